@@ -1,0 +1,1 @@
+"""An image-classification zoo for PaddlePaddle whose subject is number formats."""
