@@ -102,11 +102,8 @@ def set_rng_state(state):
     random.setstate(ast.literal_eval(state["python"]))
     saved = state["numpy"]
     numpy.random.set_state((saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["cached"]))
-    generators = paddle.get_rng_state()
-    if len(generators) == len(state["paddle"]):
-        for generator, numbers in zip(generators, state["paddle"], strict=True):
-            _set_generator_numbers(generator, numbers)
-        paddle.set_rng_state(generators)
+    if len(paddle.get_rng_state()) == len(state["paddle"]):
+        paddle.set_rng_state([_generator(numbers) for numbers in state["paddle"]])
 
 
 def _generator_numbers(generator):
@@ -115,9 +112,14 @@ def _generator_numbers(generator):
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode("ascii")}
 
 
-def _set_generator_numbers(generator, numbers):
+def _generator(numbers):
+    import paddle
+
+    kind = type(paddle.get_rng_state()[0])
+    generator = kind.__new__(kind)
     engine = list(numbers["engine"].encode("ascii"))
     generator.__setstate__((numbers["device"], numbers["seed"], numbers["offset"], engine))
+    return generator
 
 
 def peak_memory_bytes(device="cpu"):

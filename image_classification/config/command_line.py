@@ -1,0 +1,184 @@
+"""The command line of every entry point: PaddleViT's single-dash flags, Apex's spellings, and -opts for every key."""
+
+import argparse
+import dataclasses
+import difflib
+from pathlib import Path
+
+import yaml
+
+from ..runtime import UserError
+from .merge import build_config, read_yaml
+from .schema import Config
+
+# flag -> (key it sets, what the help text adds to the key's own)
+FLAGS = {
+    "Model and data": {
+        "dataset": ("DATA.DATASET", ""),
+        "data_path": ("DATA.DATA_PATH", ""),
+        "image_size": ("DATA.IMAGE_SIZE", ""),
+        "num_classes": ("MODEL.NUM_CLASSES", ""),
+        "batch_size": ("DATA.BATCH_SIZE", ""),
+        "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", ""),
+        "num_workers": ("DATA.NUM_WORKERS", ""),
+        "pretrained": ("MODEL.PRETRAINED", ""),
+    },
+    "Training": {
+        "num_epochs": ("TRAIN.NUM_EPOCHS", ""),
+        "accum_iter": ("TRAIN.ACCUM_ITER", ""),
+        "resume": ("MODEL.RESUME", ""),
+        "last_epoch": ("TRAIN.LAST_EPOCH", ""),
+        "seed": ("SEED", ""),
+        "output": ("OUTPUT", ""),
+    },
+    "Precision": {
+        "amp_mode": ("AMP.MODE", ""),
+        "amp_dtype": ("AMP.DTYPE", ""),
+        "opt-level": ("AMP.MODE", "Apex's name of -amp_mode"),
+        "keep-batchnorm-fp32": ("AMP.keep_batchnorm_fp32", "Apex: O2, O3: batch norms stay float32 (True or False)"),
+        "loss-scale": ("AMP.loss_scale", "Apex: a number, or 'dynamic'"),
+    },
+    "Machine": {
+        "device": ("DEVICE", ""),
+        "ngpus": ("NGPUS", ""),
+    },
+}
+
+SWITCHES = {
+    "amp": ("AMP", "train and evaluate in mixed precision: mode auto unless the YAML or -amp_mode names another"),
+    "eval": ("EVAL", "evaluate only"),
+    "deterministic": ("DETERMINISTIC", "two runs give the same bits"),
+    "dry_run": ("DRY_RUN", "resolve the configuration, build everything, run one batch, print what would happen"),
+}
+
+EPILOG = """\
+every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
+precedence: defaults < BASE files of the YAML < YAML < command line
+
+examples, from a model's folder:
+  python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
+  python main_single_gpu.py -cfg=./configs/vit_base_patch16_224.yaml -dataset=imagenet2012 \\
+      -batch_size=64 -data_path=/dataset/imagenet -amp
+  python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -eval -pretrained=output/.../best.pdparams -amp
+"""
+
+
+def load_config(argv, build_model=None, prog=None):
+    """Return the frozen :class:`Config` that a command line asks for.
+
+    Args:
+        argv: the words after the program's name.
+        build_model: the model folder's builder; its signature is the schema of the MODEL section.
+
+    Raises:
+        UserError: unknown flag or key, missing file, wrong type, value out of range.
+        SystemExit: after ``-h``.
+    """
+    arguments = make_parser(prog).parse_args(argv)
+    if arguments.cfg is None:
+        raise UserError("-cfg: a configuration file is needed, for example -cfg=./configs/vit_tiny_digits.yaml")
+    if not Path(arguments.cfg).is_file():
+        raise UserError(f"-cfg: {arguments.cfg}: no such file")
+    layers = read_yaml(arguments.cfg)
+    if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
+        layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
+    for group in FLAGS.values():
+        for flag, (key, _) in group.items():
+            value = getattr(arguments, flag.replace("-", "_"))
+            if value is not None:
+                layers.append((f"command line -{flag}", _nested(key, value)))
+    for flag, (key, _) in SWITCHES.items():
+        if flag != "amp" and getattr(arguments, flag):
+            layers.append((f"command line -{flag}", {key: True}))
+    for word in arguments.opts:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
+        layers.append(("command line -opts", _nested(key, _parse_value(word, value))))
+    config = build_config(layers, build_model)
+    return _resolve(config)
+
+
+def _resolve(config):
+    """Fill in what depends on other keys, once, so that no later code has to know the rule."""
+    data = dataclasses.replace(config.DATA, BATCH_SIZE_EVAL=config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
+    for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
+        if len(getattr(data, key)) != data.IMAGE_CHANNELS:
+            raise UserError(
+                f"DATA.{key}: has {len(getattr(data, key))} values for DATA.IMAGE_CHANNELS {data.IMAGE_CHANNELS}"
+            )
+    return dataclasses.replace(config, DATA=data)
+
+
+def make_parser(prog=None):
+    """Return the parser; its help shows each flag with its default."""
+    parser = _Parser(
+        prog=prog,
+        description="Train or evaluate an image classifier in float32 or mixed precision.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML configuration of the model (required)")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag, (key, note) in flags.items():
+            text, default = _documentation(key)
+            help_text = f"{note or text} ({key}; default: {default})" if text else note
+            group.add_argument(*_spellings(flag), metavar="VALUE", help=help_text.replace("%", "%%"))
+    group = parser.add_argument_group("Switches")
+    for flag, (_, text) in SWITCHES.items():
+        group.add_argument(*_spellings(flag), action="store_true", help=text)
+    parser.add_argument_group("Any key").add_argument(
+        *_spellings("opts"), nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
+    )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong flag as one line with the nearest flag."""
+
+    def error(self, message):
+        raise UserError(message)
+
+    def parse_args(self, argv):
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            word = unknown[0].split("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(word, flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; -h lists the flags"
+            raise UserError(f"unknown argument {unknown[0]!r}{hint}")
+        return arguments
+
+
+def _spellings(flag):
+    return list(dict.fromkeys([f"-{flag}", f"--{flag}", f"--{flag.replace('_', '-')}", f"-{flag.replace('-', '_')}"]))
+
+
+def _documentation(key):
+    """Return help text and default of a dotted key, ("", "") for an option of a precision mode."""
+    node = Config()
+    *parents, leaf = key.split(".")
+    for part in parents:
+        node = getattr(node, part)
+    for field in dataclasses.fields(node):
+        if field.name == leaf:
+            choices = field.metadata.get("choices")
+            text = field.metadata["help"] + (f": {', '.join(choices)}" if choices else "")
+            default = getattr(node, leaf)
+            return text, "none" if default is None else default
+    return "", ""
+
+
+def _nested(key, value):
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _parse_value(word, text):
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"-opts: {word!r}: the value is not YAML") from None

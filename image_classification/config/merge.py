@@ -1,0 +1,180 @@
+"""Layers of settings become one frozen configuration: default < BASE < YAML < command line."""
+
+import dataclasses
+import difflib
+import inspect
+import typing
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+from ..runtime import UserError
+from .schema import Config, Model
+from .values import convert
+
+# Arguments of build_model that other sections decide.
+FILLED_IN = {"num_classes", "image_size", "in_channels"}
+
+
+def build_config(layers, build_model=None):
+    """Return the frozen :class:`Config` of ``layers``: [(name of the source, nested mapping)], the last one wins.
+
+    Args:
+        layers: sources are named in error messages: a file, ``command line -batch_size``.
+        build_model: its signature is the schema of the MODEL section; without it MODEL takes the fixed keys only.
+
+    Raises:
+        UserError: unknown key (with the nearest valid one), wrong type, value out of range.
+    """
+    schema = _Schema(build_model)
+    values = {}
+    for source, mapping in layers:
+        schema.merge(values, source, mapping)
+    return _construct(Config, values)
+
+
+def read_yaml(path):
+    """Return the layers of a YAML file, those of its BASE files first.
+
+    ``BASE`` is a file or a list of files, relative to the file that names them.
+    """
+    return _read_yaml(Path(path), ())
+
+
+def _read_yaml(path, parents):
+    if path.resolve() in parents:
+        raise UserError(f"{path}: BASE goes in a circle")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        named_by = f" (BASE of {parents[-1]})" if parents else ""
+        raise UserError(f"{path}{named_by}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        mapping = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: is not YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(mapping, dict):
+        raise UserError(f"{path}: expected a mapping of keys to values, found {type(mapping).__name__}")
+    bases = mapping.pop("BASE", None) or []
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"{path}: BASE: expected a file name or a list of file names, found {bases!r}")
+    layers = []
+    for base in filter(None, bases):
+        layers += _read_yaml(path.parent / base, (*parents, path.resolve()))
+    return [*layers, (str(path), mapping)]
+
+
+class _Schema:
+    """Dotted key -> (type, metadata), and the rules of the two open sections MODEL and AMP."""
+
+    def __init__(self, build_model):
+        self.keys = dict(_flatten(Config))
+        for hidden in ("MODEL.ARGUMENTS", "AMP.OPTIONS"):
+            del self.keys[hidden]
+        self.sections = {"": Config, **dict(_sections(Config))}
+        self.argument_names = {}
+        if build_model is not None:
+            for name, parameter in inspect.signature(build_model).parameters.items():
+                if name in FILLED_IN or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                    continue
+                kind = parameter.annotation
+                if kind is inspect.Parameter.empty:
+                    kind = typing.Any if parameter.default is None else type(parameter.default)
+                self.keys[f"MODEL.{name.upper()}"] = (kind, {})
+                self.argument_names[f"MODEL.{name.upper()}"] = name
+
+    def merge(self, values, source, mapping, prefix=""):
+        for key, value in mapping.items():
+            name = f"{prefix}{key}"
+            if name == "AMP" and isinstance(value, bool):
+                # PaddleViT's switch, `AMP: True`
+                values["AMP.MODE"] = "auto" if value else "fp32"
+            elif name in self.sections:
+                if not isinstance(value, dict):
+                    raise UserError(f"{source}: {name}: expected a section of keys, found {value!r}")
+                self.merge(values, source, value, f"{name}.")
+            elif prefix == "AMP." and name not in self.keys:
+                options = dict(values.get("AMP.OPTIONS", {}))
+                entries = value.items() if key == "OPTIONS" and isinstance(value, dict) else [(key, value)]
+                options.update({str(entry).lower(): setting for entry, setting in entries})
+                values["AMP.OPTIONS"] = MappingProxyType(options)
+            else:
+                self._set(values, source, name, value)
+
+    def _set(self, values, source, name, value):
+        if name not in self.keys:
+            raise UserError(f"{source}: {name} is not a key{self._suggestion(name)}")
+        kind, limits = self.keys[name]
+        try:
+            value = convert(value, kind)
+            _check_limits(value, limits)
+        except ValueError as error:
+            raise UserError(f"{source}: {name}: {error}, found {value!r}") from None
+        if name in self.argument_names:
+            values["MODEL.ARGUMENTS"] = values.get("MODEL.ARGUMENTS", {}) | {self.argument_names[name]: value}
+        else:
+            values[name] = value
+
+    def _suggestion(self, name):
+        names = [*self.keys, *filter(None, self.sections)]
+        near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
+        if not near:  # the right key in the wrong section
+            leaves = {full.rsplit(".", 1)[-1]: full for full in names}
+            near = [leaves[leaf] for leaf in difflib.get_close_matches(name.rsplit(".", 1)[-1].upper(), leaves, n=1)]
+        if near:
+            return f"; did you mean {near[0]}?"
+        section = name.rpartition(".")[0]
+        keys = [full for full in names if full.rpartition(".")[0] == section]
+        return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
+
+
+def _check_limits(value, limits):
+    if value is None:
+        return
+    choices, minimum, above, maximum = (limits.get(name) for name in ("choices", "minimum", "above", "maximum"))
+    if choices and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"expected one of {', '.join(choices)}{hint}")
+    for bound, fails, words in (
+        (minimum, lambda bound: value < bound, "at least"),
+        (above, lambda bound: value <= bound, "more than"),
+        (maximum, lambda bound: value > bound, "at most"),
+    ):
+        if bound is not None and fails(bound):
+            raise ValueError(f"expected {words} {bound}")
+
+
+def _flatten(kind, prefix=""):
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _flatten(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", (hints[field.name], field.metadata)
+
+
+def _sections(kind, prefix=""):
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield f"{prefix}{name}", hint
+            yield from _sections(hint, f"{prefix}{name}.")
+
+
+def _construct(kind, values, prefix=""):
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hints[field.name]):
+            arguments[field.name] = _construct(hints[field.name], values, f"{name}.")
+        elif name in values:
+            arguments[field.name] = values[name]
+    if kind is Model and "ARGUMENTS" in arguments:
+        arguments["ARGUMENTS"] = MappingProxyType(dict(arguments["ARGUMENTS"]))
+    return kind(**arguments)
+

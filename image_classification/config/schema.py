@@ -1,0 +1,159 @@
+"""Every key of a configuration with its type, default and meaning.
+
+Upper-case names are PaddleViT's. A default that is ``None`` is worked out from other keys or switches the feature off;
+the help text says which. ``option(..., choices=..., minimum=..., above=...)`` states what else a value must satisfy.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import yaml
+
+
+def option(default, help, *, choices=None, minimum=None, above=None, maximum=None):
+    """Return a dataclass field with its help text and limits (``minimum`` and ``maximum`` included, ``above`` not)."""
+    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+def mapping(help):
+    """Return a dataclass field that holds a read-only mapping, empty by default."""
+    return dataclasses.field(default_factory=lambda: MappingProxyType({}), metadata={"help": help})
+
+
+def section(kind):
+    """Return a dataclass field that holds a nested section."""
+    return dataclasses.field(default_factory=kind, metadata={"help": kind.__doc__})
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Images: where they are, how they are read, cut and normalised."""
+
+    DATASET: str = option("imagenet2012", "name of the data set: digits, imagenet2012, ...")
+    DATA_PATH: str = option("/dataset/imagenet/", "folder of the data set")
+    BATCH_SIZE: int = option(256, "images per process and step in training", minimum=1)
+    BATCH_SIZE_EVAL: int | None = option(None, "images per process and step in evaluation; none: BATCH_SIZE", minimum=1)
+    IMAGE_SIZE: int = option(224, "side of the square images that the model sees, in pixels", minimum=1)
+    IMAGE_CHANNELS: int = option(3, "colour channels of the images", minimum=1)
+    NUM_WORKERS: int = option(2, "worker processes of each loader; 0: the training process itself", minimum=0)
+    IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
+    IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, images in 0-1")
+    CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Architecture: NAME plus the lower-case arguments of the model folder's ``build_model``, spelt in upper case."""
+
+    NAME: str = option("", "name of the variant; the YAML's file name")
+    NUM_CLASSES: int = option(1000, "classes of the last layer", minimum=1)
+    PRETRAINED: str | None = option(None, "weights to start from or to evaluate, with or without .pdparams")
+    RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams")
+    ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
+
+
+@dataclasses.dataclass(frozen=True)
+class LRScheduler:
+    """Shape of the learning rate after the warm-up."""
+
+    NAME: str = option("warmupcosine", "warmupcosine, linear, step, multistep, polynomial or constant")
+    MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
+    DECAY_EPOCHS: int = option(30, "step: epochs between two decays", minimum=1)
+    DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Rule that turns gradients into updates."""
+
+    NAME: str = option("AdamW", "AdamW, SGD, Momentum, ...")
+    EPS: float = option(1e-8, "AdamW: added to the denominator", above=0)
+    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW: decay of the two moments")
+    MOMENTUM: float = option(0.9, "Momentum: decay of the velocity", minimum=0)
+    NESTEROV: bool = option(False, "Momentum: Nesterov's form")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Recipe: epochs, learning rate, regularisation, optimizer."""
+
+    NUM_EPOCHS: int = option(300, "epochs of the whole run", minimum=1)
+    LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0)
+    WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0)
+    WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
+    BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)
+    END_LR: float = option(0.0, "learning rate at the last step", minimum=0)
+    LINEAR_SCALED_LR: int | None = option(None, "global batch size the rates are meant for", minimum=1)
+    WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
+    GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
+    ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
+    SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
+    MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
+    LR_SCHEDULER: LRScheduler = section(LRScheduler)
+    OPTIMIZER: Optimizer = section(Optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Amp:
+    """Precision: mode and number format; every other key of this section is an option of the mode."""
+
+    MODE: str = option("fp32", "precision mode", choices=("fp32", "auto", "O0", "O1", "O2", "O3", "naive"))
+    DTYPE: str | None = option(
+        None, "half format; none: float16 on a GPU, bfloat16 on a CPU", choices=("float16", "bfloat16")
+    )
+    OPTIONS: Mapping = mapping("options of the mode, lower case")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """How the processes share the work; the product must be the number of processes."""
+
+    DATA: int | None = option(None, "data-parallel replicas; none: whatever the other three leave", minimum=1)
+    TENSOR: int = option(1, "processes that share each layer", minimum=1)
+    PIPELINE: int = option(1, "processes that share the sequence of layers", minimum=1)
+    SHARDING: int = option(1, "processes that share the optimizer's state (ZeRO stage 1)", minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    DATA: Data = section(Data)
+    MODEL: Model = section(Model)
+    TRAIN: Train = section(Train)
+    AMP: Amp = section(Amp)
+    PARALLEL: Parallel = section(Parallel)
+    SAVE: str = option("./output", "folder in which each run makes its own folder")
+    OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE")
+    SAVE_FREQ: int = option(1, "epochs between two checkpoints", minimum=1)
+    SAVE_STEPS: int | None = option(None, "steps between two checkpoints within an epoch; none: off", minimum=1)
+    KEEP: int = option(3, "checkpoints of past epochs that are kept, besides best and latest", minimum=1)
+    REPORT_FREQ: int = option(20, "steps between two log lines", minimum=1)
+    VALIDATE_FREQ: int = option(1, "epochs between two evaluations", minimum=1)
+    SEED: int = option(0, "seed of weights, data order, augmentation and dropout", minimum=0)
+    DETERMINISTIC: bool = option(False, "two runs give the same bits, where the libraries allow it")
+    EVAL: bool = option(False, "evaluate only")
+    DRY_RUN: bool = option(False, "build everything, run one batch, write nothing")
+    NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device")
+    DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N")
+
+
+def to_yaml(config):
+    """Return the configuration as YAML that loads to the same configuration."""
+    return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=None)
+
+
+def _plain(value):
+    if isinstance(value, Model | Amp):
+        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        extra = fields.pop("ARGUMENTS" if isinstance(value, Model) else "OPTIONS")
+        return fields | {name.upper(): entry for name, entry in extra.items()}
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    return value

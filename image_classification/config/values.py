@@ -1,0 +1,114 @@
+"""Turning what a YAML file or a command line says into a value of the type that the schema asks for."""
+
+import ast
+import math
+import types
+import typing
+
+
+def convert(value, kind):
+    """Return ``value`` as the annotated type ``kind``.
+
+    YAML 1.1 reads ``3e-3`` and ``(0.9, 0.999)`` as strings: here a string that is a number is a number where a number
+    is expected. An int is a float where a float is expected, never the other way round.
+
+    Raises:
+        ValueError: the text says what was expected.
+    """
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, typing.get_args(kind))
+    if origin is tuple:
+        return _convert_tuple(value, typing.get_args(kind))
+    if kind is bool:
+        return _convert_bool(value)
+    if kind is int:
+        return _convert_int(value)
+    if kind is float:
+        return _convert_float(value)
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+    elif kind is typing.Any or kind is object:
+        return value
+    elif origin in (list, dict) or kind in (list, dict):
+        expected = origin or kind
+        if isinstance(value, expected):
+            return value
+    raise ValueError(f"expected {name_of(kind)}")
+
+
+def name_of(kind):
+    """Return how the type is called in a message to the user."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(name_of(part) for part in typing.get_args(kind))
+    if kind is types.NoneType:
+        return "none"
+    if origin is tuple:
+        parts = typing.get_args(kind)
+        count = "" if Ellipsis in parts else f"{len(parts)} "
+        return f"a list of {count}{name_of(parts[0])}s".replace("a number", "number").replace("an integer", "integer")
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
+    return names.get(kind, getattr(origin or kind, "__name__", str(kind)))
+
+
+def _convert_union(value, kinds):
+    is_none = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
+    if types.NoneType in kinds and is_none:
+        return None
+    kinds = [kind for kind in kinds if kind is not types.NoneType]
+    exact = [kind for kind in kinds if isinstance(kind, type) and type(value) is kind]
+    for kind in exact + kinds:
+        try:
+            return convert(value, kind)
+        except ValueError:
+            continue
+    raise ValueError(f"expected {' or '.join(name_of(kind) for kind in kinds)}")
+
+
+def _convert_tuple(value, kinds):
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value if "," in value else f"({value},)")
+        except (ValueError, SyntaxError):
+            value = None
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected {name_of(tuple[kinds])}")
+    if Ellipsis in kinds:
+        kinds = (kinds[0],) * len(value)
+    if len(value) != len(kinds):
+        raise ValueError(f"expected {len(kinds)} values")
+    return tuple(convert(part, kind) for part, kind in zip(value, kinds, strict=True))
+
+
+def _convert_bool(value):
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError("expected true or false")
+
+
+def _convert_int(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise ValueError("expected an integer")
+
+
+def _convert_float(value):
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return float(value)
+    raise ValueError("expected a number")

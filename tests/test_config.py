@@ -1,0 +1,147 @@
+"""Configuration: precedence, types, errors that name file, key and the nearest key, PaddleViT's flags."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from image_classification.config import build_config, load_config, to_yaml
+from image_classification.config.command_line import FLAGS, make_parser
+from image_classification.runtime import UserError
+
+
+def build_model(num_classes: int = 10, embed_dim: int = 64, drop_rate: float = 0.0, stem: str = "patch", **_):
+    """A builder whose signature is a MODEL schema."""
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def load(folder, text, *argv):
+    return load_config([f"-cfg={write(folder, 'model.yaml', text)}", *argv], build_model)
+
+
+def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
+    write(tmp_path, "root.yaml", "TRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 7, END_LR: 0.01}\nSEED: 5")
+    write(tmp_path, "middle.yaml", "BASE: root.yaml\nTRAIN: {NUM_EPOCHS: 8}")
+    config = load(tmp_path, "BASE: [middle.yaml]\nTRAIN: {BASE_LR: 0.2}", "-num_epochs=9")
+    assert (config.TRAIN.END_LR, config.TRAIN.BASE_LR, config.TRAIN.NUM_EPOCHS) == (0.01, 0.2, 9)
+    assert config.SEED == 5
+    assert config.TRAIN.ACCUM_ITER == 1  # the default
+
+
+def test_numbers_written_as_yaml_1_1_strings_become_numbers(tmp_path):
+    config = load(tmp_path, "TRAIN: {BASE_LR: 3e-3, WARMUP_EPOCHS: 2, OPTIMIZER: {BETAS: '(0.9, 0.95)'}}")
+    assert config.TRAIN.BASE_LR == 3e-3
+    assert config.TRAIN.WARMUP_EPOCHS == 2.0 and isinstance(config.TRAIN.WARMUP_EPOCHS, float)
+    assert config.TRAIN.OPTIMIZER.BETAS == (0.9, 0.95)
+
+
+def test_config_after_loading_is_frozen(tmp_path):
+    config = load(tmp_path, "SEED: 1")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.SEED = 2
+    with pytest.raises(TypeError):
+        config.MODEL.ARGUMENTS["embed_dim"] = 3
+
+
+def test_model_section_takes_the_builders_arguments(tmp_path):
+    config = load(tmp_path, "MODEL: {NAME: x, EMBED_DIM: 32, DROP_RATE: 1}", "-opts", "MODEL.STEM=conv")
+    assert dict(config.MODEL.ARGUMENTS) == {"embed_dim": 32, "drop_rate": 1.0, "stem": "conv"}
+
+
+def test_amp_section_other_keys_are_options_of_the_mode(tmp_path):
+    config = load(tmp_path, "AMP: {MODE: naive, HYSTERESIS: 3}", "--loss-scale", "128.0")
+    assert config.AMP.MODE == "naive"
+    assert dict(config.AMP.OPTIONS) == {"hysteresis": 3, "loss_scale": "128.0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "mode"),
+    [
+        ("", (), "fp32"),
+        ("", ("-amp",), "auto"),
+        ("AMP: True", (), "auto"),
+        ("AMP: {MODE: O2}", ("-amp",), "O2"),
+        ("AMP: {MODE: O2}", ("-amp_mode", "fp32"), "fp32"),
+        ("", ("-amp", "--opt-level", "O1"), "O1"),
+    ],
+)
+def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
+    assert mode == load(tmp_path, text, *argv).AMP.MODE
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("TRAIN: {BASE_LRR: 1}", ["model.yaml", "TRAIN.BASE_LRR", "TRAIN.BASE_LR"]),
+        ("BASE_LR: 1", ["model.yaml", "BASE_LR", "TRAIN.BASE_LR"]),
+        ("MODEL: {EMBED_DIMM: 1}", ["MODEL.EMBED_DIMM", "MODEL.EMBED_DIM"]),
+        ("MODEL: {EMBED_DIM: big}", ["MODEL.EMBED_DIM", "an integer", "'big'"]),
+        ("TRAIN: {NUM_EPOCHS: 1.5}", ["TRAIN.NUM_EPOCHS", "an integer", "1.5"]),
+        ("TRAIN: {BASE_LR: fast}", ["TRAIN.BASE_LR", "a number", "'fast'"]),
+        ("TRAIN: {ACCUM_ITER: 0}", ["TRAIN.ACCUM_ITER", "at least 1"]),
+        ("TRAIN: 3", ["TRAIN", "section"]),
+        ("DATA: {IMAGENET_MEAN: [0.5]}", ["DATA.IMAGENET_MEAN", "IMAGE_CHANNELS 3"]),
+        ("AMP: {MODE: '01'}", ["AMP.MODE", "did you mean O1"]),
+        ("EVAL: maybe", ["EVAL", "true or false"]),
+        ("- a\n- b", ["model.yaml", "mapping"]),
+        ("TRAIN: [", ["model.yaml", "line", "not YAML"]),
+        ("BASE: nowhere.yaml", ["nowhere.yaml", "BASE of"]),
+        ("BASE: model.yaml", ["circle"]),
+    ],
+)
+def test_wrong_yaml_is_one_line_that_names_file_key_and_what_is_allowed(tmp_path, text, expected):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-batchsize=3"], "did you mean -batch_size?"),
+        (["-batch_size=three"], "command line -batch_size: DATA.BATCH_SIZE: expected an integer"),
+        (["-opts", "TRAIN.BASE_LR"], "KEY=VALUE"),
+        (["-opts", "TRAIN.LR=1"], "TRAIN.LR is not a key"),
+        (["-batch_size"], "expected one argument"),
+    ],
+)
+def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
+    with pytest.raises(UserError, match="(?s)") as caught:
+        load(tmp_path, "", *argv)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_configuration_file_is_named():
+    with pytest.raises(UserError, match="nowhere.yaml"):
+        load_config(["-cfg", "nowhere.yaml"])
+    with pytest.raises(UserError, match="-cfg"):
+        load_config([])
+
+
+@pytest.mark.parametrize("flag", [flag for group in FLAGS.values() for flag in group])
+def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
+    value = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}.get(flag, "1")
+    with_equals = load(tmp_path, "", f"-{flag}={value}")
+    assert with_equals == load(tmp_path, "", f"-{flag}", value)
+    assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
+
+
+def test_help_names_every_flag_with_its_default():
+    text = make_parser().format_help()
+    for flag in [flag for group in FLAGS.values() for flag in group] + ["amp", "eval", "dry_run", "opts", "cfg"]:
+        assert f"-{flag}" in text
+    assert "(TRAIN.NUM_EPOCHS; default: 300)" in " ".join(text.split())
+
+
+def test_effective_configuration_loads_to_itself(tmp_path):
+    config = load(tmp_path, "MODEL: {NAME: x, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-batch_size=5")
+    again = build_config([("again", yaml.safe_load(to_yaml(config)))], build_model)
+    assert again == config
