@@ -1,0 +1,161 @@
+"""Layers that two or more models share.
+
+Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
+Nothing here knows of number formats: a layer computes in the dtype of what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from image_classification.runtime import UserError
+
+# timm's initialisation of every transformer weight; linear biases start at zero
+TRUNC_NORMAL = nn.initializer.TruncatedNormal(std=0.02)
+ZERO = nn.initializer.Constant(0.0)
+
+
+class Block(NamedTuple):
+    """One link of a model's chain: `run(output of the link before)`.
+
+    `prefixes` are the beginnings of the parameter names that this link owns, so that a pipeline stage can keep its own
+    parameters and drop the others.
+    """
+
+    name: str
+    run: Callable
+    prefixes: tuple[str, ...]
+
+
+def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """Return a linear layer with the usual transformer initialisation (normal 0.02, zero bias)."""
+    return nn.Linear(in_features, out_features, weight_attr=TRUNC_NORMAL, bias_attr=ZERO if bias else False)
+
+
+def drop_path_rates(drop_path: float, depth: int) -> list[float]:
+    """Return one stochastic-depth rate per block, from 0 at the first to `drop_path` at the last."""
+    return [drop_path * index / max(depth - 1, 1) for index in range(depth)]
+
+
+class Dropout(nn.Layer):
+    """Dropout that costs nothing when it has nothing to do: Paddle runs the operator (and a copy) even for p = 0."""
+
+    def __init__(self, p: float = 0.0):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        if self.p == 0.0 or not self.training:
+            return x
+        return F.dropout(x, self.p)
+
+    def extra_repr(self):
+        return f"p={self.p}"
+
+
+class DropPath(nn.Layer):
+    """Stochastic depth (Huang et al. 2016): a sample's residual branch is zeroed with probability p, else scaled up."""
+
+    def __init__(self, p: float = 0.0):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        if self.p == 0.0 or not self.training:
+            return x
+        return F.dropout(x, self.p, axis=0)  # axis=0: one draw per sample, broadcast over the rest
+
+    def extra_repr(self):
+        return f"p={self.p}"
+
+
+class PatchEmbed(nn.Layer):
+    """Image to tokens, [B, in_channels, H, W] -> [B, N, C], by one strided convolution."""
+
+    def __init__(self, image_size: int, patch_size: int, in_channels: int, embed_dim: int):
+        super().__init__()
+        if patch_size < 1 or image_size % patch_size:
+            raise UserError(f"DATA.IMAGE_SIZE {image_size} is not a multiple of MODEL.PATCH_SIZE {patch_size}")
+        self.image_size = image_size
+        self.grid_size = image_size // patch_size
+        self.num_patches = self.grid_size**2
+        self.proj = nn.Conv2D(
+            in_channels,
+            embed_dim,
+            kernel_size=patch_size,
+            stride=patch_size,
+            weight_attr=TRUNC_NORMAL,
+            bias_attr=ZERO,
+        )
+
+    def forward(self, images):
+        height, width = images.shape[2:]
+        if (height, width) != (self.image_size, self.image_size):
+            raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
+        return self.proj(images).flatten(2).transpose([0, 2, 1])  # [B, C, H', W'] -> [B, C, N] -> [B, N, C]
+
+
+class Attention(nn.Layer):
+    """Multi-head self-attention over [B, N, C], with query, key and value in one packed projection."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, attention_dropout: float = 0.0,
+                 dropout: float = 0.0):
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
+        self.attn_drop = Dropout(attention_dropout)
+        self.proj = linear(dim, dim)
+        self.proj_drop = Dropout(dropout)
+
+    def forward(self, x):
+        batch, tokens, dim = x.shape
+        # The packed layout is [B, N, 3, h, d]. It is read as [B, N, 3h, d]: one 4-D transpose for the three of them;
+        # a 5-D transpose, or slices with their scattered gradients, take up to 1.5 times as long on a CPU.
+        qkv = self.qkv(x).reshape([batch, tokens, 3 * self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+        query, key, value = paddle.split(qkv, 3, axis=1)  # 3 x [B, h, N, d]
+        # scaling the query (N x d) is cheaper than the scores (N x N) and keeps float16 scores small
+        scores = paddle.matmul(query * self.scale, key, transpose_y=True)  # [B, h, N, N]
+        weights = self.attn_drop(F.softmax(scores, axis=-1))
+        x = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([batch, tokens, dim])
+        return self.proj_drop(self.proj(x))
+
+
+class Mlp(nn.Layer):
+    """Two linear layers with exact (erf) GELU between them."""
+
+    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0):
+        super().__init__()
+        self.fc1 = linear(dim, hidden_dim)
+        self.drop1 = Dropout(dropout)
+        self.fc2 = linear(hidden_dim, dim)
+        self.drop2 = Dropout(dropout)
+
+    def forward(self, x):
+        x = self.drop1(F.gelu(self.fc1(x)))
+        return self.drop2(self.fc2(x))
+
+
+class TransformerBlock(nn.Layer):
+    """Pre-norm transformer encoder block of ViT and DeiT, [B, N, C] -> [B, N, C]."""
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
+                 attention_dropout: float = 0.0, drop_path: float = 0.0):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.attn = Attention(dim, num_heads, qkv_bias, attention_dropout, dropout)
+        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), dropout)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x):
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
