@@ -58,7 +58,9 @@ class Model:
 class LRScheduler:
     """Shape of the learning rate after the warm-up."""
 
-    NAME: str = option("warmupcosine", "warmupcosine, linear, step, multistep, polynomial or constant")
+    NAME: str = option(
+        "warmupcosine", "warmupcosine (or cosine), linear, polynomial, step, multistep, apexstep or constant"
+    )
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
     DECAY_EPOCHS: int = option(30, "step: epochs between two decays", minimum=1)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
@@ -68,16 +70,17 @@ class LRScheduler:
 class Optimizer:
     """Rule that turns gradients into updates."""
 
-    NAME: str = option("AdamW", "AdamW, SGD, Momentum, ...")
-    EPS: float = option(1e-8, "AdamW: added to the denominator", above=0)
-    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW: decay of the two moments")
-    MOMENTUM: float = option(0.9, "Momentum: decay of the velocity", minimum=0)
+    NAME: str = option("AdamW", "AdamW, SGD (without momentum), Momentum, LAMB, LARS or Lion")
+    EPS: float = option(1e-8, "AdamW, LAMB: added to the denominator", minimum=0)
+    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW, LAMB, Lion: decay of the two averages")
+    MOMENTUM: float = option(0.9, "Momentum, LARS: decay of the velocity", minimum=0)
     NESTEROV: bool = option(False, "Momentum: Nesterov's form")
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Recipe: epochs, learning rate, regularisation, optimizer."""
+    POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
 
     NUM_EPOCHS: int = option(300, "epochs of the whole run", minimum=1)
     LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0)
@@ -89,6 +92,12 @@ class Train:
     WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
+    DECAY_ALL: bool = option(False, "weight decay for biases, norms and what the model exempts, too")
+    LAYER_DECAY: float = option(1.0, "learning-rate factor from each layer to the one before it", above=0, maximum=1)
+    BIAS_CORRECTION: bool = option(True, "LAMB: correct the averages for their start at zero")
+    TRUST_CLIP: float | None = option(None, "LAMB: largest trust ratio; none: unlimited", above=0)
+    TRUST_COEFFICIENT: float = option(0.001, "LARS: factor of the trust ratio", above=0)
+    ALWAYS_ADAPT: bool = option(False, "LAMB, LARS: trust ratio also for tensors without weight decay")
     SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     LR_SCHEDULER: LRScheduler = section(LRScheduler)

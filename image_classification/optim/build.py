@@ -1,0 +1,66 @@
+"""From ``TRAIN`` to an optimizer."""
+
+import paddle
+
+from ..runtime import UserError
+from .groups import parameter_settings
+
+NAMES = ("AdamW", "SGD", "Momentum")
+
+
+def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
+    """Return a ``paddle.optimizer.Optimizer`` over the trainable tensors of ``named_params``.
+
+    The learning rate is whatever ``optimizer.set_lr(value)`` said last. Gradients are clipped by the precision's step,
+    never in here. Weight decay is decoupled in AdamW, LAMB and Lion and part of the gradient in SGD, Momentum and LARS.
+
+    Args:
+        named_params: [(structured name, float32 tensor)] as ``Precision.master_params`` hands them out.
+        no_weight_decay: names that the model exempts from weight decay.
+
+    Raises:
+        UserError: unknown optimizer, or a value out of range; the text names the key.
+    """
+    named_params = list(named_params)
+    options = train_config.OPTIMIZER
+    _check(train_config)
+    settings = parameter_settings(
+        named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY
+    )
+    for setting in settings:
+        # Paddle reads these two from the tensor; masters are plain tensors and have neither.
+        setting.tensor.optimize_attr = {"learning_rate": setting.lr_scale}
+        setting.tensor.regularizer = None
+    tensors = [setting.tensor for setting in settings]
+    lr = float(train_config.BASE_LR)
+    kind = options.NAME.lower()
+    if kind == "adamw":
+        decayed = {setting.tensor.name for setting in settings if setting.weight_decay}
+        return paddle.optimizer.AdamW(
+            lr,
+            *options.BETAS,
+            options.EPS,
+            tensors,
+            weight_decay=train_config.WEIGHT_DECAY,
+            apply_decay_param_fun=decayed.__contains__,
+        )
+    if kind in ("sgd", "momentum"):
+        for setting in settings:
+            if setting.weight_decay:
+                setting.tensor.regularizer = paddle.regularizer.L2Decay(setting.weight_decay)
+        if kind == "sgd":
+            return paddle.optimizer.SGD(lr, tensors)
+        return paddle.optimizer.Momentum(lr, options.MOMENTUM, tensors, use_nesterov=options.NESTEROV)
+    raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
+
+
+def _check(train_config):
+    options = train_config.OPTIMIZER
+    if len(options.BETAS) != 2 or not all(0 <= beta < 1 for beta in options.BETAS):
+        raise UserError(f"TRAIN.OPTIMIZER.BETAS: {options.BETAS} are not two numbers of at least 0 and below 1")
+    if not options.EPS >= 0:
+        raise UserError(f"TRAIN.OPTIMIZER.EPS: {options.EPS} is below 0")
+    if not 0 <= options.MOMENTUM < 1:
+        raise UserError(f"TRAIN.OPTIMIZER.MOMENTUM: {options.MOMENTUM} is not at least 0 and below 1")
+    if not train_config.WEIGHT_DECAY >= 0:
+        raise UserError(f"TRAIN.WEIGHT_DECAY: {train_config.WEIGHT_DECAY} is below 0")

@@ -1,0 +1,254 @@
+"""Optimizers against NumPy implementations in float64, parameter groups, and the state by structured names."""
+
+import dataclasses
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification.config import Config
+from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
+from image_classification.runtime import UserError
+
+SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
+DECAYED = ("blocks.0.fc.weight", "head.weight")
+RULES = ["SGD", "Momentum", "AdamW"]
+
+
+def train(name, weight_decay=0.1, **options):
+    """Return a TRAIN section with the given optimizer."""
+    section = Config().TRAIN
+    optimizer = dataclasses.replace(section.OPTIMIZER, NAME=name, **options)
+    return dataclasses.replace(section, WEIGHT_DECAY=weight_decay, OPTIMIZER=optimizer)
+
+
+def named_tensors(seed=0, frozen=()):
+    """Return [(name, tensor)] as the precision's masters are: plain float32 tensors."""
+    rng = np.random.default_rng(seed)
+    return [
+        (name, paddle.to_tensor(rng.normal(size=shape).astype("float32"), stop_gradient=name in frozen))
+        for name, shape in SHAPES.items()
+    ]
+
+
+def gradients(step):
+    rng = np.random.default_rng(100 + step)
+    return {name: rng.normal(size=shape).astype("float32") for name, shape in SHAPES.items()}
+
+
+def run(optimizer, named, steps, first=0):
+    """Take ``steps`` steps with given gradients and a learning rate that changes at each."""
+    for step in range(first, first + steps):
+        for name, tensor in named:
+            tensor.grad = paddle.to_tensor(gradients(step)[name])
+        optimizer.set_lr(rate(step))
+        optimizer.step()
+        optimizer.clear_grad()
+
+
+def rate(step):
+    return 0.1 / (1 + step)
+
+
+def reference(update, steps=5, decayed=DECAYED, weight_decay=0.1):
+    """Return the weights after ``steps`` calls of update(w, g, lr, wd, step, slots), all in float64."""
+    weights = {}
+    for name, tensor in named_tensors():
+        w, slots = tensor.numpy().astype("float64"), {}
+        for step in range(steps):
+            g = gradients(step)[name].astype("float64")
+            w = update(w, g, rate(step), weight_decay if name in decayed else 0.0, step + 1, slots)
+        weights[name] = w
+    return weights
+
+
+def sgd(w, g, lr, wd, step, slots):
+    return w - lr * (g + wd * w)
+
+
+def momentum(w, g, lr, wd, step, slots):
+    slots["v"] = 0.9 * slots.get("v", 0.0) + g + wd * w
+    return w - lr * slots["v"]
+
+
+def nesterov(w, g, lr, wd, step, slots):
+    slots["v"] = 0.9 * slots.get("v", 0.0) + g + wd * w
+    return w - lr * (g + wd * w + 0.9 * slots["v"])
+
+
+def adamw(w, g, lr, wd, step, slots):
+    slots["m"] = 0.9 * slots.get("m", 0.0) + 0.1 * g
+    slots["v"] = 0.99 * slots.get("v", 0.0) + 0.01 * g * g
+    m, v = slots["m"] / (1 - 0.9**step), slots["v"] / (1 - 0.99**step)
+    return w - lr * wd * w - lr * m / (np.sqrt(v) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "update"),
+    [
+        ("SGD", {}, sgd),
+        ("Momentum", {}, momentum),
+        ("Momentum", {"NESTEROV": True}, nesterov),
+        ("AdamW", {"BETAS": (0.9, 0.99)}, adamw),
+    ],
+)
+def test_five_steps_equal_the_published_rule(name, options, update):
+    named = named_tensors()
+    run(build_optimizer(named, train(name, **options), {"pos_embed"}), named, steps=5)
+    for key, expected in reference(update).items():
+        # float32 against float64; Paddle keeps the powers of the betas in float32, 3e-6 after five steps
+        np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=1e-5, atol=5e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_biases_norms_and_exempted_names_have_no_weight_decay(name):
+    decayed = weights_that_decay(name, {"pos_embed"})
+    assert decayed == set(DECAYED)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_decay_all_decays_every_tensor(name):
+    assert weights_that_decay(name, {"pos_embed"}, DECAY_ALL=True) == set(SHAPES)
+
+
+def weights_that_decay(name, no_weight_decay, **options):
+    """Return the names whose weights move on a zero gradient."""
+    named = named_tensors()
+    before = {key: tensor.numpy() for key, tensor in named}
+    optimizer = build_optimizer(named, train(name, **options), no_weight_decay)
+    for _, tensor in named:
+        tensor.grad = paddle.zeros_like(tensor)
+    optimizer.set_lr(0.5)
+    optimizer.step()
+    return {key for key, tensor in named if not np.array_equal(tensor.numpy(), before[key])}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_layer_decay_scales_the_rate_of_each_layer(name):
+    plain, scaled = named_tensors(), named_tensors()
+    before = {key: tensor.numpy().astype("float64") for key, tensor in plain}
+    run(build_optimizer(plain, train(name)), plain, steps=1)
+    run(build_optimizer(scaled, train(name, LAYER_DECAY=0.5)), scaled, steps=1)
+    factors = {"pos_embed": 0.25, "blocks.0.fc.weight": 0.5, "blocks.0.fc.bias": 0.5, "head.weight": 1.0}
+    for (key, one), (_, other) in zip(plain, scaled, strict=True):
+        expected = (one.numpy() - before[key]) * factors[key]
+        np.testing.assert_allclose(other.numpy() - before[key], expected, atol=2e-7, err_msg=key)  # two ulp of weights
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [
+        (["cls_token", "patch_embed.proj.weight", "blocks.0.a.w", "blocks.1.a.w", "norm.weight", "head.w"], "001233"),
+        (["conv1.weight", "layer1.0.bn1.bias", "layer1.1.conv.w", "layer2.0.conv.w", "fc.bias"], "01234"),
+        (["patch_embed.w", "layers.0.blocks.0.w", "layers.0.blocks.1.w", "layers.1.blocks.0.w", "head.w"], "01234"),
+        (["features.0.weight", "features.2.weight", "classifier.0.weight", "classifier.3.weight"], "1233"),
+    ],
+)
+def test_layers_are_told_apart_by_their_numbers(names, layers):
+    from image_classification.optim.groups import layer_scales
+
+    depth = max(int(layer) for layer in layers)
+    expected = {name: 0.5 ** (depth - int(layer)) for name, layer in zip(names, layers, strict=True)}
+    assert layer_scales(names, 0.5) == expected
+
+
+def test_layer_decay_without_numbered_blocks_is_an_error():
+    named = [("weight", paddle.to_tensor(np.ones((2, 2), "float32"), stop_gradient=False))]
+    with pytest.raises(UserError, match="LAYER_DECAY.*no numbered blocks"):
+        build_optimizer(named, train("SGD", LAYER_DECAY=0.9))
+
+
+def test_frozen_tensors_stay_and_have_no_state():
+    named = named_tensors(frozen={"pos_embed"})
+    before = named[0][1].numpy()
+    optimizer = build_optimizer(named, train("AdamW", DECAY_ALL=True))
+    run(optimizer, named[1:], steps=1)
+    np.testing.assert_array_equal(named[0][1].numpy(), before)
+    assert not any(key.startswith("pos_embed/") for key in optimizer_state(optimizer, named))
+
+
+def test_all_tensors_frozen_is_an_error():
+    with pytest.raises(UserError, match="frozen"):
+        build_optimizer(named_tensors(frozen=set(SHAPES)), train("SGD"))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_resumed_optimizer_continues_bit_for_bit(name):
+    straight = named_tensors()
+    run(build_optimizer(straight, train(name), {"pos_embed"}), straight, steps=7)
+
+    first = named_tensors()
+    optimizer = build_optimizer(first, train(name), {"pos_embed"})
+    run(optimizer, first, steps=3)
+    saved = {key: value.numpy().copy() for key, value in optimizer_state(optimizer, first).items()}
+    second = [(key, paddle.to_tensor(tensor.numpy(), stop_gradient=False)) for key, tensor in first]
+    resumed = build_optimizer(second, train(name), {"pos_embed"})
+    load_optimizer_state(resumed, second, saved)
+    run(resumed, second, steps=4, first=3)
+
+    for (key, one), (_, other) in zip(straight, second, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=key)
+    ends = optimizer_state(resumed, second)
+    assert set(ends) == set(saved)
+
+
+def test_state_loaded_over_a_used_optimizer_replaces_it():
+    named = named_tensors()
+    optimizer = build_optimizer(named, train("AdamW"))
+    fresh = {key: value.numpy().copy() for key, value in optimizer_state(optimizer, named).items()}
+    run(optimizer, named, steps=2)
+    assert not np.array_equal(optimizer_state(optimizer, named)["head.weight/moment1"].numpy(), np.zeros((4, 2)))
+    load_optimizer_state(optimizer, named, fresh)
+    for key, value in optimizer_state(optimizer, named).items():
+        np.testing.assert_array_equal(value.numpy(), fresh[key], err_msg=key)
+
+
+def test_state_names_are_the_models_and_complete_before_the_first_step():
+    named = named_tensors()
+    keys = set(optimizer_state(build_optimizer(named, train("AdamW")), named))
+    slots = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
+    assert keys == {f"{name}/{slot}" for name in SHAPES for slot in slots}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("head.weight/moment2"), "1 entries are missing, first 'head.weight/moment2'"),
+        (lambda state: state.update({"tail/moment1": np.zeros(1)}), "1 entries are unknown, first 'tail/moment1'"),
+        (lambda state: state.update({"head.weight/moment1": np.zeros((4, 3), "f4")}), r"float32 \[4, 3\], expected"),
+        (lambda state: state.update({"head.weight/moment1": np.zeros((4, 2))}), r"float64 \[4, 2\], expected float32"),
+    ],
+)
+def test_state_that_does_not_fit_is_an_error_and_changes_nothing(change, message):
+    named = named_tensors()
+    optimizer = build_optimizer(named, train("AdamW"))
+    run(optimizer, named, steps=1)
+    before = {key: value.numpy().copy() for key, value in optimizer_state(optimizer, named).items()}
+    state = {key: np.full_like(value, 7) for key, value in before.items()}
+    change(state)
+    with pytest.raises(UserError, match=message):
+        load_optimizer_state(optimizer, named, state)
+    for key, value in optimizer_state(optimizer, named).items():
+        np.testing.assert_array_equal(value.numpy(), before[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (train("Adamax"), r"TRAIN\.OPTIMIZER\.NAME: 'Adamax' is not one of AdamW"),
+        (train("AdamW", BETAS=(0.9, 1.0)), r"TRAIN\.OPTIMIZER\.BETAS"),
+        (train("AdamW", EPS=-1e-8), r"TRAIN\.OPTIMIZER\.EPS"),
+        (train("Momentum", MOMENTUM=1.0), r"TRAIN\.OPTIMIZER\.MOMENTUM"),
+        (train("SGD", weight_decay=-0.1), r"TRAIN\.WEIGHT_DECAY"),
+        (train("SGD", LAYER_DECAY=1.1), r"TRAIN\.OPTIMIZER\.LAYER_DECAY"),
+    ],
+)
+def test_value_out_of_range_names_the_key(section, message):
+    with pytest.raises(UserError, match=message):
+        build_optimizer(named_tensors(), section)
+
+
+def test_private_parts_of_paddle_that_the_state_relies_on_exist():
+    optimizer = paddle.optimizer.AdamW(parameters=[paddle.ones([2])])
+    assert callable(optimizer._create_accumulators)
+    assert dict(optimizer._accumulators) == {}
