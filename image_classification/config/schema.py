@@ -31,15 +31,31 @@ def section(kind):
 class Data:
     """Images: where they are, how they are read, cut and normalised."""
 
-    DATASET: str = option("imagenet2012", "name of the data set: digits, imagenet2012, ...")
+    DATASET: str = option("imagenet2012", "name of the data set: digits, imagenet2012, folder, ...")
     DATA_PATH: str = option("/dataset/imagenet/", "folder of the data set")
     BATCH_SIZE: int = option(256, "images per process and step in training", minimum=1)
     BATCH_SIZE_EVAL: int | None = option(None, "images per process and step in evaluation; none: BATCH_SIZE", minimum=1)
     IMAGE_SIZE: int = option(224, "side of the square images that the model sees, in pixels", minimum=1)
     IMAGE_CHANNELS: int = option(3, "colour channels of the images", minimum=1)
-    NUM_WORKERS: int = option(2, "worker processes of each loader; 0: the training process itself", minimum=0)
+    NUM_WORKERS: int | None = option(
+        None, "worker processes of each loader, 0: the training process; none: by cores, 0 for small images", minimum=0
+    )
+    PREFETCH: int = option(2, "batches that the workers prepare ahead", minimum=1)
+    WORKER_TIMEOUT: float = option(120.0, "seconds without any new image after which a worker counts as hung", above=0)
+    SKIP_CORRUPT: bool = option(False, "leave images out that cannot be decoded, with a count, instead of stopping")
     IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
     IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, images in 0-1")
+    RESIZE_LIBRARY: str = option("cv2", "pil equals torchvision bit for bit, cv2 is faster", choices=("cv2", "pil"))
+    INTERPOLATION: str = option(
+        "bilinear", "how images are scaled", choices=("nearest", "bilinear", "bicubic", "lanczos")
+    )
+    TRAIN_CROP: str = option(
+        "random_resized", "training: random_resized, pad (CIFAR) or none", choices=("random_resized", "pad", "none")
+    )
+    CROP_SCALE: tuple[float, float] = option((0.08, 1.0), "random_resized: share of the image's area, from and to")
+    CROP_RATIO: tuple[float, float] = option((0.75, 4 / 3), "random_resized: width / height of the crop, from and to")
+    CROP_PADDING: int = option(4, "pad: black pixels on each side before the random crop", minimum=0)
+    HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
     CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
 
 
@@ -64,6 +80,7 @@ class LRScheduler:
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
     DECAY_EPOCHS: int = option(30, "step: epochs between two decays", minimum=1)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
+    POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +92,17 @@ class Optimizer:
     BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW, LAMB, Lion: decay of the two averages")
     MOMENTUM: float = option(0.9, "Momentum, LARS: decay of the velocity", minimum=0)
     NESTEROV: bool = option(False, "Momentum: Nesterov's form")
+    DECAY_ALL: bool = option(False, "weight decay for biases, norms and what the model exempts, too")
+    LAYER_DECAY: float = option(1.0, "learning-rate factor from each layer to the one before it", above=0, maximum=1)
+    BIAS_CORRECTION: bool = option(True, "LAMB: correct the averages for their start at zero")
+    TRUST_CLIP: float | None = option(None, "LAMB: largest trust ratio; none: unlimited", above=0)
+    TRUST_COEFFICIENT: float = option(0.001, "LARS: factor of the trust ratio", above=0)
+    ALWAYS_ADAPT: bool = option(False, "LAMB, LARS: trust ratio also for tensors without weight decay")
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Recipe: epochs, learning rate, regularisation, optimizer."""
-    POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
 
     NUM_EPOCHS: int = option(300, "epochs of the whole run", minimum=1)
     LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0)
@@ -92,12 +114,6 @@ class Train:
     WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
-    DECAY_ALL: bool = option(False, "weight decay for biases, norms and what the model exempts, too")
-    LAYER_DECAY: float = option(1.0, "learning-rate factor from each layer to the one before it", above=0, maximum=1)
-    BIAS_CORRECTION: bool = option(True, "LAMB: correct the averages for their start at zero")
-    TRUST_CLIP: float | None = option(None, "LAMB: largest trust ratio; none: unlimited", above=0)
-    TRUST_COEFFICIENT: float = option(0.001, "LARS: factor of the trust ratio", above=0)
-    ALWAYS_ADAPT: bool = option(False, "LAMB, LARS: trust ratio also for tensors without weight decay")
     SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     LR_SCHEDULER: LRScheduler = section(LRScheduler)

@@ -1,0 +1,77 @@
+"""Encoded image bytes -> uint8 pixels, whatever the file's channels; a broken file raises, it never turns into grey."""
+
+import io
+
+import cv2
+import numpy as np
+from PIL import Image
+
+# Every worker process decodes its own images: threads inside OpenCV would only fight with them.
+cv2.setNumThreads(0)
+
+# torchvision and Paddle ignore the EXIF orientation of a photograph, so do the published accuracies.
+_CV2_FLAGS = {
+    3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
+    1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
+}
+_PIL_MODES = {3: "RGB", 1: "L"}
+
+
+class CorruptImage(Exception):
+    """An image's bytes cannot be decoded; the text says why, the caller knows which file it is."""
+
+
+def decode(content, library="cv2", channels=3):
+    """Return the uint8 pixels [height, width, channels] of an encoded image (bytes) or of an array.
+
+    Grey, palette, RGBA and CMYK images come out with the asked number of channels (1 or 3); alpha is dropped.
+
+    Raises:
+        CorruptImage: the bytes are no image, or end too early.
+    """
+    if isinstance(content, np.ndarray):
+        return set_channels(content, channels)
+    if library == "cv2":
+        pixels = _decode_cv2(content, channels)
+        if pixels is not None:
+            return set_channels(pixels, channels)
+    return set_channels(_decode_pil(content, channels), channels)
+
+
+def set_channels(pixels, channels):
+    """Return [height, width, channels] for a uint8 array [height, width] or [height, width, 1, 3 or 4]."""
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    present = pixels.shape[2]
+    if present == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels[:, :, :1], 3, axis=2) if present < 3 else pixels[:, :, :3]
+    if present < 3:
+        return pixels[:, :, :1]
+    return cv2.cvtColor(np.ascontiguousarray(pixels[:, :, :3]), cv2.COLOR_RGB2GRAY)[:, :, None]
+
+
+def _decode_cv2(content, channels):
+    # libjpeg fills what a cut file lacks with grey and only warns: such files go to Pillow, which refuses them.
+    if content[:2] == b"\xff\xd8" and not _jpeg_is_whole(content):
+        return None
+    try:
+        return cv2.imdecode(np.frombuffer(content, np.uint8), _CV2_FLAGS[channels])
+    except cv2.error:
+        return None
+
+
+def _jpeg_is_whole(content):
+    # FF D9 ends an image and cannot occur inside its entropy-coded data; some files carry padding after it.
+    return content.endswith(b"\xff\xd9") or content.rfind(b"\xff\xd9") > content.rfind(b"\xff\xda")
+
+
+def _decode_pil(content, channels):
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
+                return (np.asarray(image) >> 8).astype(np.uint8)
+            return np.array(image.convert(_PIL_MODES[channels]))
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise CorruptImage(str(error).replace("<_io.BytesIO object at ", "").split(" 0x")[0]) from error

@@ -1,0 +1,43 @@
+"""scikit-learn's handwritten digits: 1797 real images that come with a package, so nothing is downloaded."""
+
+import numpy as np
+from PIL import Image
+
+from .datasets import ArrayDataset
+
+IMAGE_SIZE = 32
+EVAL_SHARE = 0.2
+
+
+def read_digits(split):
+    """Return the ``train`` (1437) or ``val`` (360) images, uint8 [N, 32, 32, 3], always the same ones."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    chosen = np.sort(_split(digits.target)[split])
+    images = np.stack([_enlarge(digits.images[index]) for index in chosen])
+    return ArrayDataset(f"digits {split}", images, digits.target[chosen], [str(digit) for digit in range(10)])
+
+
+def _enlarge(image):
+    # 8x8 values 0..16 -> 32x32 values 0..255; Pillow computes this in integers, the same on every machine
+    small = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
+    large = np.asarray(small.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
+    return np.repeat(large[:, :, None], 3, axis=2)
+
+
+def _split(targets):
+    """Return {"train": indices, "val": indices}, stratified; shares are rounded by largest remainder."""
+    counts = np.bincount(targets)
+    exact = counts * EVAL_SHARE
+    held_out = np.floor(exact).astype(int)
+    missing = int(np.ceil(exact.sum())) - held_out.sum()
+    held_out[np.argsort(held_out - exact, kind="stable")[:missing]] += 1
+    # RandomState's streams are frozen by NumPy's compatibility policy, default_rng's are not.
+    shuffler = np.random.RandomState(0)
+    parts = {"train": [], "val": []}
+    for digit, count in enumerate(held_out):
+        order = shuffler.permutation(np.flatnonzero(targets == digit))
+        parts["val"].append(order[:count])
+        parts["train"].append(order[count:])
+    return {name: np.concatenate(part) for name, part in parts.items()}

@@ -1,0 +1,138 @@
+"""Batches in a fixed order: the same (seed, epoch) gives the same ones with any number of workers, from any start."""
+
+import math
+
+import numpy as np
+
+from ..runtime import UserError, get_logger
+from .workers import WorkerPool
+
+MAX_CHUNK = 16  # samples a task: small enough to share a batch among the workers, large enough to make messages cheap
+
+
+class Loader:
+    """Iterates over (images float32 [B, C, H, W] normalised, labels int64 [B]) of one epoch.
+
+    ``order(epoch)`` gives this rank's int64 [n, 2] of (image, repeat). The last batch may be smaller; an order made for
+    training has none. Only one iteration of a loader can be under way at a time.
+    """
+
+    def __init__(
+        self, maker, order, batch_size, normalize, image_shape, num_workers=0, prefetch=2, timeout_seconds=120.0
+    ):
+        self.dataset = maker.dataset
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.num_images = len(order(0))
+        self.epoch = 0
+        self._maker = maker
+        self._order = order
+        self._normalize = normalize
+        self._image_shape = tuple(image_shape)
+        self._num_slots = prefetch + 1
+        self._timeout_seconds = timeout_seconds
+        self._pool = None
+        self._skipped = {}
+
+    def __len__(self):
+        return math.ceil(self.num_images / self.batch_size)
+
+    @property
+    def skipped_images(self):
+        """The number of different corrupt images left out so far."""
+        return len(self._skipped)
+
+    def set_epoch(self, epoch):
+        """Choose the epoch whose order and augmentation the next iteration uses."""
+        self.epoch = epoch
+
+    def __iter__(self):
+        return self.iterate()
+
+    def iterate(self, start_batch=0):
+        """Yield the batches of the epoch from ``start_batch`` on; those before it are not read.
+
+        Raises:
+            UserError: naming the file of a corrupt image, a label out of range, or a worker that died or hangs.
+        """
+        order, epoch = self._order(self.epoch), self.epoch
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        batches = batches[start_batch:]
+        return self._iterate_workers(batches, epoch) if self.num_workers else self._iterate_here(batches, epoch)
+
+    def _iterate_here(self, batches, epoch):
+        for batch in batches:
+            images = np.empty((len(batch), *self._image_shape), np.uint8)
+            labels = np.empty(len(batch), np.int64)
+            valid = np.ones(len(batch), bool)
+            for position, (index, repeat) in enumerate(batch.tolist()):
+                label = self._maker.make(epoch, index, repeat, images[position], self._note_skipped)
+                valid[position] = label is not None
+                labels[position] = -1 if label is None else label
+            yield from self._finish(images, labels, valid)
+
+    def _iterate_workers(self, batches, epoch):
+        if self._pool is None:
+            self._pool = WorkerPool(
+                self._maker,
+                self.num_workers,
+                self._num_slots,
+                self.batch_size,
+                self._image_shape,
+                self._timeout_seconds,
+            )
+        pool = self._pool
+        try:
+            generation = pool.new_generation()
+            waiting = {}  # batch -> tasks not yet answered
+            for number in range(min(self._num_slots, len(batches))):
+                waiting[number] = self._submit(number, batches[number], epoch)
+            for number, batch in enumerate(batches):
+                while waiting[number]:
+                    for ticket, skipped in pool.collect():
+                        waiting[ticket] -= 1
+                        for index, reason in skipped:
+                            self._note_skipped(index, reason)
+                slot, size = number % self._num_slots, len(batch)
+                memory = pool.memory
+                finished = list(
+                    self._finish(
+                        memory.images[slot, :size],
+                        memory.labels[slot, :size].copy(),
+                        memory.valid[slot, :size].astype(bool),
+                    )
+                )
+                following = number + self._num_slots
+                if following < len(batches):  # before the yield: the workers go on while the batch is used
+                    waiting[following] = self._submit(following, batches[following], epoch)
+                yield from finished
+                if pool.memory.generation[0] != generation:
+                    raise RuntimeError("another iteration of this loader was started")
+        except UserError:
+            self.close()
+            raise
+
+    def _submit(self, number, batch, epoch):
+        """Hand out the tasks of a batch and return how many they are."""
+        chunk = min(MAX_CHUNK, math.ceil(len(batch) / self.num_workers))
+        starts = range(0, len(batch), chunk)
+        for start in starts:
+            self._pool.submit(number, number % self._num_slots, start, epoch, batch[start : start + chunk])
+        return len(starts)
+
+    def _finish(self, images, labels, valid):
+        if not valid.all():
+            images, labels = images[valid], labels[valid]
+        if len(labels):
+            yield self._normalize(images), labels
+
+    def _note_skipped(self, index, reason):
+        if index not in self._skipped:
+            self._skipped[index] = reason
+            get_logger().warning("corrupt image left out: %s (%s)", self.dataset.describe(index), reason)
+
+    def close(self):
+        """End the workers; the next iteration starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

@@ -1,0 +1,151 @@
+"""Geometry of training and evaluation images: an encoded image or pixels in, uint8 [size, size, channels] out.
+
+Two libraries, because published weights were measured with one or the other: ``pil`` follows torchvision bit for bit
+(antialiased), ``cv2`` follows PaddleClas (no antialiasing, faster).
+"""
+
+import math
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from .decode import decode
+
+CV2_INTERPOLATIONS = {
+    "nearest": cv2.INTER_NEAREST,
+    "bilinear": cv2.INTER_LINEAR,
+    "bicubic": cv2.INTER_CUBIC,
+    "lanczos": cv2.INTER_LANCZOS4,
+}
+PIL_INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def resize(pixels, height, width, interpolation="bilinear", library="cv2"):
+    """Return uint8 [height, width, channels] scaled from uint8 [any, any, channels]."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    if library == "cv2":
+        scaled = cv2.resize(pixels, (width, height), interpolation=CV2_INTERPOLATIONS[interpolation])
+        return scaled if scaled.ndim == 3 else scaled[:, :, None]
+    grey = pixels.shape[2] == 1
+    image = Image.fromarray(pixels[:, :, 0] if grey else np.ascontiguousarray(pixels))
+    scaled = np.asarray(image.resize((width, height), PIL_INTERPOLATIONS[interpolation]))
+    return scaled[:, :, None] if grey else scaled
+
+
+def random_crop_box(height, width, scale, ratio, rng):
+    """Return (top, left, height, width) of an Inception crop ("Going Deeper with Convolutions", section 6).
+
+    Its area is a share of the image drawn from ``scale``, its aspect ratio is log-uniform in ``ratio``. After ten
+    misses the largest centre crop with an allowed aspect ratio is taken, as in torchvision.
+    """
+    area = height * width
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        target = area * rng.uniform(scale[0], scale[1])
+        aspect = math.exp(rng.uniform(log_low, log_high))
+        crop_width = round(math.sqrt(target * aspect))
+        crop_height = round(math.sqrt(target / aspect))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(rng.integers(0, height - crop_height + 1))
+            left = int(rng.integers(0, width - crop_width + 1))
+            return top, left, crop_height, crop_width
+    crop_height, crop_width = height, width
+    if width / height < ratio[0]:
+        crop_height = round(width / ratio[0])
+    elif width / height > ratio[1]:
+        crop_width = round(height * ratio[1])
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+
+
+def center_crop(pixels, size, library="cv2"):
+    """Return the central uint8 [size, size, channels]; a smaller image is first padded with black."""
+    height, width = pixels.shape[:2]
+    if height < size or width < size:
+        top, left = max(0, size - height) // 2, max(0, size - width) // 2
+        bottom, right = max(0, size - height) - top, max(0, size - width) - left
+        pixels = np.pad(pixels, ((top, bottom), (left, right), (0, 0)))
+        height, width = pixels.shape[:2]
+    if library == "pil":  # torchvision rounds halves to even, PaddleClas cuts them off
+        top, left = round((height - size) / 2), round((width - size) / 2)
+    else:
+        top, left = (height - size) // 2, (width - size) // 2
+    return pixels[top : top + size, left : left + size]
+
+
+class TrainTransform:
+    """Random crop and flip of one image; everything random comes from the generator of that sample."""
+
+    def __init__(
+        self,
+        image_size,
+        channels=3,
+        crop="random_resized",
+        crop_scale=(0.08, 1.0),
+        crop_ratio=(3 / 4, 4 / 3),
+        crop_padding=4,
+        hflip=0.5,
+        interpolation="bilinear",
+        library="cv2",
+    ):
+        self.image_size = image_size
+        self.channels = channels
+        self.crop = crop
+        self.crop_scale = tuple(crop_scale)
+        self.crop_ratio = tuple(crop_ratio)
+        self.crop_padding = crop_padding
+        self.hflip = hflip
+        self.interpolation = interpolation
+        self.library = library
+
+    def __call__(self, content, rng):
+        """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
+        pixels = self._crop(decode(content, self.library, self.channels), rng)
+        if self.hflip and rng.random() < self.hflip:
+            pixels = pixels[:, ::-1]
+        return pixels
+
+    def _crop(self, pixels, rng):
+        size = self.image_size
+        if self.crop == "random_resized":
+            top, left, height, width = random_crop_box(*pixels.shape[:2], self.crop_scale, self.crop_ratio, rng)
+            return self._resize(pixels[top : top + height, left : left + width])
+        if self.crop == "pad":  # the CIFAR recipe of He et al. (2015): pad, then cut the size out at a random place
+            pad = self.crop_padding
+            pixels = np.pad(self._resize(pixels), ((pad, pad), (pad, pad), (0, 0)))
+            top, left = rng.integers(0, 2 * pad + 1, size=2)
+            return pixels[top : top + size, left : left + size]
+        return self._resize(pixels)
+
+    def _resize(self, pixels):
+        return resize(pixels, self.image_size, self.image_size, self.interpolation, self.library)
+
+
+class EvalTransform:
+    """Short side to floor(size / crop_pct), then the central square; nothing random."""
+
+    def __init__(self, image_size, channels=3, crop_pct=0.875, interpolation="bilinear", library="cv2"):
+        self.image_size = image_size
+        self.channels = channels
+        self.resize_size = math.floor(image_size / crop_pct)
+        self.interpolation = interpolation
+        self.library = library
+
+    def __call__(self, content, rng=None):
+        """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
+        pixels = decode(content, self.library, self.channels)
+        height, width = self._scaled(*pixels.shape[:2])
+        scaled = resize(pixels, height, width, self.interpolation, self.library)
+        return center_crop(scaled, self.image_size, self.library)
+
+    def _scaled(self, height, width):
+        short, long = min(height, width), max(height, width)
+        exact = self.resize_size * long / short
+        long = int(exact) if self.library == "pil" else round(exact)  # torchvision truncates, PaddleClas rounds
+        return (self.resize_size, long) if height <= width else (long, self.resize_size)
