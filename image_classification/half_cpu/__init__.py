@@ -1,0 +1,13 @@
+"""float16 and bfloat16 arithmetic for Paddle's CPU backend.
+
+    with half_cpu.dispatch():
+        loss = model(images.astype("bfloat16")).mean()
+    loss.backward()
+
+Depends on paddle alone, so that the folder can be lifted into another code base.
+"""
+
+from .dispatch import backend_name, dispatch
+from .reference import UnsupportedOperator
+
+__all__ = ["UnsupportedOperator", "backend_name", "dispatch"]

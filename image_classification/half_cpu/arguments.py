@@ -1,0 +1,107 @@
+"""What an operator call consists of: which arguments are tensors, which name a dtype, and how to replace them."""
+
+import paddle
+
+from . import paddle_names
+
+FLOAT16, BFLOAT16, FLOAT32 = paddle.float16, paddle.bfloat16, paddle.float32
+# Paddle hands out one object per dtype, so `is` decides; its `==` costs five times as much.
+DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
+HALF_NAMES = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
+
+PLAIN, TENSOR, SEQUENCE, DTYPE = 0, 1, 2, 3
+
+
+class _Kinds(dict):
+    """Kind of an argument by its type; a type is classified once."""
+
+    def __missing__(self, type_):
+        if issubclass(type_, paddle_names.Tensor):
+            kind = TENSOR
+        elif issubclass(type_, (list, tuple)):
+            kind = SEQUENCE
+        elif issubclass(type_, (str, paddle_names.DataType, paddle_names.VarType)):
+            kind = DTYPE
+        else:
+            kind = PLAIN
+        self[type_] = kind
+        return kind
+
+
+KINDS = _Kinds()
+
+
+def scan(args, kwargs):
+    """Return (all tensors in the order of the call, whether any of them, or a dtype argument, is half)."""
+    tensors = []
+    half = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = KINDS[type(value)]
+        if kind == PLAIN:
+            continue
+        if kind == TENSOR:
+            tensors.append(value)
+            dtype = value.dtype
+            if dtype is FLOAT16 or dtype is BFLOAT16:
+                half = True
+        elif kind == SEQUENCE:
+            for item in value:
+                if KINDS[type(item)] == TENSOR:
+                    tensors.append(item)
+                    dtype = item.dtype
+                    if dtype is FLOAT16 or dtype is BFLOAT16:
+                        half = True
+        elif paddle_names.names_half(value) is not None:
+            half = True
+    return tensors, half
+
+
+def replace_tensors(args, kwargs, replace):
+    """Return (args, kwargs) with `replace(tensor)` in place of every tensor, also inside lists and tuples."""
+
+    def visit(value):
+        kind = KINDS[type(value)]
+        if kind == TENSOR:
+            return replace(value)
+        if kind == SEQUENCE and any(KINDS[type(item)] == TENSOR for item in value):
+            return [visit(item) for item in value]
+        return value
+
+    return [visit(value) for value in args], {key: visit(value) for key, value in kwargs.items()}
+
+
+def replace_first_tensor(args, kwargs, replace):
+    """Return (args, kwargs) with `replace(tensor)` in place of the first tensor only."""
+    pending = True
+
+    def once(tensor):
+        nonlocal pending
+        if not pending:
+            return tensor
+        pending = False
+        return replace(tensor)
+
+    return replace_tensors(args, kwargs, once)
+
+
+def replace_dtypes(args, kwargs):
+    """Return (args, kwargs, requested): half dtype arguments become float32, `requested` is the floating dtype asked
+    for by the call, or None where it asks for none."""
+    requested = None
+
+    def visit(value):
+        nonlocal requested
+        if KINDS[type(value)] != DTYPE:
+            return value
+        half = paddle_names.names_half(value)
+        if half is not None:
+            requested = half
+            return FLOAT32
+        wide = paddle_names.names_wide(value)
+        if wide is not None:
+            requested = wide
+        return value
+
+    args = [visit(value) for value in args]
+    kwargs = {key: visit(value) for key, value in kwargs.items()}
+    return args, kwargs, requested

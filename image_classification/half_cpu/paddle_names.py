@@ -1,0 +1,47 @@
+"""The private names of Paddle that this package stands on, in one place; tests name the one that a release removes.
+
+Checked with Paddle 3.3.1. An operator table is a module whose attributes are built-in functions, one per operator.
+"""
+
+import paddle
+from paddle.base import core
+
+OPERATORS = paddle._C_ops
+LEGACY_OPERATORS = paddle._legacy_C_ops
+Tensor = core.eager.Tensor
+DataType = core.DataType
+VarType = core.VarDesc.VarType
+
+cast = OPERATORS.cast
+assign_out_ = OPERATORS.assign_out_
+
+# Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
+RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
+
+
+def public_builtins(table):
+    """Return {operator name: built-in function} of an operator table."""
+    kind = type(cast)
+    return {name: value for name, value in vars(table).items() if type(value) is kind and not name.startswith("_")}
+
+
+def names_half(value):
+    """Return the half DataType that a dtype argument names (DataType, VarType, "float16"), or None."""
+    return _HALF.get(value)
+
+
+def names_wide(value):
+    """Return float32 or float64 if a dtype argument names it, or None."""
+    return _WIDE.get(value)
+
+
+def _spellings(**vartypes):
+    table = {}
+    for name, vartype in vartypes.items():
+        dtype = getattr(paddle, name)
+        table.update(dict.fromkeys((dtype, vartype, name, f"paddle.{name}"), dtype))
+    return table
+
+
+_HALF = _spellings(float16=VarType.FP16, bfloat16=VarType.BF16)
+_WIDE = _spellings(float32=VarType.FP32, float64=VarType.FP64)
