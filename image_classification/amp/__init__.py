@@ -1,0 +1,7 @@
+"""Number formats as objects: plain float32, automatic mixed precision, Apex's O0 to O3, naive half precision."""
+
+from .build import build_precision
+from .precision import Precision, Reduction, StepResult
+from .scaler import LossScaler
+
+__all__ = ["LossScaler", "Precision", "Reduction", "StepResult", "build_precision"]
