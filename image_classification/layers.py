@@ -4,8 +4,6 @@ Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 Nothing here knows of number formats: a layer computes in the dtype of what it is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

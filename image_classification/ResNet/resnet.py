@@ -4,8 +4,6 @@ Parameter names and initialisation are torchvision's, so its weights load name b
 ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko & Komodakis 2016) differ in `groups` and `width_per_group` only.
 """
 
-from __future__ import annotations
-
 from paddle import nn
 from paddle.nn import functional as F
 

@@ -4,8 +4,6 @@ Parameter names, LayerNorm epsilon (1e-6) and initialisation are timm's, so its 
 Shapes use: B batch, N tokens (class token included), C = embed_dim.
 """
 
-from __future__ import annotations
-
 import paddle
 from paddle import nn
 

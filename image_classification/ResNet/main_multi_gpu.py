@@ -1,0 +1,16 @@
+r"""Train or evaluate a ResNet in several processes, one per GPU or CPU process; -h lists the flags.
+
+    python main_multi_gpu.py -ngpus=2 -cfg=./configs/resnet50.yaml -dataset=imagenet2012 \
+        -batch_size=64 -data_path=/dataset/imagenet -amp
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from image_classification.launch import run_multi
+from image_classification.ResNet.resnet import build_model
+
+if __name__ == "__main__":
+    run_multi(build_model)
