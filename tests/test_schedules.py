@@ -8,7 +8,7 @@ import pytest
 
 from image_classification.config import Config
 from image_classification.optim import build_schedule
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, get_logger
 
 
 def train(name="warmupcosine", scheduler=(), **changes):
@@ -98,7 +98,8 @@ def test_cosine_halfway_is_the_mean_of_both_ends():
     assert schedule.lr(25) == pytest.approx(0.2 + 0.1 * math.cos(math.pi / 4))
 
 
-def test_run_that_ends_inside_the_warmup_says_so(caplog):
+def test_run_that_ends_inside_the_warmup_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
     with caplog.at_level(logging.WARNING):
         schedule = build_schedule(train(NUM_EPOCHS=1, WARMUP_EPOCHS=3, BASE_LR=0.3, WARMUP_START_LR=0), 10)
     assert "ends inside the warm-up" in caplog.text

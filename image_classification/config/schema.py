@@ -116,6 +116,8 @@ class Train:
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
     SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
+    CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
+    FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
     OPTIMIZER: Optimizer = section(Optimizer)
 

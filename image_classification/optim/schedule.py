@@ -4,14 +4,11 @@ A step is one real update of the weights: skipped steps and micro-batches do not
 step alone, so nothing has to be saved for a resumed run.
 """
 
-import logging
 import math
 
-from ..runtime import UserError
+from ..runtime import UserError, get_logger
 
 NAMES = ("warmupcosine", "cosine", "linear", "polynomial", "step", "multistep", "apexstep", "constant")
-
-_logger = logging.getLogger(__name__)
 
 
 class Schedule:
@@ -54,8 +51,8 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
     base, start, end = _scaled_rates(train_config, global_batch_size)
     total = max(1, round(train_config.NUM_EPOCHS * steps_per_epoch))
     warmup_steps = round(train_config.WARMUP_EPOCHS * steps_per_epoch)
-    if 0 < total <= warmup_steps:
-        _logger.warning(
+    if total <= warmup_steps:
+        get_logger().warning(
             "TRAIN.WARMUP_EPOCHS %g: the run of %g epochs ends inside the warm-up and never reaches BASE_LR",
             train_config.WARMUP_EPOCHS,
             train_config.NUM_EPOCHS,

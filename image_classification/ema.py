@@ -1,0 +1,122 @@
+"""An exponential moving average of a model's weights and buffers, kept in float32."""
+
+import contextlib
+
+import paddle
+
+from .runtime import UserError
+
+
+def build_ema(train_config, tensors):
+    """Return the average that ``TRAIN.MODEL_EMA`` and ``TRAIN.MODEL_EMA_DECAY`` ask for, started at ``tensors``."""
+    return EMA(train_config.MODEL_EMA_DECAY, tensors) if train_config.MODEL_EMA else NoEMA()
+
+
+class NoEMA:
+    """No average: evaluation sees the model's own weights."""
+
+    def update(self, tensors):
+        """Do nothing."""
+
+    def applied(self, model):
+        """Return a context in which the model keeps its own weights."""
+        return contextlib.nullcontext(model)
+
+    def state_dict(self):
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state):
+        """Leave a saved average alone."""
+
+
+class EMA:
+    """The average ``decay * average + (1 - decay) * value`` of named tensors (Polyak & Juditsky 1992).
+
+    Parameters and floating-point buffers are averaged in float32, whatever the model is stored in: half precision would
+    round an update of ``1 - decay`` away. Integer buffers are copied. The caller calls :meth:`update` after real steps
+    only, never after a skipped one.
+
+    Args:
+        decay: at least 0 and below 1.
+        tensors: {name: tensor} to start from; without it the first update does.
+
+    Raises:
+        UserError: ``decay`` out of range.
+    """
+
+    def __init__(self, decay, tensors=None):
+        if not 0 <= decay < 1:
+            raise UserError(f"TRAIN.MODEL_EMA_DECAY: {decay} is not at least 0 and below 1")
+        self.decay = decay
+        self._average = {}
+        if tensors is not None:
+            self._start(tensors)
+
+    @paddle.no_grad()
+    def update(self, tensors):
+        """Move the average towards ``tensors``: {name: tensor} or [(name, tensor)], always the same names."""
+        tensors = dict(tensors)
+        if not self._average:
+            self._start(tensors)
+            return
+        self._check_names(tensors)
+        for name, value in tensors.items():
+            average = self._average[name]
+            if average.is_floating_point():
+                average.scale_(self.decay).add_(value.detach().astype("float32") * (1 - self.decay))
+            else:
+                average.set_value(value.detach())
+
+    @contextlib.contextmanager
+    def applied(self, model):
+        """Give ``model`` the averaged weights while the context lasts, in the dtypes that it stores.
+
+        Afterwards the model has its own weights back, bit for bit, also after an exception.
+        """
+        own = model.state_dict()
+        self._check_names(own)
+        kept = {name: tensor.clone().detach() for name, tensor in own.items()}
+        try:
+            for name, tensor in own.items():
+                tensor.set_value(self._average[name].astype(tensor.dtype))
+            yield model
+        finally:
+            for name, tensor in own.items():
+                tensor.set_value(kept[name])
+
+    def state_dict(self):
+        """Return {name: tensor}, the average itself, loadable into the plain model; empty before the first update."""
+        return dict(self._average)
+
+    def load_state_dict(self, state):
+        """Replace the average by a copy of ``state``: {name: tensor or array}.
+
+        Raises:
+            UserError: the average has begun already, and names or shapes differ.
+        """
+        if self._average:
+            self._check_names(state)
+            for name, value in state.items():
+                if list(value.shape) != list(self._average[name].shape):
+                    raise UserError(
+                        f"averaged weights: {name!r} is {list(value.shape)}, expected {list(self._average[name].shape)}"
+                    )
+        self._start({name: paddle.to_tensor(value) for name, value in state.items()})
+
+    def _start(self, tensors):
+        self._average = {}
+        for name, value in dict(tensors).items():
+            value = value.detach()
+            self._average[name] = value.astype("float32") if value.is_floating_point() else value
+            if self._average[name].data_ptr() == value.data_ptr():
+                self._average[name] = value.clone()
+
+    def _check_names(self, tensors):
+        missing = [name for name in self._average if name not in tensors]
+        unknown = [name for name in tensors if name not in self._average]
+        if missing or unknown:
+            raise UserError(
+                f"averaged weights do not fit the model: {len(missing)} missing, {len(unknown)} unknown,"
+                f" first {(missing + unknown)[0]!r}"
+            )

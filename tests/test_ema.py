@@ -1,0 +1,124 @@
+"""The moving average of weights and buffers against its formula, and the swap for evaluation."""
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification.ema import EMA
+from image_classification.runtime import UserError
+
+
+def model(seed=0):
+    paddle.seed(seed)
+    return paddle.nn.Sequential(paddle.nn.Linear(3, 4), paddle.nn.BatchNorm1D(4))
+
+
+def change(layer, seed):
+    rng = np.random.default_rng(seed)
+    for tensor in layer.state_dict().values():
+        tensor.set_value(rng.normal(size=tensor.shape).astype("float32"))
+
+
+def test_average_follows_the_formula_for_weights_and_buffers():
+    layer = model()
+    expected = {name: tensor.numpy().astype("float64") for name, tensor in layer.state_dict().items()}
+    ema = EMA(0.9, layer.state_dict())
+    for seed in range(5):
+        change(layer, seed)
+        ema.update(layer.state_dict())
+        for name, tensor in layer.state_dict().items():
+            expected[name] = 0.9 * expected[name] + 0.1 * tensor.numpy()
+    assert {"1._mean", "1._variance"} <= set(expected)
+    for name, value in ema.state_dict().items():
+        np.testing.assert_allclose(value.numpy(), expected[name], atol=1e-6, err_msg=name)  # float32, five steps
+
+
+def test_average_without_start_begins_at_the_first_update():
+    layer = model()
+    ema = EMA(0.9)
+    assert ema.state_dict() == {}
+    ema.update(layer.state_dict())
+    np.testing.assert_array_equal(ema.state_dict()["0.weight"].numpy(), layer[0].weight.numpy())
+
+
+def test_average_does_not_move_with_the_model():
+    layer = model()
+    ema = EMA(0.9, layer.state_dict())
+    before = ema.state_dict()["0.weight"].numpy()
+    change(layer, 1)
+    np.testing.assert_array_equal(ema.state_dict()["0.weight"].numpy(), before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_average_of_half_tensors_is_float32_and_keeps_small_updates(dtype):
+    ema = EMA(0.9999, {"w": paddle.ones([1], dtype)})
+    for _ in range(10):
+        ema.update({"w": paddle.full([1], 1.5).astype(dtype)})
+    average = ema.state_dict()["w"]
+    assert average.dtype == paddle.float32
+    assert average.item() == pytest.approx(1.5 - 0.5 * 0.9999**10, abs=1e-6)
+
+
+def test_integer_buffers_are_copied():
+    ema = EMA(0.9, {"count": paddle.to_tensor([1])})
+    ema.update({"count": paddle.to_tensor([8])})
+    assert ema.state_dict()["count"].item() == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_applied_swaps_and_restores_bit_for_bit(dtype):
+    layer = model()
+    layer.to(dtype=dtype)
+    ema = EMA(0.5, {name: tensor * 2 for name, tensor in layer.state_dict().items()})
+    own = {name: tensor.numpy() for name, tensor in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match="stop"):
+        with ema.applied(layer):
+            for name, tensor in layer.state_dict().items():
+                assert tensor.numpy().dtype == own[name].dtype
+                np.testing.assert_array_equal(tensor.numpy(), own[name] * 2, err_msg=name)
+            raise RuntimeError("stop")
+    for name, tensor in layer.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), own[name], err_msg=name)
+    assert layer[0].weight.stop_gradient is False
+
+
+def test_applied_keeps_the_average():
+    layer = model()
+    ema = EMA(0.5, {name: tensor * 2 for name, tensor in layer.state_dict().items()})
+    with ema.applied(layer):
+        change(layer, 1)
+    np.testing.assert_array_equal(ema.state_dict()["0.weight"].numpy(), layer[0].weight.numpy() * 2)
+
+
+def test_state_round_trip_continues_bit_for_bit():
+    layer = model()
+    straight, saved = EMA(0.9, layer.state_dict()), EMA(0.9, layer.state_dict())
+    change(layer, 1)
+    straight.update(layer.state_dict())
+    saved.update(layer.state_dict())
+    state = {name: value.numpy() for name, value in saved.state_dict().items()}
+    resumed = EMA(0.9, model(seed=5).state_dict())
+    resumed.load_state_dict(state)
+    change(layer, 2)
+    straight.update(layer.state_dict())
+    resumed.update(layer.state_dict())
+    for name, value in resumed.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), straight.state_dict()[name].numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
+def test_decay_out_of_range_names_the_key(decay):
+    with pytest.raises(UserError, match=r"TRAIN\.MODEL_EMA_DECAY"):
+        EMA(decay)
+
+
+def test_names_or_shapes_that_do_not_fit_are_errors():
+    ema = EMA(0.9, model().state_dict())
+    with pytest.raises(UserError, match="1 missing, 0 unknown, first '1._variance'"):
+        ema.update({name: value for name, value in model().state_dict().items() if name != "1._variance"})
+    wrong = {name: value.numpy() for name, value in model().state_dict().items()} | {"0.bias": np.zeros(5, "float32")}
+    with pytest.raises(UserError, match=r"'0.bias' is \[5\], expected \[4\]"):
+        ema.load_state_dict(wrong)
+    with pytest.raises(UserError, match="do not fit the model"):
+        with ema.applied(paddle.nn.Linear(2, 2)):
+            pass
