@@ -46,6 +46,7 @@ class Data:
     IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
     IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, images in 0-1")
     RESIZE_LIBRARY: str = option("cv2", "pil equals torchvision bit for bit, cv2 is faster", choices=("cv2", "pil"))
+    SCALED_DECODE: bool = option(True, "training with cv2: decode a JPEG at 1/2, 1/4, 1/8 where the crop allows it")
     INTERPOLATION: str = option(
         "bilinear", "how images are scaled", choices=("nearest", "bilinear", "bicubic", "lanczos")
     )
@@ -115,9 +116,12 @@ class Train:
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
     SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
-    MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
+    MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
+    MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
+    MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
+    HOOKS: tuple[str, ...] = option((), "further hooks, each as module:Class")
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
     OPTIMIZER: Optimizer = section(Optimizer)
 

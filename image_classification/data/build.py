@@ -85,6 +85,7 @@ def build_train_loader(config, rank=0, world_size=1):
         hflip=data.HFLIP,
         interpolation=data.INTERPOLATION,
         library=data.RESIZE_LIBRARY,
+        scaled_decode=data.SCALED_DECODE,
     )
     order = functools.partial(
         _train_order, len(dataset), config.SEED, batch_size=data.BATCH_SIZE, rank=rank, world_size=world_size

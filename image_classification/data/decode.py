@@ -1,6 +1,7 @@
 """Encoded image bytes -> uint8 pixels, whatever the file's channels; a broken file raises, it never turns into grey."""
 
 import io
+import struct
 
 import cv2
 import numpy as np
@@ -14,6 +15,16 @@ _CV2_FLAGS = {
     3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
     1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
 }
+# libjpeg computes an image of 1/2, 1/4 or 1/8 of the size straight from the coefficients. OpenCV's names say grey, but
+# these bits stand for the size alone (IMREAD_REDUCED_COLOR_2 adds the bit for BGR, which excludes the one for RGB).
+_CV2_REDUCTIONS = {
+    1: 0,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+REDUCTIONS = (8, 4, 2)
 _PIL_MODES = {3: "RGB", 1: "L"}
 
 
@@ -21,10 +32,13 @@ class CorruptImage(Exception):
     """An image's bytes cannot be decoded; the text says why, the caller knows which file it is."""
 
 
-def decode(content, library="cv2", channels=3):
+def decode(content, library="cv2", channels=3, reduction=1):
     """Return the uint8 pixels [height, width, channels] of an encoded image (bytes) or of an array.
 
     Grey, palette, RGBA and CMYK images come out with the asked number of channels (1 or 3); alpha is dropped.
+
+    Args:
+        reduction: 2, 4 or 8 divides the sides of a JPEG (rounded up) while decoding; for the library ``cv2``.
 
     Raises:
         CorruptImage: the bytes are no image, or end too early.
@@ -32,7 +46,7 @@ def decode(content, library="cv2", channels=3):
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
     if library == "cv2":
-        pixels = _decode_cv2(content, channels)
+        pixels = _decode_cv2(content, channels, reduction)
         if pixels is not None:
             return set_channels(pixels, channels)
     return set_channels(_decode_pil(content, channels), channels)
@@ -52,12 +66,30 @@ def set_channels(pixels, channels):
     return cv2.cvtColor(np.ascontiguousarray(pixels[:, :, :3]), cv2.COLOR_RGB2GRAY)[:, :, None]
 
 
-def _decode_cv2(content, channels):
+def jpeg_size(content):
+    """Return (height, width) from the header of a JPEG, None for any other bytes."""
+    if not isinstance(content, bytes) or content[:2] != b"\xff\xd8":
+        return None
+    position = 2
+    while position + 9 <= len(content) and content[position] == 0xFF:
+        marker = content[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+        elif marker in _START_OF_FRAME:
+            height, width = struct.unpack_from(">HH", content, position + 5)
+            return (height, width) if height and width else None
+        else:
+            position += 2 + struct.unpack_from(">H", content, position + 2)[0]
+    return None
+
+
+def _decode_cv2(content, channels, reduction):
     # libjpeg fills what a cut file lacks with grey and only warns: such files go to Pillow, which refuses them.
     if content[:2] == b"\xff\xd8" and not _jpeg_is_whole(content):
         return None
     try:
-        return cv2.imdecode(np.frombuffer(content, np.uint8), _CV2_FLAGS[channels])
+        flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]
+        return cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error:
         return None
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from .decode import decode
+from .decode import REDUCTIONS, decode, jpeg_size
 
 CV2_INTERPOLATIONS = {
     "nearest": cv2.INTER_NEAREST,
@@ -93,9 +93,11 @@ class TrainTransform:
         hflip=0.5,
         interpolation="bilinear",
         library="cv2",
+        scaled_decode=True,
     ):
         self.image_size = image_size
         self.channels = channels
+        self.scaled_decode = scaled_decode and library == "cv2"
         self.crop = crop
         self.crop_scale = tuple(crop_scale)
         self.crop_ratio = tuple(crop_ratio)
@@ -106,22 +108,39 @@ class TrainTransform:
 
     def __call__(self, content, rng):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
-        pixels = self._crop(decode(content, self.library, self.channels), rng)
+        pixels = self._crop(content, rng)
         if self.hflip and rng.random() < self.hflip:
             pixels = pixels[:, ::-1]
         return pixels
 
-    def _crop(self, pixels, rng):
-        size = self.image_size
+    def _crop(self, content, rng):
         if self.crop == "random_resized":
-            top, left, height, width = random_crop_box(*pixels.shape[:2], self.crop_scale, self.crop_ratio, rng)
-            return self._resize(pixels[top : top + height, left : left + width])
+            return self._resize(self._random_resized_crop(content, rng))
+        size = self.image_size
+        pixels = decode(content, self.library, self.channels)
         if self.crop == "pad":  # the CIFAR recipe of He et al. (2015): pad, then cut the size out at a random place
             pad = self.crop_padding
             pixels = np.pad(self._resize(pixels), ((pad, pad), (pad, pad), (0, 0)))
             top, left = rng.integers(0, 2 * pad + 1, size=2)
             return pixels[top : top + size, left : left + size]
         return self._resize(pixels)
+
+    def _random_resized_crop(self, content, rng):
+        shape = jpeg_size(content) if self.scaled_decode else None
+        if shape is None:
+            pixels = decode(content, self.library, self.channels)
+            top, left, height, width = random_crop_box(*pixels.shape[:2], self.crop_scale, self.crop_ratio, rng)
+            return pixels[top : top + height, left : left + width]
+        box = random_crop_box(*shape, self.crop_scale, self.crop_ratio, rng)
+        fitting = [factor for factor in REDUCTIONS if min(box[2:]) // factor >= self.image_size]
+        factor = fitting[0] if fitting else 1
+        pixels = decode(content, self.library, self.channels, factor)
+        if pixels.shape[:2] == shape:  # Pillow took over: the bytes are unusual, so all pixels were decoded
+            factor = 1
+        top, left, height, width = box
+        rows = slice(round(top / factor), round((top + height) / factor))
+        columns = slice(round(left / factor), round((left + width) / factor))
+        return pixels[rows, columns]
 
     def _resize(self, pixels):
         return resize(pixels, self.image_size, self.image_size, self.interpolation, self.library)

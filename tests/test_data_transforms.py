@@ -1,0 +1,200 @@
+"""Decoding, crops and resizing against Pillow and NumPy."""
+
+import io
+import math
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from image_classification.data.decode import CorruptImage, decode, jpeg_size
+from image_classification.data.transforms import (
+    CV2_INTERPOLATIONS,
+    PIL_INTERPOLATIONS,
+    EvalTransform,
+    TrainTransform,
+    center_crop,
+    random_crop_box,
+)
+
+
+def photo(height, width, seed=0):
+    """Return smooth uint8 RGB noise: a resize that is off by a pixel shows, JPEG keeps it."""
+    small = np.random.default_rng(seed).integers(0, 256, (height // 12 + 2, width // 12 + 2, 3), dtype=np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def encoded(image, kind="JPEG", **options):
+    file = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+def test_decode_jpeg_equals_pillow_bit_for_bit(library):
+    content = encoded(photo(61, 90), quality=90)
+    np.testing.assert_array_equal(decode(content, library), np.asarray(Image.open(io.BytesIO(content))))
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "1", "CMYK", "I;16"])
+def test_decode_of_any_colour_mode_gives_rgb(library, mode):
+    rgb = Image.fromarray(photo(32, 48))
+    if mode == "CMYK":
+        content, expected = encoded(rgb.convert("CMYK"), quality=95), np.asarray(rgb)
+    elif mode == "I;16":
+        grey = np.asarray(rgb.convert("L"))
+        content = encoded(Image.fromarray(grey.astype(np.uint16) * 257), "PNG")
+        expected = np.repeat(grey[:, :, None], 3, 2)
+    else:
+        content = encoded(rgb.convert(mode), "PNG")
+        expected = np.asarray(rgb.convert(mode).convert("RGB"))
+    pixels = decode(content, library)
+    assert pixels.shape == (32, 48, 3) and pixels.dtype == np.uint8
+    # a CMYK JPEG is lossy and the two libraries round its conversion differently; everything else is exact
+    tolerance = 25 if mode == "CMYK" else 0
+    assert np.abs(pixels.astype(int) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+def test_decode_to_grey_gives_luminance(library):
+    rgb = photo(32, 48)
+    for content in (encoded(rgb, "PNG"), rgb, np.dstack([rgb, rgb[:, :, :1]])):
+        pixels = decode(content, library, channels=1)
+        assert pixels.shape == (32, 48, 1)
+        exact = rgb @ np.array([0.299, 0.587, 0.114])  # ITU-R 601; libraries cut it to fixed point
+        assert np.abs(pixels[:, :, 0] - exact).max() <= 1.1
+
+
+def test_decode_ignores_the_exif_orientation_as_torchvision_does():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(encoded(photo(20, 40), exif=exif)).shape == (20, 40, 3)
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("content", [b"", b"text", encoded(photo(40, 40))[:-100], encoded(photo(40, 40), "PNG")[:-60]])
+def test_broken_bytes_raise(library, content):
+    with pytest.raises(CorruptImage):
+        decode(content, library)
+
+
+def test_jpeg_with_bytes_after_its_end_is_whole():
+    content = encoded(photo(40, 40))
+    np.testing.assert_array_equal(decode(content + b"\0" * 7), decode(content))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"\xff\xc0" * 40}])
+def test_jpeg_size_reads_the_header(options):
+    assert jpeg_size(encoded(photo(33, 77), **options)) == (33, 77)
+    assert jpeg_size(encoded(photo(33, 77), "PNG")) is None
+    assert jpeg_size(b"\xff\xd8\xff") is None
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("height", "width", "size"), [(75, 100, 32), (101, 67, 33), (40, 40, 32), (29, 64, 32)])
+def test_eval_transform_pil_equals_the_torchvision_pipeline(interpolation, height, width, size):
+    image = Image.fromarray(photo(height, width))
+    short = math.floor(size / 0.875)
+    # torchvision.transforms.Resize(int) and CenterCrop, spelt out
+    if width <= height:
+        resized = image.resize((short, int(short * height / width)), PIL_INTERPOLATIONS[interpolation])
+    else:
+        resized = image.resize((int(short * width / height), short), PIL_INTERPOLATIONS[interpolation])
+    top, left = round((resized.height - size) / 2.0), round((resized.width - size) / 2.0)
+    expected = np.asarray(resized.crop((left, top, left + size, top + size)))
+    got = EvalTransform(size, interpolation=interpolation, library="pil")(np.asarray(image))
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("height", "width"), [(75, 100), (101, 67)])
+def test_eval_transform_cv2_equals_the_paddleclas_pipeline(height, width):
+    image = photo(height, width)
+    scale = 36 / min(height, width)
+    resized = cv2.resize(image, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_LINEAR)
+    top, left = (resized.shape[0] - 32) // 2, (resized.shape[1] - 32) // 2
+    np.testing.assert_array_equal(EvalTransform(32)(image), resized[top : top + 32, left : left + 32])
+
+
+def test_center_crop_pads_what_is_too_small():
+    image = np.full((2, 8, 3), 9, np.uint8)
+    cropped = center_crop(image, 4)
+    assert cropped.shape == (4, 4, 3)
+    assert cropped[:, 0, 0].tolist() == [0, 9, 9, 0]
+
+
+def test_random_crop_box_has_the_asked_areas_and_ratios():
+    rng = np.random.default_rng(0)
+    boxes = np.array([random_crop_box(300, 400, (0.08, 1.0), (3 / 4, 4 / 3), rng) for _ in range(4000)])
+    top, left, height, width = boxes.T
+    assert (top >= 0).all() and (left >= 0).all()
+    assert (top + height <= 300).all() and (left + width <= 400).all()
+    area, ratio = height * width / 120000, width / height
+    assert 0.075 < area.min() < 0.1 and 0.9 < area.max() <= 1  # rounding to pixels: a few per mille
+    assert ratio.min() > 0.74 and ratio.max() < 1.35
+    # Uniform areas, but large ones do not fit at every ratio. Reference: the same rejection, vectorised and unrounded.
+    drawn = (
+        np.sqrt(120000 * rng.uniform(0.08, 1, 100000)),
+        np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), 100000) / 2),
+    )
+    fits = (drawn[0] * drawn[1] <= 400) & (drawn[0] / drawn[1] <= 300)
+    # standard error of 4000 areas with deviation 0.22: 0.0035
+    assert abs(area.mean() - (drawn[0][fits] ** 2).mean() / 120000) < 0.012
+    assert abs(np.median(np.log(ratio))) < 0.05
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((10, 1000), (0, 493, 10, 13)), ((1000, 10), (493, 0, 13, 10))])
+def test_random_crop_box_of_an_extreme_image_is_the_centre(shape, expected):
+    assert random_crop_box(*shape, (0.5, 1.0), (3 / 4, 4 / 3), np.random.default_rng(0)) == expected
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+def test_train_transform_crops_then_resizes_then_flips(library):
+    image = photo(60, 90)
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        top, left, height, width = random_crop_box(60, 90, (0.08, 1.0), (3 / 4, 4 / 3), rng)
+        part = image[top : top + height, left : left + width]
+        if library == "pil":
+            expected = np.asarray(Image.fromarray(part).resize((32, 32), Image.Resampling.BICUBIC))
+        else:
+            expected = cv2.resize(part, (32, 32), interpolation=CV2_INTERPOLATIONS["bicubic"])
+        if rng.random() < 0.5:
+            expected = cv2.flip(expected, 1)
+        transform = TrainTransform(32, interpolation="bicubic", library=library)
+        np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
+
+
+def test_pad_crop_shifts_the_image():
+    image = photo(8, 8)
+    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
+    windows = [padded[top : top + 8, left : left + 8].tobytes() for top in range(5) for left in range(5)]
+    transform = TrainTransform(8, crop="pad", crop_padding=2, hflip=0)
+    seen = {windows.index(transform(image, np.random.default_rng(seed)).tobytes()) for seed in range(300)}
+    assert seen == set(range(25))
+
+
+def test_scaled_decoding_keeps_the_crop_and_its_content():
+    content = encoded(cv2.resize(photo(64, 80), (1000, 800), interpolation=cv2.INTER_CUBIC), quality=95)
+    scaled = TrainTransform(48, hflip=0)
+    full = TrainTransform(48, hflip=0, scaled_decode=False, interpolation="bilinear")
+    for seed in range(8):
+        small, large = scaled(content, np.random.default_rng(seed)), full(content, np.random.default_rng(seed))
+        assert small.shape == large.shape == (48, 48, 3)
+        # same picture, other filter; a crop shifted by 2 % of its side differs by more than 10 on this image
+        assert np.abs(small.astype(float) - large).mean() < 4
+
+
+def test_scaled_decoding_is_used_only_where_pixels_suffice(monkeypatch):
+    factors = []
+
+    def spy(content, library, channels, factor=1):
+        factors.append(factor)
+        return decode(content, library, channels, factor)
+
+    monkeypatch.setattr("image_classification.data.transforms.decode", spy)
+    content = encoded(photo(200, 200))
+    for size in (10, 50, 100, 101):
+        TrainTransform(size, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))(content, np.random.default_rng(0))
+    assert factors == [8, 4, 2, 1]
