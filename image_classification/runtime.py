@@ -11,6 +11,7 @@ import random
 import resource
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 
@@ -41,6 +42,16 @@ def set_threads(num_threads=None):
         os.environ.setdefault(name, str(threads))
 
 
+def prepare_process():
+    """Set what must be set before Paddle is imported; every entry point calls this first."""
+    set_threads()
+    # MKL chooses its code path by the alignment of the buffers, so that two runs differ, unless it is told not to.
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    # Paddle advises every user to install ccache; nothing is compiled here.
+    warnings.filterwarnings("ignore", message=".*ccache.*")
+
+
 def select_device(name):
     """Select ``auto``, ``cpu``, ``gpu`` or ``gpu:N`` for Paddle and return ``"cpu"`` or ``"gpu"``."""
     import paddle
@@ -69,13 +80,11 @@ def seed_everything(seed):
 
 
 def set_deterministic():
-    """Ask every library for results that two runs repeat bit for bit; call before Paddle is imported.
+    """Ask Paddle for results that two runs repeat bit for bit."""
+    import paddle
 
-    MKL chooses its code path by the alignment of the buffers unless it is told not to.
-    """
-    os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
-    os.environ.setdefault("FLAGS_cudnn_deterministic", "1")
-    os.environ.setdefault("FLAGS_embedding_deterministic", "1")
+    if paddle.is_compiled_with_cuda():
+        paddle.set_flags({"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1})
 
 
 def rng_state():
@@ -213,6 +222,17 @@ class _TerminalHandler(logging.StreamHandler):
 
         tqdm.write(self.format(record), file=sys.stdout)
         self.flush()
+
+
+def progress_bar(total, description, unit, is_main=True, initial=0):
+    """Return a tqdm bar with ETA that shows itself on a terminal of the main process only, and not for short work."""
+    from tqdm import tqdm
+
+    shown = is_main and sys.stderr.isatty()
+    return tqdm(
+        total=total, initial=initial, desc=description, unit=unit, disable=not shown, leave=False, delay=0.5,
+        dynamic_ncols=True, file=sys.stderr,
+    )  # fmt: skip
 
 
 class Meter:

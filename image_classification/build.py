@@ -1,0 +1,111 @@
+"""From a configuration to the objects of a run: loaders, model, precision, criterion, trainer."""
+
+import dataclasses
+import inspect
+
+from . import amp, checkpoint, data
+from .config import Config
+from .ema import build_ema
+from .hooks import CheckpointHook, EmaHook, LogHook, RecordHook, ReportHook, load_hooks
+from .losses import build_criterion
+from .optim import build_optimizer, build_schedule
+from .runtime import UserError, seed_everything, select_device, set_deterministic
+from .trainer import Trainer, steps_per_epoch
+
+
+@dataclasses.dataclass
+class Parts:
+    """What a configuration builds; tools take the parts they need."""
+
+    config: Config
+    device: str
+    parallel: object
+    model: object
+    precision: amp.Precision
+    criterion: object
+    train_loader: object
+    eval_loader: object
+
+
+def build_parts(config, build_model, parallel):
+    """Return the :class:`Parts` of a configuration; nothing is written.
+
+    Raises:
+        UserError: whatever is wrong with the configuration, the data or the files that it names.
+    """
+    device = select_device(config.DEVICE)
+    if config.DETERMINISTIC:
+        set_deterministic()
+    seed_everything(config.SEED)
+    eval_loader = data.build_eval_loader(config, parallel.data_rank, parallel.data_size)
+    train_loader = None
+    if not config.EVAL:
+        train_loader = data.build_train_loader(config, parallel.data_rank, parallel.data_size)
+    precision = build_precision(config, device, parallel)
+    model = make_model(config, build_model)
+    if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
+        load_weights(config, model)
+    model = precision.convert_model(model)
+    # every rank built the same weights from the common seed; dropout and the like differ from here on
+    seed_everything(config.SEED + parallel.data_rank)
+    return Parts(config, device, parallel, model, precision, build_criterion(config), train_loader, eval_loader)
+
+
+def build_precision(config, device, parallel):
+    """Return the Precision of the AMP section."""
+    try:
+        return amp.build_precision(
+            config.AMP.MODE,
+            dtype=config.AMP.DTYPE,
+            device=device,
+            options=dict(config.AMP.OPTIONS),
+            clip_grad_norm=config.TRAIN.GRAD_CLIP,
+            reduction=parallel.reduction,
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"AMP: {error}") from None
+
+
+def make_model(config, build_model):
+    """Return the model in float32 with fresh weights."""
+    arguments = dict(config.MODEL.ARGUMENTS)
+    filled_in = {
+        "num_classes": config.MODEL.NUM_CLASSES,
+        "image_size": config.DATA.IMAGE_SIZE,
+        "in_channels": config.DATA.IMAGE_CHANNELS,
+    }
+    known = inspect.signature(build_model).parameters
+    arguments.update((name, value) for name, value in filled_in.items() if name in known)
+    try:
+        return build_model(**arguments)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"MODEL: {error}") from None
+
+
+def load_weights(config, model):
+    """Fill the model with the weights of ``-pretrained``."""
+    path = checkpoint.find(config.MODEL.PRETRAINED, "-pretrained")
+    weights = checkpoint.load_weights(path)
+    checkpoint.check_matches(model.state_dict(), weights, path, "-pretrained")
+    model.set_state_dict(weights)
+
+
+def build_trainer(parts, folder=None, report=None):
+    """Return the trainer with its hooks; without a folder it writes nothing."""
+    config, model, precision = parts.config, parts.model, parts.precision
+    named_params = precision.master_params(model)
+    optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
+    hooks = [EmaHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
+    if folder is not None:
+        hooks.append(CheckpointHook(folder))
+        if parts.parallel.is_main:
+            hooks += [RecordHook(folder), ReportHook(folder, report)]
+    return Trainer(
+        parts,
+        optimizer=optimizer,
+        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts)),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        hooks=hooks,
+    )

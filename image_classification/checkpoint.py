@@ -1,0 +1,146 @@
+"""Complete training states on disk: written whole or not at all, independent of the precision they were trained in.
+
+A checkpoint is one ``.pdparams`` file, a pickled dictionary of plain Python values and NumPy arrays:
+
+========== ==========================================================================================
+format     1
+model      float32 parameters and buffers under the plain model's names, whatever the mode
+optimizer  "<parameter>/<slot>" -> array
+precision  mode, dtype and the scaler's state
+ema        the averaged weights, or None
+progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
+rng        generators of Python, NumPy and Paddle, one entry a process
+config     the effective configuration as YAML
+========== ==========================================================================================
+"""
+
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from .runtime import UserError, atomic_write
+
+FORMAT = 1
+KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "config"}
+
+
+def find(path, key):
+    """Return the file that the user meant by ``path``, given with or without ``.pdparams``.
+
+    Raises:
+        UserError: there is no such file; ``key`` says which flag named it.
+    """
+    for candidate in (Path(path), Path(f"{path}.pdparams")):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"{key}: {path}: no such file, with or without .pdparams")
+
+
+def to_arrays(tree):
+    """Return the nested dictionary with every tensor as a NumPy array."""
+    if isinstance(tree, dict):
+        return {name: to_arrays(value) for name, value in tree.items()}
+    return tree.numpy() if isinstance(tree, paddle.Tensor) else tree
+
+
+def save(path, state):
+    """Write the state; a reader sees the old file or the new one, never a part."""
+    with atomic_write(path) as file:
+        pickle.dump(to_arrays(state), file, protocol=4)
+
+
+def load(path, key="-resume"):
+    """Return the state of a checkpoint with NumPy arrays.
+
+    Raises:
+        UserError: the file is not a whole checkpoint of this project.
+    """
+    state = _read(path, key)
+    missing = KEYS - state.keys()
+    if missing:
+        raise UserError(f"{key}: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
+    if state["format"] != FORMAT:
+        raise UserError(f"{key}: {path}: has checkpoint format {state['format']}, this version reads {FORMAT}")
+    return state
+
+
+def load_weights(path, key="-pretrained"):
+    """Return the model's float32 state from a checkpoint or from a file that holds weights only."""
+    state = _read(path, key)
+    weights = state["model"] if isinstance(state.get("model"), dict) else state
+    arrays = {name: np.asarray(value) for name, value in weights.items() if name != "StructuredToParameterName@@"}
+    wrong = [name for name, value in arrays.items() if value.dtype == object]
+    if wrong or not arrays:
+        raise UserError(f"{key}: {path}: holds no model weights" + (f" ({wrong[0]} is no array)" if wrong else ""))
+    return arrays
+
+
+def check_matches(own, loaded, path, key):
+    """Compare names and shapes of two states before anything is changed.
+
+    Raises:
+        UserError: the first differences, so that a wrong architecture is told from a wrong head.
+    """
+    missing = [name for name in own if name not in loaded]
+    unknown = [name for name in loaded if name not in own]
+    shapes = [
+        f"{name} {list(loaded[name].shape)} instead of {list(own[name].shape)}"
+        for name in own
+        if name in loaded and list(loaded[name].shape) != list(own[name].shape)
+    ]
+    parts = []
+    for words, names in (("lacks", missing), ("does not know", unknown), ("has other shapes:", shapes)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{words} {', '.join(names[:3])}{more}")
+    if parts:
+        raise UserError(f"{key}: {path}: is of another model: it {'; it '.join(parts)}")
+
+
+def _read(path, key):
+    try:
+        state = paddle.load(str(path), return_numpy=True)
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        raise UserError(f"{key}: {path}: cannot be read, the file is damaged or of another format ({reason})") from None
+    if not isinstance(state, dict):
+        raise UserError(f"{key}: {path}: expected a dictionary, found {type(state).__name__}")
+    return state
+
+
+class Store:
+    """The checkpoints of one run: ``epoch_0003.pdparams`` of the last few epochs, ``latest`` and ``best``."""
+
+    def __init__(self, folder, keep):
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(self, state, name, is_best=False):
+        """Write ``<name>.pdparams``, point ``latest`` (and ``best``) at it, drop what is older than the last few."""
+        path = self.folder / f"{name}.pdparams"
+        save(path, state)
+        self._alias(path, "latest")
+        if is_best:
+            self._alias(path, "best")
+        for old in self._epochs()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def _alias(self, path, name):
+        # A hard link stays whole when the epoch's own file is dropped; it is renamed into place, never half there.
+        temporary = self.folder / f".{name}.tmp"
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, temporary)
+        temporary.replace(self.folder / f"{name}.pdparams")
+
+    def _epochs(self):
+        files = [path for path in self.folder.glob("epoch_*.pdparams") if re.fullmatch(r"epoch_\d+", path.stem)]
+        return sorted(files, key=lambda path: int(path.stem.split("_")[1]))

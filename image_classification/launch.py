@@ -1,0 +1,246 @@
+"""Train or evaluate what a configuration names. Entry points call run_single or run_multi.
+
+The project's modules that need Paddle are imported inside the functions: a wrong command line is answered at once.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+
+from .runtime import UserError, get_logger, peak_memory_bytes
+from .runtime import setup_logger as start_log
+
+EXIT_USER_ERROR, EXIT_TRAINING_ERROR, EXIT_INTERRUPTED = 2, 3, 130
+
+
+def run_single(build_model, argv=None):
+    """Train or evaluate in this one process as the command line says, then exit.
+
+    Exit codes: 0 done, 2 something the user gave is wrong (one line on stderr), 3 the training cannot go on.
+    """
+    sys.exit(_run_guarded(build_model, sys.argv[1:] if argv is None else argv, _single_process))
+
+
+def _single_process(config):
+    from .parallel.single import SingleProcess
+
+    return contextlib.nullcontext(SingleProcess())
+
+
+def _run_guarded(build_model, argv, setup_parallel):
+    """Return the exit code of a run; errors that a user can mend are one line, not a traceback."""
+    from .config import load_config
+
+    try:
+        config = load_config(argv, build_model)
+        with setup_parallel(config) as parallel:
+            run(config, build_model, parallel)
+        return 0
+    except UserError as error:
+        return _fail(error, EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except RuntimeError as error:
+        from .trainer import TrainingError
+
+        if isinstance(error, TrainingError):
+            return _fail(error, EXIT_TRAINING_ERROR)
+        raise
+
+
+def _fail(message, code):
+    get_logger().handlers.clear()  # the terminal gets the line once, from here
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def run(config, build_model, parallel):
+    """Train or evaluate; every process of the run calls this with its own ``parallel``."""
+    start_log(None, parallel.rank)
+    if config.EVAL and not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
+        raise UserError("-eval: needs -pretrained with the weights to evaluate")
+    from .build import build_parts
+
+    parts = build_parts(config, build_model, parallel)
+    if config.DRY_RUN:
+        return dry_run(parts)
+    from .run_folder import RunFolder
+
+    folder = RunFolder.create(config) if parallel.is_main else None
+    path = parallel.gather(str(folder.path) if folder else None)[0]
+    folder = RunFolder(path)
+    logger = start_log(folder.path, parallel.rank)
+    _describe(parts, folder)
+    report = _empty_report(parts)
+    if config.EVAL:
+        evaluate(parts, folder, report)
+    else:
+        train(parts, folder, report)
+    logger.info(f"results are in {folder.path}")
+
+
+def train(parts, folder, report):
+    """Train to the end or to a requested stop, from the start or from ``-resume``."""
+    from . import checkpoint
+    from .build import build_trainer
+
+    logger = get_logger()
+    trainer = build_trainer(parts, folder, report)
+    if parts.config.MODEL.RESUME:
+        path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
+        trainer.load_state(checkpoint.load(path), path)
+        progress = trainer.progress
+        logger.info(f"resumed from {path}: epoch {progress.epoch}, batch {progress.batch}, step {progress.step}")
+        if progress.epoch >= parts.config.TRAIN.NUM_EPOCHS:
+            raise UserError(
+                f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is "
+                f"{parts.config.TRAIN.NUM_EPOCHS}: nothing to train"
+            )
+    with stop_on_signal(trainer):
+        trainer.fit()
+    if trainer.stop_requested:
+        logger.info(f"stopped by a signal; continue with -resume={folder.path / 'latest'}")
+    elif parts.parallel.is_main:
+        folder.write_report(report)
+        logger.info(_result_table(report))
+
+
+def evaluate(parts, folder, report):
+    """Evaluate the weights of ``-pretrained`` (or ``-resume``) and write the report."""
+    from . import checkpoint
+    from .evaluation import evaluate as evaluate_model
+
+    weights = parts.config.MODEL.PRETRAINED
+    if parts.config.MODEL.RESUME:
+        weights = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
+        state = checkpoint.load(weights)
+        checkpoint.check_matches(parts.precision.model_state_dict(parts.model), state["model"], weights, "-resume")
+        parts.precision.load_model_state_dict(parts.model, state["model"])
+    result = evaluate_model(parts.model, parts.precision, parts.eval_loader, parts.parallel)
+    report.update(
+        top1=result["top1"],
+        top5=result["top5"],
+        best_top1=result["top1"],
+        eval_images=result["images"],
+        images_per_second=result["images"] / max(result["seconds"], 1e-9),
+        seconds=result["seconds"],
+        peak_memory_bytes=peak_memory_bytes(parts.device),
+        checkpoint=str(weights),
+    )
+    if parts.parallel.is_main:
+        folder.append_metrics({"kind": "eval", **{name: result[name] for name in ("top1", "top5", "loss")}})
+        folder.write_report(report)
+    logger = get_logger()
+    logger.info(f"----- Validation Loss: {result['loss']:.4f}, time: {result['seconds']:.2f}")
+    logger.info(_result_table(report))
+
+
+def dry_run(parts):
+    """Run one training step (one evaluation batch with -eval), print what a real run would do, write nothing."""
+    import paddle
+
+    from .build import build_trainer
+    from .config import to_yaml
+
+    config, logger = parts.config, get_logger()
+    logger.info("dry run: this is the effective configuration\n" + to_yaml(config).rstrip())
+    _describe(parts)
+    start = time.perf_counter()
+    if config.EVAL:
+        images, labels = next(iter(parts.eval_loader))
+        parts.model.eval()
+        with paddle.no_grad(), parts.precision.forward_context():
+            logits = parts.model(paddle.to_tensor(images))
+        logger.info(f"one batch of {len(labels)} images: logits {logits.shape} {logits.dtype}")
+    else:
+        trainer = build_trainer(parts)
+        parts.train_loader.set_epoch(0)
+        parts.model.train()
+        trainer.train_step(parts.train_loader.iterate(0), min(config.TRAIN.ACCUM_ITER, len(parts.train_loader)))
+        result = trainer.last_result
+        what = "applied" if result.applied else f"skipped ({result.first_bad} is not finite)"
+        logger.info(
+            f"one step of {config.TRAIN.ACCUM_ITER} x {config.DATA.BATCH_SIZE} images: loss {trainer.mean.loss:.4f}, "
+            f"{what}, loss scale {result.loss_scale:g}"
+        )
+        logger.info(
+            f"a run would make {config.TRAIN.NUM_EPOCHS} epochs of {trainer.steps_per_epoch} steps and write to "
+            f"{config.OUTPUT or config.SAVE}"
+        )
+    logger.info(
+        f"{time.perf_counter() - start:.2f} s, peak memory {peak_memory_bytes(parts.device) / 2**20:.0f} MiB; "
+        "dry run: nothing was written"
+    )
+
+
+@contextlib.contextmanager
+def stop_on_signal(trainer):
+    """SIGTERM and the first Ctrl-C end the run after the running step, with a checkpoint; a second Ctrl-C at once."""
+
+    def request_stop(number, frame):
+        if trainer.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stop_requested = True
+        get_logger().info(f"{signal.Signals(number).name}: stopping after this step")
+
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _describe(parts, folder=None):
+    config, logger = parts.config, get_logger()
+    size = sum(parameter.size for parameter in parts.model.parameters() if not parameter.stop_gradient)
+    logger.info(f"precision: {parts.precision.describe()}")
+    logger.info(f"model: {config.MODEL.NAME or 'unnamed'}, {size / 1e6:.2f} M parameters")
+    if folder is not None:
+        logger.info(f"run folder: {folder.path}")
+
+
+def _empty_report(parts):
+    """Return the report with every key it will ever have; ``report.json`` has the same keys in every mode."""
+    config, precision = parts.config, parts.precision
+    return {
+        "mode": "eval" if config.EVAL else "train",
+        "model": config.MODEL.NAME,
+        "dataset": config.DATA.DATASET,
+        "device": parts.device,
+        "precision": {"mode": precision.mode, "dtype": precision.dtype, "backend": precision.backend},
+        "world_size": parts.parallel.world_size,
+        "epochs": 0,
+        "steps": 0,
+        "skipped_steps": 0,
+        "loss_scale": precision.loss_scale,
+        "train_loss": None,
+        "top1": None,
+        "top5": None,
+        "eval_images": 0,
+        "best_top1": None,
+        "images_per_second": 0.0,
+        "seconds": 0.0,
+        "peak_memory_bytes": 0,
+        "checkpoint": None,
+    }
+
+
+def _result_table(report):
+    precision = report["precision"]
+    rows = [
+        ("model", report["model"]),
+        ("precision", f"{precision['mode']}/{precision['dtype']} on {report['device']} ({precision['backend']})"),
+        ("top-1", f"{report['top1']:.4f}"),
+        ("top-5", f"{report['top5']:.4f}"),
+        ("best top-1", f"{report['best_top1']:.4f}"),
+        ("images evaluated", report["eval_images"]),
+        ("steps", f"{report['steps']} ({report['skipped_steps']} skipped)"),
+        ("images/s", f"{report['images_per_second']:.1f}"),
+        ("seconds", f"{report['seconds']:.1f}"),
+        ("peak memory", f"{report['peak_memory_bytes'] / 2**20:.0f} MiB"),
+        ("checkpoint", report["checkpoint"]),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "result\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,259 @@
+"""The training loop. What happens beside the arithmetic (log, records, checkpoints, averages) is in hooks.py.
+
+    for each epoch:
+        for each window of ACCUM_ITER micro-batches:      # the last window of an epoch may be shorter
+            forward and backward of each micro-batch, each loss divided by the size of its window
+            one step: unscale, check, clip, update or skip (amp/precision.py)
+        evaluate, save
+"""
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+import paddle
+
+from . import checkpoint
+from .config import to_yaml
+from .evaluation import evaluate
+from .optim import load_optimizer_state, optimizer_state
+from .runtime import get_logger, rng_state, set_rng_state
+
+WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
+
+
+class TrainingError(RuntimeError):
+    """The run cannot go on; the text is one line for the user."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far the run is; everything here is part of a checkpoint."""
+
+    epoch: int = 0  # whole epochs done
+    batch: int = 0  # micro-batches of the running epoch done, always at the end of a window
+    step: int = 0  # optimizer steps applied; the learning rate follows this count
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    best_top1: float = 0.0
+    seconds: float = 0.0
+
+
+class RunningMean:
+    """Mean loss and top-1 of the running epoch, read from the device only when someone asks."""
+
+    def __init__(self):
+        self.sums = np.zeros(3)  # loss x images, correct, images
+        self._pending = []
+        self.last_loss = 0.0
+
+    def add(self, loss, correct, count):
+        self._pending.append((loss.detach(), correct, count))
+
+    def flush(self):
+        """Read what is pending and return the sums of loss x images, correct and images."""
+        for loss, correct, count in self._pending:
+            self.last_loss = loss.item()
+            if math.isfinite(self.last_loss):  # one overflow must not hide the loss of a whole epoch
+                self.sums += (self.last_loss * count, float(correct), count)
+        self._pending.clear()
+        return self.sums
+
+    @property
+    def loss(self):
+        loss, _, count = self.flush()
+        return float(loss / max(count, 1.0))
+
+    @property
+    def top1(self):
+        _, correct, count = self.flush()
+        return float(correct / max(count, 1.0))
+
+
+class Timer:
+    """Seconds and images of the training steps of this process, without the first few."""
+
+    def __init__(self):
+        self.steps = 0
+        self.images = 0
+        self.seconds = 0.0
+        self.last = {"batch_cost": 0.0, "reader_cost": 0.0, "images": 0}
+
+    def add(self, seconds, reader_seconds, images):
+        self.last = {"batch_cost": seconds, "reader_cost": reader_seconds, "images": images}
+        self.steps += 1
+        if self.steps > WARMUP_STEPS:
+            self.images += images
+            self.seconds += seconds
+
+    @property
+    def seconds_per_step(self):
+        counted = self.steps - WARMUP_STEPS
+        return self.seconds / counted if counted > 0 else self.last["batch_cost"]
+
+    @property
+    def images_per_second(self):
+        if self.seconds:
+            return self.images / self.seconds
+        return self.last["images"] / self.last["batch_cost"] if self.last["batch_cost"] else 0.0
+
+
+def num_correct(logits, labels):
+    """Return how many images have their label (the largest share of a soft label) as top-1, still on the device."""
+    target = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    return (logits.astype("float32").argmax(axis=-1) == target).sum()
+
+
+def steps_per_epoch(parts):
+    """Return the optimizer steps of an epoch; the last one may have fewer micro-batches."""
+    return math.ceil(len(parts.train_loader) / parts.config.TRAIN.ACCUM_ITER)
+
+
+class Trainer:
+    """Owns the objects of a run and the order in which they are called.
+
+    Hooks read its attributes, among them ``last_result``, the StepResult of the last step, and ``evaluation``, the
+    result of the evaluation of this epoch or None.
+    """
+
+    def __init__(self, parts, *, optimizer, schedule, ema, hooks):
+        self.config = parts.config
+        self.model = parts.model
+        self.criterion = parts.criterion
+        self.precision = parts.precision
+        self.parallel = parts.parallel
+        self.train_loader = parts.train_loader
+        self.eval_loader = parts.eval_loader
+        self.steps_per_epoch = steps_per_epoch(parts)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.ema = ema
+        self.hooks = sorted(hooks, key=lambda hook: hook.priority)
+        self.progress = Progress(epoch=self.config.TRAIN.LAST_EPOCH)
+        self.mean = RunningMean()
+        self.timer = Timer()
+        self.evaluation = None
+        self.last_result = None
+        self.stop_requested = False
+
+    def call(self, event):
+        for hook in self.hooks:
+            getattr(hook, event)(self)
+
+    def fit(self):
+        """Train to the last epoch, or to the end of the step in which a stop was requested."""
+        start = time.time() - self.progress.seconds
+        self.call("before_train")
+        while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stop_requested:
+            self.train_epoch(start)
+            self.progress.seconds = time.time() - start
+        self.call("after_train")
+
+    def train_epoch(self, start):
+        """Train the rest of the running epoch, evaluate when due."""
+        progress, num_batches = self.progress, len(self.train_loader)
+        self.evaluation = None
+        self.model.train()
+        self.train_loader.set_epoch(progress.epoch)
+        self.call("before_epoch")
+        batches = self.train_loader.iterate(progress.batch)
+        while progress.batch < num_batches:
+            self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch))
+            progress.seconds = time.time() - start
+            self.stop_requested = self.parallel.any(self.stop_requested)
+            self.call("after_step")
+            if self.stop_requested:
+                return
+        progress.epoch += 1
+        progress.batch = 0
+        is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
+        if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
+            self.evaluate()
+        self.call("after_epoch")
+        self.mean = RunningMean()
+
+    def train_step(self, batches, window):
+        """Make one optimizer step of ``window`` micro-batches."""
+        start = time.perf_counter()
+        reader_seconds, num_images = 0.0, 0
+        self.optimizer.set_lr(self.schedule.lr(self.progress.step))
+        for _ in range(window):
+            before = time.perf_counter()
+            images, labels = next(batches)
+            reader_seconds += time.perf_counter() - before
+            num_images += len(labels)
+            self.accumulate(paddle.to_tensor(images), paddle.to_tensor(labels), window)
+        self.progress.batch += window
+        self._count(self.precision.step(self.optimizer))
+        self.timer.add(time.perf_counter() - start, reader_seconds, num_images * self.parallel.data_size)
+
+    def accumulate(self, images, labels, window):
+        """Add the gradients of one micro-batch."""
+        with self.precision.forward_context():
+            logits = self.model(images)
+            loss = self.criterion(logits, labels)
+        self.precision.backward(loss / window)
+        self.mean.add(loss, num_correct(logits.detach(), labels), len(labels))
+
+    def _count(self, result):
+        progress, self.last_result = self.progress, result
+        if result.applied:
+            progress.step += 1
+            progress.skipped_in_a_row = 0
+            self.call("after_update")
+            return
+        progress.skipped_steps += 1
+        progress.skipped_in_a_row += 1
+        if progress.skipped_in_a_row >= self.config.TRAIN.MAX_SKIPPED_STEPS:
+            raise TrainingError(
+                f"{progress.skipped_in_a_row} steps in a row had gradients that are not finite: loss scale "
+                f"{result.loss_scale:g}, step {progress.step}, first bad parameter {result.first_bad}; lower "
+                "TRAIN.BASE_LR, lengthen TRAIN.WARMUP_EPOCHS, or use -amp_dtype bfloat16 or -amp_mode fp32"
+            )
+
+    def evaluate(self):
+        """Evaluate the averaged weights where there are some, else the model's own."""
+        with self.ema.applied(self.model):
+            self.evaluation = evaluate(self.model, self.precision, self.eval_loader, self.parallel)
+        self.evaluation["is_best"] = self.evaluation["top1"] > self.progress.best_top1
+        self.progress.best_top1 = max(self.progress.best_top1, self.evaluation["top1"])
+        self.call("after_evaluation")
+
+    def state(self):
+        """Return the complete state of the run; every process must call it."""
+        mean_sums = self.mean.flush()
+        named = self.precision.master_params(self.model)
+        return {
+            "format": checkpoint.FORMAT,
+            "model": self.precision.model_state_dict(self.model),
+            "optimizer": optimizer_state(self.optimizer, named),
+            "precision": {
+                "mode": self.precision.mode, "dtype": self.precision.dtype, "state": self.precision.state_dict(),
+            },  # fmt: skip
+            "ema": self.ema.state_dict(),
+            "progress": dataclasses.asdict(self.progress) | {"sums": mean_sums.tolist()},
+            "rng": self.parallel.gather(rng_state()),
+            "config": to_yaml(self.config),
+        }
+
+    def load_state(self, state, path):
+        """Continue from what :meth:`state` returned, in this or in another precision mode."""
+        own = self.precision.model_state_dict(self.model)
+        checkpoint.check_matches(own, state["model"], path, "-resume")
+        self.precision.load_model_state_dict(self.model, state["model"])
+        load_optimizer_state(self.optimizer, self.precision.master_params(self.model), state["optimizer"])
+        saved = state["precision"]
+        if saved["mode"] == self.precision.mode and saved["dtype"] == self.precision.dtype:
+            self.precision.load_state_dict(saved["state"])
+        else:
+            get_logger().info(
+                f"-resume: {path} was trained as {saved['mode']}/{saved['dtype']}; continuing as "
+                f"{self.precision.mode}/{self.precision.dtype} with a fresh loss scale {self.precision.loss_scale:g}"
+            )
+        self.ema.load_state_dict(state["ema"])
+        fields = dict(state["progress"])
+        self.mean.sums = np.array(fields.pop("sums"))
+        self.progress = Progress(**fields)
+        if self.parallel.rank < len(state["rng"]):
+            set_rng_state(state["rng"][self.parallel.rank])
