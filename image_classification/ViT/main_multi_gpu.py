@@ -9,6 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from image_classification.runtime import prepare_process
+
+prepare_process()  # threads, before Paddle is imported
+
 from image_classification.launch import run_multi
 from image_classification.ViT.vit import build_model
 
