@@ -4,7 +4,7 @@ import contextlib
 
 import paddle
 
-from .runtime import UserError
+from .runtime import UserError, get_logger
 
 
 def build_ema(train_config, tensors):
@@ -27,7 +27,9 @@ class NoEMA:
         return {}
 
     def load_state_dict(self, state):
-        """Leave a saved average alone."""
+        """Leave a saved average alone, and say so."""
+        if state:
+            get_logger().warning("the checkpoint's averaged weights are not used: TRAIN.MODEL_EMA is False")
 
 
 class EMA:
@@ -72,8 +74,12 @@ class EMA:
     def applied(self, model):
         """Give ``model`` the averaged weights while the context lasts, in the dtypes that it stores.
 
-        Afterwards the model has its own weights back, bit for bit, also after an exception.
+        Afterwards the model has its own weights back, bit for bit, also after an exception. An average that has not
+        begun leaves the model alone.
         """
+        if not self._average:
+            yield model
+            return
         own = model.state_dict()
         self._check_names(own)
         kept = {name: tensor.clone().detach() for name, tensor in own.items()}
@@ -90,11 +96,15 @@ class EMA:
         return dict(self._average)
 
     def load_state_dict(self, state):
-        """Replace the average by a copy of ``state``: {name: tensor or array}.
+        """Replace the average by a copy of ``state``: {name: tensor or array}; empty: start anew at the next update.
 
         Raises:
             UserError: the average has begun already, and names or shapes differ.
         """
+        if not state:
+            get_logger().warning("the checkpoint has no averaged weights: the average starts from the resumed weights")
+            self._average = {}
+            return
         if self._average:
             self._check_names(state)
             for name, value in state.items():

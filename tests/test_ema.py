@@ -1,10 +1,13 @@
 """The moving average of weights and buffers against its formula, and the swap for evaluation."""
 
+import dataclasses
+
 import numpy as np
 import paddle
 import pytest
 
-from image_classification.ema import EMA
+from image_classification.config import Config
+from image_classification.ema import EMA, build_ema
 from image_classification.runtime import UserError
 
 
@@ -122,3 +125,31 @@ def test_names_or_shapes_that_do_not_fit_are_errors():
     with pytest.raises(UserError, match="do not fit the model"):
         with ema.applied(paddle.nn.Linear(2, 2)):
             pass
+
+
+def test_build_follows_the_config():
+    section = dataclasses.replace(Config().TRAIN, MODEL_EMA=True, MODEL_EMA_DECAY=0.75)
+    assert build_ema(section, model().state_dict()).decay == 0.75
+
+
+def test_without_ema_evaluation_sees_the_models_own_weights():
+    layer = model()
+    before = layer[0].weight.numpy()
+    none = build_ema(Config().TRAIN, layer.state_dict())
+    none.update({})
+    with none.applied(layer):
+        np.testing.assert_array_equal(layer[0].weight.numpy(), before)
+    assert none.state_dict() == {}
+    none.load_state_dict({"0.weight": before})
+
+
+def test_state_without_average_starts_from_the_resumed_weights():
+    layer = model()
+    ema = EMA(0.9, layer.state_dict())
+    ema.load_state_dict({})
+    change(layer, 1)
+    own = layer[0].weight.numpy()
+    with ema.applied(layer):
+        np.testing.assert_array_equal(layer[0].weight.numpy(), own)
+    ema.update(layer.state_dict())
+    np.testing.assert_array_equal(ema.state_dict()["0.weight"].numpy(), own)
