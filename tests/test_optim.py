@@ -12,7 +12,7 @@ from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
 DECAYED = ("blocks.0.fc.weight", "head.weight")
-RULES = ["SGD", "Momentum", "AdamW"]
+RULES = ["SGD", "Momentum", "AdamW", "LAMB", "LARS", "Lion"]
 
 
 def train(name, weight_decay=0.1, **options):
@@ -81,6 +81,87 @@ def adamw(w, g, lr, wd, step, slots):
     slots["v"] = 0.99 * slots.get("v", 0.0) + 0.01 * g * g
     m, v = slots["m"] / (1 - 0.9**step), slots["v"] / (1 - 0.99**step)
     return w - lr * wd * w - lr * m / (np.sqrt(v) + 1e-8)
+
+
+def lamb(bias_correction, clip=np.inf, always_adapt=False):
+    def update(w, g, lr, wd, step, slots):
+        slots["m"] = 0.9 * slots.get("m", 0.0) + 0.1 * g
+        slots["v"] = 0.99 * slots.get("v", 0.0) + 0.01 * g * g
+        m, v = slots["m"], slots["v"]
+        if bias_correction:
+            m, v = m / (1 - 0.9**step), v / (1 - 0.99**step)
+        u = m / (np.sqrt(v) + 1e-6) + wd * w
+        trust = min(np.linalg.norm(w) / np.linalg.norm(u), clip) if wd or always_adapt else 1.0
+        return w - lr * trust * u
+
+    return update
+
+
+def lars(coefficient, always_adapt=False):
+    def update(w, g, lr, wd, step, slots):
+        norm = np.linalg.norm(w)
+        trust = coefficient * norm / (np.linalg.norm(g) + wd * norm) if wd or always_adapt else 1.0
+        slots["v"] = 0.9 * slots.get("v", 0.0) + lr * trust * (g + wd * w)
+        return w - slots["v"]
+
+    return update
+
+
+def lion(w, g, lr, wd, step, slots):
+    m = slots.get("m", np.zeros_like(w))
+    slots["m"] = 0.99 * m + 0.01 * g
+    return w - lr * (np.sign(0.9 * m + 0.1 * g) + wd * w)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "update"),
+    [
+        ("LAMB", {}, lamb(True)),
+        ("LAMB", {"BIAS_CORRECTION": False}, lamb(False)),
+        ("LAMB", {"TRUST_CLIP": 0.8}, lamb(True, clip=0.8)),
+        ("LAMB", {"BIAS_CORRECTION": False, "ALWAYS_ADAPT": True}, lamb(False, always_adapt=True)),
+        ("LARS", {"TRUST_COEFFICIENT": 0.02}, lars(0.02)),
+        ("LARS", {"TRUST_COEFFICIENT": 0.02, "ALWAYS_ADAPT": True}, lars(0.02, always_adapt=True)),
+        ("Lion", {}, lion),
+    ],
+)
+def test_own_rules_equal_the_published_ones_to_1e_6(name, options, update):
+    named = named_tensors()
+    section = train(name, BETAS=(0.9, 0.99), EPS=1e-6, **options)
+    run(build_optimizer(named, section, {"pos_embed"}), named, steps=5)
+    for key, expected in reference(update).items():
+        np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=0, atol=1e-6, err_msg=key)
+
+
+def test_lamb_with_decay_on_all_tensors_is_the_rule_without_exclusions():
+    named = named_tensors()
+    section = train("LAMB", BETAS=(0.9, 0.99), EPS=1e-6, BIAS_CORRECTION=False, DECAY_ALL=True)
+    run(build_optimizer(named, section, {"pos_embed"}), named, steps=5)
+    for key, expected in reference(lamb(False), decayed=SHAPES).items():
+        np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=0, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+def test_trust_ratio_of_zero_weights_or_zero_gradients_is_one(name):
+    named = [("zeros", paddle.zeros([3, 2])), ("ones", paddle.ones([3, 2]))]
+    for _, tensor in named:
+        tensor.stop_gradient = False
+    optimizer = build_optimizer(named, train(name, weight_decay=0.0, ALWAYS_ADAPT=True, EPS=1e-8))
+    named[0][1].grad, named[1][1].grad = paddle.full([3, 2], 2.0), paddle.zeros([3, 2])
+    optimizer.set_lr(0.5)
+    optimizer.step()
+    moved = -0.5 if name == "LAMB" else -1.0  # the sign of the gradient, or the gradient itself
+    np.testing.assert_allclose(named[0][1].numpy(), np.full((3, 2), moved), rtol=1e-6)
+    np.testing.assert_array_equal(named[1][1].numpy(), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("name", ["LAMB", "LARS", "Lion"])
+def test_own_rules_change_the_weights_in_place(name):
+    named = named_tensors()
+    places = [tensor.data_ptr() for _, tensor in named]
+    run(build_optimizer(named, train(name)), named, steps=2)
+    assert [tensor.data_ptr() for _, tensor in named] == places
+    assert all(tensor.is_leaf and not tensor.stop_gradient for _, tensor in named)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +321,8 @@ def test_state_that_does_not_fit_is_an_error_and_changes_nothing(change, message
         (train("AdamW", EPS=-1e-8), r"TRAIN\.OPTIMIZER\.EPS"),
         (train("Momentum", MOMENTUM=1.0), r"TRAIN\.OPTIMIZER\.MOMENTUM"),
         (train("SGD", weight_decay=-0.1), r"TRAIN\.WEIGHT_DECAY"),
+        (train("LAMB", TRUST_CLIP=0.0), r"TRAIN\.OPTIMIZER\.TRUST_CLIP"),
+        (train("LARS", TRUST_COEFFICIENT=-1.0), r"TRAIN\.OPTIMIZER\.TRUST_COEFFICIENT"),
         (train("SGD", LAYER_DECAY=1.1), r"TRAIN\.OPTIMIZER\.LAYER_DECAY"),
     ],
 )

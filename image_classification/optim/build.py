@@ -4,8 +4,9 @@ import paddle
 
 from ..runtime import UserError
 from .groups import parameter_settings
+from .rules import Lamb, Lars, Lion
 
-NAMES = ("AdamW", "SGD", "Momentum")
+NAMES = ("AdamW", "SGD", "Momentum", "LAMB", "LARS", "Lion")
 
 
 def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
@@ -51,6 +52,20 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
         if kind == "sgd":
             return paddle.optimizer.SGD(lr, tensors)
         return paddle.optimizer.Momentum(lr, options.MOMENTUM, tensors, use_nesterov=options.NESTEROV)
+    if kind == "lamb":
+        return Lamb(
+            lr,
+            settings,
+            options.BETAS,
+            options.EPS,
+            options.BIAS_CORRECTION,
+            options.TRUST_CLIP,
+            options.ALWAYS_ADAPT,
+        )
+    if kind == "lars":
+        return Lars(lr, settings, options.MOMENTUM, options.TRUST_COEFFICIENT, options.ALWAYS_ADAPT)
+    if kind == "lion":
+        return Lion(lr, settings, options.BETAS)
     raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
 
 
@@ -62,5 +77,9 @@ def _check(train_config):
         raise UserError(f"TRAIN.OPTIMIZER.EPS: {options.EPS} is below 0")
     if not 0 <= options.MOMENTUM < 1:
         raise UserError(f"TRAIN.OPTIMIZER.MOMENTUM: {options.MOMENTUM} is not at least 0 and below 1")
+    if options.TRUST_CLIP is not None and not options.TRUST_CLIP > 0:
+        raise UserError(f"TRAIN.OPTIMIZER.TRUST_CLIP: {options.TRUST_CLIP} is not above 0")
+    if not options.TRUST_COEFFICIENT > 0:
+        raise UserError(f"TRAIN.OPTIMIZER.TRUST_COEFFICIENT: {options.TRUST_COEFFICIENT} is not above 0")
     if not train_config.WEIGHT_DECAY >= 0:
         raise UserError(f"TRAIN.WEIGHT_DECAY: {train_config.WEIGHT_DECAY} is below 0")

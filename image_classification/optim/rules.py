@@ -1,0 +1,150 @@
+"""Update rules that Paddle has not, or has in another form: LAMB, LARS and Lion.
+
+They are Paddle optimizers: ``set_lr``, ``step``, ``clear_grad`` and the state work as for the others. All arithmetic is
+float32 on the tensor's own device, without a transfer to the host.
+"""
+
+import paddle
+
+
+class Rule(paddle.optimizer.Optimizer):
+    """Base of the rules here: per-tensor weight decay and accumulators, one call of :meth:`update` per tensor.
+
+    Args:
+        learning_rate: until ``set_lr`` is called.
+        settings: the tensors to optimize, as :func:`~.groups.parameter_settings` returns them.
+    """
+
+    slots = ()  # names of the accumulators with the tensor's shape, which start at 0
+    powers = ()  # names of the scalars that start at 1; float64, because 1 - 0.999 has three digits less in float32
+
+    def __init__(self, learning_rate, settings):
+        super().__init__(learning_rate, [setting.tensor for setting in settings])
+        self._weight_decays = {setting.tensor.name: setting.weight_decay for setting in settings}
+
+    def update(self, param, grad, lr, weight_decay, state):
+        """Change ``param`` and the tensors of ``state`` {slot: tensor} in place; ``lr`` is a scalar tensor."""
+        raise NotImplementedError
+
+    def _create_accumulators(self, block, parameters):
+        for param in parameters:
+            for slot in self.slots:
+                self._add_accumulator(slot, param)
+            for slot in self.powers:
+                self._add_accumulator(slot, param, dtype="float64", fill_value=1.0, shape=[1])
+
+    def _append_optimize_op(self, block, param_and_grad):
+        param, grad = param_and_grad
+        state = {slot: self._get_accumulator(slot, param) for slot in self.slots + self.powers}
+        self.update(param, grad, self._create_param_lr(param_and_grad), self._weight_decays[param.name], state)
+
+
+class Lamb(Rule):
+    """LAMB (You et al. 2020): Adam's direction, scaled per tensor to the norm of the weights.
+
+    With ``bias_correction=False``, ``always_adapt=True`` and weight decay on all tensors this is the rule of
+    ColossalAI's large-batch recipe.
+
+    Args:
+        betas: decay of the averages of the gradient and of its square.
+        epsilon: added to the root of the second average.
+        bias_correction: divide both averages by what they lack for having started at 0.
+        trust_clip: largest trust ratio, None for no limit.
+        always_adapt: use the trust ratio also for tensors without weight decay (biases, norms).
+    """
+
+    slots = ("moment1", "moment2")
+    powers = ("beta1_pow", "beta2_pow")
+
+    def __init__(
+        self,
+        learning_rate,
+        settings,
+        betas=(0.9, 0.999),
+        epsilon=1e-6,
+        bias_correction=True,
+        trust_clip=None,
+        always_adapt=False,
+    ):
+        super().__init__(learning_rate, settings)
+        self._betas = betas
+        self._epsilon = epsilon
+        self._bias_correction = bias_correction
+        self._trust_clip = trust_clip
+        self._always_adapt = always_adapt
+
+    def update(self, param, grad, lr, weight_decay, state):
+        """Change ``param`` and ``state`` in place."""
+        beta1, beta2 = self._betas
+        moment1 = state["moment1"].scale_(beta1).add_(grad * (1 - beta1))
+        moment2 = state["moment2"].scale_(beta2).add_(grad * grad * (1 - beta2))
+        power1, power2 = state["beta1_pow"].scale_(beta1), state["beta2_pow"].scale_(beta2)
+        if self._bias_correction:
+            moment1 = moment1 / (1 - power1).astype("float32")
+            moment2 = moment2 / (1 - power2).astype("float32")
+        direction = moment1 / (moment2.sqrt() + self._epsilon)
+        if weight_decay:
+            direction = direction + weight_decay * param
+        if weight_decay or self._always_adapt:
+            trust = _ratio(paddle.linalg.norm(param), paddle.linalg.norm(direction))
+            lr = lr * (trust if self._trust_clip is None else trust.clip(max=self._trust_clip))
+        param.subtract_(lr * direction)
+
+
+class Lars(Rule):
+    """LARS (You et al. 2017): momentum whose rate is scaled per tensor by norm of weights / norm of gradient.
+
+    The learning rate enters the velocity, as in the paper, so a change of it does not rescale what has built up.
+
+    Args:
+        momentum: decay of the velocity.
+        trust_coefficient: factor of the ratio; the ratio itself is 1 for tensors without weight decay.
+        always_adapt: use the trust ratio also for tensors without weight decay (biases, norms).
+    """
+
+    slots = ("velocity",)
+
+    def __init__(self, learning_rate, settings, momentum=0.9, trust_coefficient=0.001, always_adapt=False):
+        super().__init__(learning_rate, settings)
+        self._momentum = momentum
+        self._trust_coefficient = trust_coefficient
+        self._always_adapt = always_adapt
+
+    def update(self, param, grad, lr, weight_decay, state):
+        """Change ``param`` and ``state`` in place."""
+        if weight_decay or self._always_adapt:
+            weight_norm = paddle.linalg.norm(param)
+            norm = paddle.linalg.norm(grad) + weight_decay * weight_norm
+            lr = lr * _ratio(self._trust_coefficient * weight_norm, norm)
+        if weight_decay:
+            grad = grad + weight_decay * param
+        param.subtract_(state["velocity"].scale_(self._momentum).add_(lr * grad))
+
+
+class Lion(Rule):
+    """Lion (Chen et al. 2023): the sign of an average of the gradient; weight decay is decoupled.
+
+    Args:
+        betas: share of the average in the update, and decay of the average itself; the paper uses (0.9, 0.99).
+    """
+
+    slots = ("moment1",)
+
+    def __init__(self, learning_rate, settings, betas=(0.9, 0.99)):
+        super().__init__(learning_rate, settings)
+        self._betas = betas
+
+    def update(self, param, grad, lr, weight_decay, state):
+        """Change ``param`` and ``state`` in place."""
+        beta1, beta2 = self._betas
+        moment1 = state["moment1"]
+        direction = paddle.sign(beta1 * moment1 + (1 - beta1) * grad)
+        if weight_decay:
+            direction = direction + weight_decay * param
+        param.subtract_(lr * direction)
+        moment1.scale_(beta2).add_((1 - beta2) * grad)
+
+
+def _ratio(above, below):
+    """Return above / below as a scalar tensor, 1 where either of these norms is 0."""
+    return paddle.where((above > 0) & (below > 0), above / below, paddle.ones_like(above))
