@@ -233,22 +233,3 @@ def progress_bar(total, description, unit, is_main=True, initial=0):
         total=total, initial=initial, desc=description, unit=unit, disable=not shown, leave=False, delay=0.5,
         dynamic_ncols=True, file=sys.stderr,
     )  # fmt: skip
-
-
-class Meter:
-    """The exact mean of what was added, and the last value."""
-
-    def __init__(self):
-        self.total = 0.0
-        self.count = 0
-        self.last = 0.0
-
-    def add(self, value, count=1):
-        """Add ``count`` observations whose mean is ``value``."""
-        self.last = float(value)
-        self.total += float(value) * count
-        self.count += count
-
-    @property
-    def mean(self):
-        return self.total / self.count if self.count else 0.0

@@ -1,0 +1,245 @@
+"""The loop: windows of accumulation, skipped steps, what counts as a step, stopping, hooks."""
+
+import dataclasses
+import math
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from image_classification import amp
+from image_classification.build import Parts
+from image_classification.config import build_config
+from image_classification.ema import build_ema
+from image_classification.hooks import EmaHook, Hook
+from image_classification.losses import build_criterion
+from image_classification.optim import build_optimizer, build_schedule
+from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import seed_everything
+from image_classification.trainer import RunningMean, Trainer, TrainingError, steps_per_epoch
+
+NUM_CLASSES = 3
+
+
+class ArrayLoader:
+    """Batches of fixed arrays: the loader's interface without files."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.num_images = sum(len(labels) for _, labels in batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return self.iterate()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def iterate(self, start_batch=0):
+        return iter(self.batches[start_batch:])
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(12, 8)
+        self.fc2 = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, images):
+        return self.fc2(nn.functional.relu(self.fc1(images.flatten(1))))
+
+
+def make_batches(num_batches, batch_size, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.normal(size=(batch_size, 3, 2, 2)).astype("float32"), rng.integers(0, NUM_CLASSES, batch_size))
+        for _ in range(num_batches)
+    ]
+
+
+def make_trainer(batches, hooks=(), precision=None, **train):
+    settings = {"NUM_EPOCHS": 1, "BASE_LR": 0.1, "WARMUP_EPOCHS": 0, "OPTIMIZER": {"NAME": "SGD"}} | train
+    layers = [("test", {"MODEL": {"NUM_CLASSES": NUM_CLASSES}, "TRAIN": settings})]
+    config = build_config(layers)
+    seed_everything(0)
+    model, precision = Net(), precision or amp.build_precision("fp32")
+    model = precision.convert_model(model)
+    parts = Parts(
+        config=config,
+        device="cpu",
+        parallel=SingleProcess(),
+        model=model,
+        precision=precision,
+        criterion=build_criterion(config),
+        train_loader=ArrayLoader(batches),
+        eval_loader=ArrayLoader(make_batches(2, 5, seed=9)),
+    )
+    return Trainer(
+        parts,
+        optimizer=build_optimizer(precision.master_params(model), config.TRAIN),
+        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts)),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        hooks=list(hooks),
+    )
+
+
+def weights(trainer):
+    return {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
+
+
+def poison(trainer, at_calls):
+    """Make the loss infinite in the given calls of the criterion, counted from 0."""
+    plain, calls = trainer.criterion, iter(range(10**6))
+    trainer.criterion = lambda logits, labels: plain(logits, labels) * (math.inf if next(calls) in at_calls else 1.0)
+
+
+def test_accumulated_micro_batches_equal_the_whole_batch():
+    whole = make_batches(3, 8)
+    parts = [(images[i : i + 4], labels[i : i + 4]) for images, labels in whole for i in (0, 4)]
+    one, two = make_trainer(whole), make_trainer(parts, ACCUM_ITER=2)
+    one.fit()
+    two.fit()
+    assert one.progress.step == two.progress.step == 3
+    for name, value in weights(one).items():
+        # float32 sums in another order
+        np.testing.assert_allclose(weights(two)[name], value, atol=1e-6)
+
+
+def test_last_shorter_window_is_divided_by_its_own_size():
+    """Five micro-batches in windows of 3: the second window has two, and its step equals that of a batch of two."""
+    batches = make_batches(5, 4)
+    accumulated = make_trainer(batches, ACCUM_ITER=3, LR_SCHEDULER={"NAME": "constant"})
+    accumulated.fit()
+    assert accumulated.progress.step == accumulated.steps_per_epoch == 2
+    joined = [
+        (np.concatenate([images for images, _ in group]), np.concatenate([labels for _, labels in group]))
+        for group in (batches[:3], batches[3:])
+    ]
+    whole = make_trainer(joined, LR_SCHEDULER={"NAME": "constant"})
+    whole.fit()
+    for name, value in weights(whole).items():
+        np.testing.assert_allclose(weights(accumulated)[name], value, atol=1e-6)
+
+
+def test_skipped_step_changes_no_weight_and_no_count_but_its_own():
+    trainer = make_trainer(make_batches(4, 4), ACCUM_ITER=2)
+    poison(trainer, {0})
+    before = weights(trainer)
+    trainer.train_loader.set_epoch(0)
+    batches = trainer.train_loader.iterate()
+    trainer.train_step(batches, 2)
+    assert not trainer.last_result.applied and trainer.last_result.first_bad == "fc1.weight"
+    assert all((weights(trainer)[name] == value).all() for name, value in before.items())
+    progress = trainer.progress
+    assert (progress.step, progress.skipped_steps, progress.skipped_in_a_row, progress.batch) == (0, 1, 1, 2)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    trainer.train_step(batches, 2)  # the inf of the first window does not leak into the second
+    assert trainer.last_result.applied
+    assert (progress.step, progress.skipped_steps, progress.skipped_in_a_row) == (1, 1, 0)
+
+
+def test_learning_rate_follows_applied_steps_only():
+    trainer = make_trainer(make_batches(6, 4), LR_SCHEDULER={"NAME": "linear"})
+    rates = []
+    trainer.hooks.append(type("Rates", (Hook,), {"after_step": lambda self, t: rates.append(t.optimizer.get_lr())})())
+    poison(trainer, {1, 2})
+    trainer.fit()
+    assert rates[1] == rates[2] == rates[3]
+    assert rates[0] > rates[1] > rates[4]
+
+
+def test_average_moves_on_applied_steps_only():
+    trainer = make_trainer(make_batches(3, 4), hooks=[EmaHook()], MODEL_EMA=True, MODEL_EMA_DECAY=0.5)
+    poison(trainer, {0, 1, 2})
+    before = {name: value.numpy().copy() for name, value in trainer.ema.state_dict().items()}
+    trainer.fit()
+    after = trainer.ema.state_dict()
+    assert all((after[name].numpy() == value).all() for name, value in before.items())
+
+
+def test_non_finite_steps_in_a_row_stop_the_run_with_a_diagnosis():
+    trainer = make_trainer(make_batches(9, 4), MAX_SKIPPED_STEPS=3)
+    poison(trainer, set(range(2, 9)))
+    with pytest.raises(TrainingError) as caught:
+        trainer.fit()
+    message = str(caught.value)
+    assert "3 steps in a row" in message and "fc1.weight" in message and "step 2" in message and "loss scale" in message
+    assert trainer.progress.skipped_steps == 3
+
+
+def test_non_finite_losses_are_left_out_of_the_mean():
+    mean = RunningMean()
+    for value in (1.0, math.inf, math.nan, 3.0):
+        mean.add(paddle.to_tensor(value), paddle.to_tensor(1), 2)
+    assert mean.loss == 2.0
+
+
+def test_stop_requested_in_a_step_ends_the_run_after_it():
+    class Stop(Hook):
+        def after_step(self, trainer):
+            trainer.stop_requested = trainer.progress.step == 2
+
+    trainer = make_trainer(make_batches(6, 4), hooks=[Stop()])
+    trainer.fit()
+    assert trainer.progress.batch in (2, 3) and trainer.progress.epoch == 0
+
+
+def test_hooks_are_called_in_the_order_of_their_priorities():
+    calls = []
+
+    def recorder(name, priority):
+        def record(event):
+            return lambda self, trainer: calls.append((name, event))
+
+        events = [event for event in vars(Hook) if event.startswith(("before", "after"))]
+        return type(name, (Hook,), {event: record(event) for event in events} | {"priority": priority})()
+
+    trainer = make_trainer(make_batches(1, 4), hooks=[recorder("late", 70), recorder("early", 5)])
+    trainer.fit()
+    assert [event for name, event in calls if name == "early"] == [
+        "before_train",
+        "before_epoch",
+        "after_update",
+        "after_step",
+        "after_evaluation",
+        "after_epoch",
+        "after_train",
+    ]
+    assert [name for name, _ in calls] == ["early", "late"] * 7
+
+
+def test_state_loaded_into_another_trainer_continues_bit_for_bit():
+    settings = {"OPTIMIZER": {"NAME": "AdamW"}, "NUM_EPOCHS": 4, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9}
+    straight = make_trainer(make_batches(5, 4), hooks=[EmaHook()], **settings)
+    straight.fit()
+
+    class StopAfterTwoEpochs(Hook):
+        def after_epoch(self, trainer):
+            trainer.stop_requested = trainer.progress.epoch == 2
+
+    first = make_trainer(make_batches(5, 4), hooks=[EmaHook(), StopAfterTwoEpochs()], **settings)
+    first.fit()
+    state = first.state()
+    second = make_trainer(make_batches(5, 4), hooks=[EmaHook()], **settings)
+    second.load_state(state, "memory")
+    assert second.progress.epoch == 2
+    second.fit()
+    for name, value in weights(straight).items():
+        assert (weights(second)[name] == value).all(), name
+    for name, value in straight.ema.state_dict().items():
+        assert (second.ema.state_dict()[name].numpy() == value.numpy()).all(), name
+    ours, theirs = dataclasses.asdict(second.progress), dataclasses.asdict(straight.progress)
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_evaluation_counts_every_image_once_and_marks_the_best():
+    trainer = make_trainer(make_batches(2, 4))
+    trainer.evaluate()
+    assert trainer.evaluation["images"] == 10
+    assert trainer.evaluation["is_best"] == (trainer.evaluation["top1"] > 0)
+    trainer.evaluate()
+    assert not trainer.evaluation["is_best"]
+    assert trainer.model.training
