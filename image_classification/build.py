@@ -97,6 +97,7 @@ def build_trainer(parts, folder=None, report=None):
     config, model, precision = parts.config, parts.model, parts.precision
     named_params = precision.master_params(model)
     optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
+    global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     hooks = [EmaHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
     if folder is not None:
         hooks.append(CheckpointHook(folder))
@@ -105,7 +106,7 @@ def build_trainer(parts, folder=None, report=None):
     return Trainer(
         parts,
         optimizer=optimizer,
-        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts)),
+        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts), global_batch_size),
         ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
         hooks=hooks,
     )
