@@ -1,0 +1,64 @@
+"""AlexNet in its one-column form (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), parameter names of torchvision."""
+
+from paddle import nn
+from paddle.nn import functional as F
+
+from image_classification.layers import Block, Dropout
+
+
+def torch_uniform(fan_in: int) -> dict:
+    """Return PyTorch's default initialisation of a layer with `fan_in` inputs, uniform in +-1 / sqrt(fan_in)."""
+    uniform = nn.initializer.Uniform(-(fan_in**-0.5), fan_in**-0.5)
+    return {"weight_attr": uniform, "bias_attr": uniform}
+
+
+def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2D:
+    """Return a convolution with bias, padded by 2 if its kernel is larger than 3, else by 1."""
+    padding = 2 if kernel_size > 3 else 1
+    fan_in = in_channels * kernel_size**2
+    return nn.Conv2D(in_channels, out_channels, kernel_size, stride, padding, **torch_uniform(fan_in))
+
+
+class AlexNet(nn.Layer):
+    """Five convolutions, then three linear layers that hold nearly all of the parameters."""
+
+    def __init__(self, in_channels: int, num_classes: int, dropout: float):
+        super().__init__()
+        self.num_classes = num_classes
+        self.features = nn.Sequential(
+            conv(in_channels, 64, 11, stride=4), nn.ReLU(), nn.MaxPool2D(3, 2),
+            conv(64, 192, 5), nn.ReLU(), nn.MaxPool2D(3, 2),
+            conv(192, 384, 3), nn.ReLU(),
+            conv(384, 256, 3), nn.ReLU(),
+            conv(256, 256, 3), nn.ReLU(), nn.MaxPool2D(3, 2),
+        )  # fmt: skip
+        self.classifier = nn.Sequential(
+            Dropout(dropout), nn.Linear(256 * 6 * 6, 4096, **torch_uniform(256 * 6 * 6)), nn.ReLU(),
+            Dropout(dropout), nn.Linear(4096, 4096, **torch_uniform(4096)), nn.ReLU(),
+            nn.Linear(4096, num_classes, **torch_uniform(4096)),
+        )  # fmt: skip
+
+    def flatten(self, x):
+        """Return [B, 256 * 6 * 6] for features [B, 256, H, W]; 224-pixel images have H = W = 6 already."""
+        if tuple(x.shape[2:]) != (6, 6):
+            x = F.adaptive_avg_pool2d(x, 6)
+        return x.flatten(1)
+
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 63 pixels."""
+        return self.classifier(self.flatten(self.features(images)))
+
+    def sequential_blocks(self) -> list[Block]:
+        """Return the model as a chain whose links, run in order, equal `forward`."""
+        features = [Block(f"features.{i}", layer, (f"features.{i}.",)) for i, layer in enumerate(self.features)]
+        linears = [Block(f"classifier.{i}", layer, (f"classifier.{i}.",)) for i, layer in enumerate(self.classifier)]
+        return [*features, Block("flatten", self.flatten, ()), *linears]
+
+    def no_weight_decay(self) -> set[str]:
+        """Return no names: nothing beyond biases and norms is exempt."""
+        return set()
+
+
+def build_model(in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5) -> AlexNet:
+    """Return AlexNet; the arguments are the MODEL section of a YAML file."""
+    return AlexNet(**locals())

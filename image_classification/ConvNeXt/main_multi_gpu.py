@@ -1,0 +1,20 @@
+r"""Train or evaluate a ConvNeXt in several processes, one per GPU or CPU process; -h lists the flags.
+
+    python main_multi_gpu.py -ngpus=2 -cfg=./configs/convnext_tiny.yaml -dataset=imagenet2012 \
+        -batch_size=64 -data_path=/dataset/imagenet -amp
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from image_classification.runtime import prepare_process
+
+prepare_process()  # threads, before Paddle is imported
+
+from image_classification.ConvNeXt.convnext import build_model
+from image_classification.launch import run_multi
+
+if __name__ == "__main__":
+    run_multi(build_model)

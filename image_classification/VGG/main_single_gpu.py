@@ -1,0 +1,20 @@
+r"""Train or evaluate a VGG in one process, on a GPU or a CPU; -h lists the flags.
+
+    python main_single_gpu.py -cfg=./configs/vgg16_bn.yaml -dataset=imagenet2012 \
+        -batch_size=64 -data_path=/dataset/imagenet -amp
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from image_classification.runtime import prepare_process
+
+prepare_process()  # threads, before Paddle is imported
+
+from image_classification.launch import run_single
+from image_classification.VGG.vgg import build_model
+
+if __name__ == "__main__":
+    run_single(build_model)

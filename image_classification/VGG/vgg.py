@@ -1,0 +1,75 @@
+"""VGG with and without BatchNorm (Simonyan & Zisserman 2015, https://arxiv.org/abs/1409.1556), names of torchvision."""
+
+from paddle import nn
+from paddle.nn import functional as F
+
+from image_classification.layers import ZERO, Block, Dropout
+from image_classification.runtime import UserError
+
+WIDTHS = (64, 128, 256, 512, 512)
+
+
+def conv3x3(in_channels: int, out_channels: int) -> nn.Conv2D:
+    """Return a 3x3 convolution that keeps the image size, Kaiming-normal over its fan-out."""
+    normal = nn.initializer.Normal(std=(2.0 / (out_channels * 9)) ** 0.5)
+    return nn.Conv2D(in_channels, out_channels, 3, padding=1, weight_attr=normal, bias_attr=ZERO)
+
+
+def linear(in_features: int, out_features: int) -> nn.Linear:
+    """Return a linear layer, normal 0.01 with zero bias."""
+    return nn.Linear(in_features, out_features, weight_attr=nn.initializer.Normal(std=0.01), bias_attr=ZERO)
+
+
+class VGG(nn.Layer):
+    """Stages of 3x3 convolutions with a max-pool after each, then three linear layers."""
+
+    def __init__(self, layers: tuple[int, ...], batch_norm: bool, in_channels: int, num_classes: int, dropout: float):
+        super().__init__()
+        if len(layers) != len(WIDTHS):
+            raise UserError(f"MODEL.LAYERS {list(layers)}: expected the depths of five stages")
+        self.num_classes = num_classes
+        features = []
+        channels = in_channels
+        for depth, width in zip(layers, WIDTHS, strict=True):
+            for _ in range(depth):
+                norm = [nn.BatchNorm2D(width, momentum=0.9, epsilon=1e-5)] if batch_norm else []
+                features += [conv3x3(channels, width), *norm, nn.ReLU()]
+                channels = width
+            features.append(nn.MaxPool2D(2, 2))
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Sequential(
+            linear(channels * 7 * 7, 4096), nn.ReLU(), Dropout(dropout),
+            linear(4096, 4096), nn.ReLU(), Dropout(dropout),
+            linear(4096, num_classes),
+        )  # fmt: skip
+
+    def flatten(self, x):
+        """Return [B, 512 * 7 * 7] for features [B, 512, H, W]; 224-pixel images have H = W = 7 already."""
+        if tuple(x.shape[2:]) != (7, 7):
+            x = F.adaptive_avg_pool2d(x, 7)
+        return x.flatten(1)
+
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
+        return self.classifier(self.flatten(self.features(images)))
+
+    def sequential_blocks(self) -> list[Block]:
+        """Return the model as a chain whose links, run in order, equal `forward`."""
+        features = [Block(f"features.{i}", layer, (f"features.{i}.",)) for i, layer in enumerate(self.features)]
+        linears = [Block(f"classifier.{i}", layer, (f"classifier.{i}.",)) for i, layer in enumerate(self.classifier)]
+        return [*features, Block("flatten", self.flatten, ()), *linears]
+
+    def no_weight_decay(self) -> set[str]:
+        """Return no names: nothing beyond biases and norms is exempt."""
+        return set()
+
+
+def build_model(
+    layers: tuple[int, ...] = (2, 2, 3, 3, 3),
+    batch_norm: bool = False,
+    in_channels: int = 3,
+    num_classes: int = 1000,
+    dropout: float = 0.5,
+) -> VGG:
+    """Return a VGG; the arguments are the MODEL section of a YAML file, and the defaults are VGG-16."""
+    return VGG(**locals())

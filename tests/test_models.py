@@ -1,0 +1,190 @@
+"""Every YAML of every model folder: it builds, it has the published size, it runs forward and backward."""
+
+import math
+import re
+
+import numpy as np
+import paddle
+import pytest
+from model_zoo import CONFIGS, FOLDERS, ROOT, build, builder, published
+
+from image_classification.config import load_config
+from image_classification.layers import Attention, Dropout, DropPath, PatchEmbed
+from image_classification.runtime import UserError
+
+FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
+
+
+def count(model):
+    """Return the number of trainable values; Paddle keeps BatchNorm's statistics among the parameters too."""
+    return sum(math.prod(p.shape) for p in model.parameters() if not p.stop_gradient)
+
+
+def size_of(path):
+    return published().get(path.stem, {"parameters": 0})["parameters"]
+
+
+def by_cost():
+    """Return all YAMLs; the large ones marked slow, but never the smallest of a family."""
+    cases = []
+    for folder in FOLDERS:
+        paths = sorted((path for path in CONFIGS if path.parents[1] == folder), key=size_of)
+        for index, path in enumerate(paths):
+            slow = index > 0 and size_of(path) > FAST_PARAMETERS
+            cases.append(pytest.param(path, id=path.stem, marks=pytest.mark.slow if slow else ()))
+    return cases
+
+
+def small_images(path):
+    """Return changes to a variant that make its images small, and a batch of such images."""
+    config = load_config([f"-cfg={path}"], builder(path.parents[1]))
+    arguments = config.MODEL.ARGUMENTS
+    if "window_size" in arguments:
+        side = config.DATA.IMAGE_SIZE  # the windows must divide the feature maps
+    else:
+        side = 2 * arguments.get("patch_size", 32)
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((2, config.DATA.IMAGE_CHANNELS, side, side)).astype(np.float32)
+    return {"image_size": side, "drop_path": 0.0}, paddle.to_tensor(images)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_begins_with_its_command_and_expected_result(path):
+    first, second = path.read_text().splitlines()[:2]
+    assert first.startswith(f"# python main_single_gpu.py -cfg=./configs/{path.name}")
+    assert second.startswith("# Expected: ")
+    assert path.stem == load_config([f"-cfg={path}"], builder(path.parents[1])).MODEL.NAME
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_parameter_count_equals_published_one(path):
+    with paddle.LazyGuard():  # shapes only, no memory
+        found = count(build(path))
+    printed = int(re.search(r"([\d,]+) parameters", path.read_text())[1].replace(",", ""))
+    assert found == printed
+    if not path.stem.endswith("_digits"):
+        assert found == published()[path.stem]["parameters"]
+
+
+@pytest.mark.parametrize("path", by_cost())
+def test_variant_runs_forward_and_each_parameter_gets_a_gradient(path):
+    paddle.seed(0)
+    changes, images = small_images(path)
+    model = build(path, num_classes=7, **changes)
+    logits = model(images)
+    assert logits.shape == [2, 7]
+    paddle.nn.functional.cross_entropy(logits, paddle.to_tensor([1, 5])).backward()
+    for name, parameter in model.named_parameters():
+        if not parameter.stop_gradient:
+            assert parameter.grad is not None, name
+            total = float(parameter.grad.abs().sum())
+            assert math.isfinite(total) and total > 0, name
+
+
+def smallest(folder):
+    return min((path for path in CONFIGS if path.parents[1] == folder), key=size_of)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_sequential_blocks_run_in_order_equal_forward(folder):
+    path = smallest(folder)
+    changes, images = small_images(path)
+    model = build(path, **changes)
+    model.eval()
+    with paddle.no_grad():
+        x = images
+        for block in model.sequential_blocks():
+            x = block.run(x)
+        assert paddle.equal_all(x, model(images))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_sequential_blocks_own_each_parameter_once(path):
+    with paddle.LazyGuard():
+        model = build(path)
+    prefixes = [prefix for block in model.sequential_blocks() for prefix in block.prefixes]
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(prefix) for prefix in prefixes) == 1, name
+    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_entry_points_differ_between_folders_in_names_only(kind):
+    def normalised(folder):
+        text = (folder / f"main_{kind}_gpu.py").read_text()
+        code = text.split('"""')[2].replace(f"{folder.name}.{folder.name.lower()}", "MODEL.model")
+        return sorted(code.splitlines())  # the order of the two imports follows the folder's name
+
+    texts = {folder.name: normalised(folder) for folder in FOLDERS}
+    assert all(text == texts["ViT"] for text in texts.values())
+    assert len(texts["ViT"]) <= 20
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_model_folder_is_complete(folder):
+    for name in ("__init__.py", "README.md", "main_multi_gpu.py", f"{folder.name.lower()}.py", "configs"):
+        assert (folder / name).exists(), name
+    named = set(re.findall(r"configs/(\w+)\.yaml", (folder / "README.md").read_text()))
+    assert named and named <= {path.stem for path in CONFIGS if path.parents[1] == folder}
+
+
+def test_base_files_of_configs_stay_inside_the_repository():
+    for path in CONFIGS:
+        for base in re.findall(r"[./]+configs/\S+?\.yaml", path.read_text().split("BASE:")[-1].splitlines()[0]):
+            assert (path.parent / base).resolve().is_relative_to(ROOT / "configs")
+
+
+def test_attention_equals_softmax_over_packed_query_key_value():
+    paddle.seed(0)
+    layer = Attention(dim=12, num_heads=3)
+    x = paddle.randn([2, 5, 12])
+    packed = (x.numpy() @ layer.qkv.weight.numpy() + layer.qkv.bias.numpy()).reshape(2, 5, 3, 3, 4)
+    query, key, value = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    scores = query @ key.transpose(0, 1, 3, 2) / 2.0  # sqrt(4)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    mixed = (weights @ value).transpose(0, 2, 1, 3).reshape(2, 5, 12)
+    expected = mixed @ layer.proj.weight.numpy() + layer.proj.bias.numpy()
+    # float32 sums of 12 terms in another order
+    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_drop_path_zeroes_whole_samples_and_scales_the_others():
+    paddle.seed(0)
+    layer = DropPath(0.25)
+    dropped = layer(paddle.ones([400, 3, 2])).numpy().reshape(400, 6)
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
+    assert (dropped.min(axis=1) == dropped.max(axis=1)).all()
+    assert 0.15 < (dropped[:, 0] == 0).mean() < 0.35  # 400 draws: 4.6 standard deviations
+    layer.eval()
+    x = paddle.ones([2, 3])
+    assert layer(x) is x
+
+
+def test_dropout_of_zero_returns_its_input_itself():
+    x = paddle.ones([2, 3])
+    assert Dropout(0.0)(x) is x
+
+
+def test_patch_embed_with_other_image_size_names_both_sizes():
+    layer = PatchEmbed(image_size=32, patch_size=8, in_channels=3, embed_dim=4)
+    with pytest.raises(UserError, match="40x32 pixels.*IMAGE_SIZE 32"):
+        layer(paddle.zeros([1, 3, 40, 32]))
+
+
+@pytest.mark.parametrize(
+    ("folder", "arguments", "message"),
+    [
+        ("ViT", {"image_size": 225}, "IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),
+        ("ViT", {"num_heads": 7}, "EMBED_DIM 768 is not a multiple of MODEL.NUM_HEADS 7"),
+        ("ViT", {"global_pool": "max"}, "GLOBAL_POOL 'max': allowed are token, avg"),
+        ("ViT", {"class_token": False}, "needs MODEL.CLASS_TOKEN"),
+        ("ResNet", {"block": "bottle"}, "BLOCK 'bottle': allowed are basic, bottleneck"),
+        ("ResNet", {"block": "basic", "groups": 2}, "GROUPS .* need MODEL.BLOCK: bottleneck"),
+        ("ConvNeXt", {"dims": (8, 8)}, "same length"),
+        ("Swin", {"image_size": 256}, "64x64 feature map does not divide into windows of 7x7"),
+        ("VGG", {"layers": (1, 1)}, "LAYERS .* five"),
+    ],
+)
+def test_impossible_model_arguments_are_named(folder, arguments, message):
+    with pytest.raises(UserError, match=message), paddle.LazyGuard():
+        builder(folder)(**arguments)
