@@ -115,7 +115,7 @@ class Attention(nn.Layer):
         self.proj_drop = Dropout(dropout)
 
     def forward(self, x):
-        batch, tokens, dim = x.shape
+        batch, tokens, _ = x.shape
         # The packed layout is [B, N, 3, h, d]. It is read as [B, N, 3h, d]: one 4-D transpose for the three of them;
         # a 5-D transpose, or slices with their scattered gradients, take up to 1.5 times as long on a CPU.
         qkv = self.qkv(x).reshape([batch, tokens, 3 * self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
@@ -123,7 +123,8 @@ class Attention(nn.Layer):
         # scaling the query (N x d) is cheaper than the scores (N x N) and keeps float16 scores small
         scores = paddle.matmul(query * self.scale, key, transpose_y=True)  # [B, h, N, N]
         weights = self.attn_drop(F.softmax(scores, axis=-1))
-        x = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([batch, tokens, dim])
+        x = paddle.matmul(weights, value).transpose([0, 2, 1, 3])  # [B, N, h, d]
+        x = x.reshape([batch, tokens, self.num_heads * self.head_dim])  # C, or a tensor-parallel process's share of it
         return self.proj_drop(self.proj(x))
 
 

@@ -118,6 +118,10 @@ class Precision:
         """Add the gradients of the scaled loss to those of earlier calls since the last step."""
         self.scaled(loss).backward()
 
+    def backward_from(self, output, gradient):
+        """Go on with a backward that a later pipeline stage began; `gradient` is the scaled loss's by `output`."""
+        output.backward(gradient)
+
     def scaled(self, loss, loss_id=0):
         """Return the loss as it is to be differentiated, float32 and multiplied by the loss scale."""
         scale = self.scalers[loss_id].scale if self.scalers else 1.0

@@ -1,10 +1,19 @@
 """One process alone: every collective is the identity."""
 
+import paddle
+
 from ..amp import Reduction
 
 
 class SingleProcess:
-    """What the trainer asks of the other processes, when there are none."""
+    """What the trainer asks of the other processes, when there are none.
+
+    Attributes:
+        rank, world_size: this process among all of the run.
+        data_rank, data_size: which share of the images this process reads, of how many.
+        is_main: whether this process writes files and talks.
+        reduction: the collectives of an optimizer step.
+    """
 
     rank = 0
     world_size = 1
@@ -29,3 +38,47 @@ class SingleProcess:
 
     def barrier(self):
         """Return when every process is here."""
+
+    def describe(self):
+        """Return one line for the log: how the processes share the work."""
+        return "1 process"
+
+    def shard_model(self, model, sync_batch_norm=False):
+        """Return this process's part of a whole model; call it before the precision converts the model."""
+        return model
+
+    def seed_dropout(self, seed):
+        """Seed the draws of training, after the model was built from the common seed."""
+        paddle.seed(seed)
+
+    def shard_optimizer(self, optimizer):
+        """Return the optimizer of this process's share of the states."""
+        return optimizer
+
+    def train_window(self, model, precision, measure, micro_batches):
+        """Add the gradients of a window of micro-batches; yield (loss, correct, count) of each.
+
+        Args:
+            measure: logits, labels -> (loss, correctly classified images).
+            micro_batches: sized iterable of (images, labels); each loss is divided by its length.
+        """
+        for images, labels in micro_batches:
+            with precision.forward_context():
+                loss, correct = measure(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
+            precision.backward(loss / len(micro_batches))
+            yield loss.detach(), correct, len(labels)
+
+    def predict(self, model, images):
+        """Return the logits of the whole model."""
+        return model(images)
+
+    def average_buffers(self, model):
+        """Replace running statistics by their mean over the processes that saw other images."""
+
+    def merge(self, state):
+        """Return the whole state, {name: value}, for the parts that the processes hold; valid where `is_main`."""
+        return state
+
+    def cut(self, state):
+        """Return this process's part of a whole state."""
+        return state

@@ -1,0 +1,207 @@
+"""The place of this process in a run, and everything it shares with the others.
+
+Axes of the topology, outermost first, so that the processes that talk most are neighbours on one host:
+data > pipeline > sharding > tensor.
+"""
+
+import itertools
+import logging
+import os
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+
+from image_classification.runtime import UserError
+
+from . import gloo, tensor
+from .consolidate import Layout
+from .group import Group
+from .pipeline import Pipeline, Stage
+from .reduction import ParallelReduction
+from .single import SingleProcess
+from .sync_batch_norm import convert_sync_batch_norm
+
+AXES = {"data": "data", "pipeline": "pipe", "sharding": "sharding", "sep": "sep", "tensor": "model"}
+
+
+def init_processes():
+    """Connect the processes of the run that `env.prepare` found; nothing happens when there is one."""
+    world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    if world_size == 1:
+        return
+    for name in ("paddle.distributed.fleet.base.topology", "Distributed"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if gloo.active():
+        gloo.install()
+        if os.environ["PADDLE_TRAINER_ID"] != "0":
+            gloo.wait_for_master(os.environ["PADDLE_MASTER"])
+    dist.init_parallel_env()
+
+
+def resolve_degrees(world_size, data=None, tensor=1, pipeline=1, sharding=1):
+    """Return the degrees by axis with `data` filled in.
+
+    Raises:
+        UserError: the product is not the number of processes.
+    """
+    model = tensor * pipeline * sharding
+    if data is None:
+        if world_size % model:
+            raise UserError(f"PARALLEL: TENSOR {tensor} x PIPELINE {pipeline} x SHARDING {sharding} = {model} does not "
+                            f"divide the {world_size} processes")
+        data = world_size // model
+    if data * model != world_size:
+        raise UserError(f"PARALLEL: DATA {data} x TENSOR {tensor} x PIPELINE {pipeline} x SHARDING {sharding} = "
+                        f"{data * model}, but there are {world_size} processes")
+    return {"data": data, "pipeline": pipeline, "sharding": sharding, "sep": 1, "tensor": tensor}
+
+
+class Context(SingleProcess):
+    """Groups of this process, one of several, and what is done over them.
+
+    Attributes:
+        world, data, pipeline, tensor, sharding: groups of processes; `data` spans the sharding ranks too, because
+            ZeRO's processes see different images.
+        layout: which part of each parameter is here, once `shard_model` was called.
+    """
+
+    def __init__(self, degrees=None):
+        self.rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+        self.world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        self.is_main = self.rank == 0
+        self.degrees = degrees or resolve_degrees(self.world_size)
+        self.world = Group("world", range(self.world_size), self.rank)
+        self._barriers = itertools.count()
+        self._make_groups()
+        self.data_rank, self.data_size = self.data.index, self.data.size
+        self.layout = Layout(self.tensor, self.pipeline, self.sharding)
+        self.reduction = ParallelReduction(
+            self.world, self.data, self.model, self.layout.cuts,
+            counts_whole=self.tensor.index == 0, counts=self.sharding.index == 0,
+        )  # fmt: skip
+        # One process of each replica speaks for it when results are added up.
+        self._pipeline = Pipeline(self.pipeline, *self._neighbours)
+        self._speaks = self.tensor.index == 0 and self.pipeline.index == 0
+
+    def _make_groups(self):
+        topology = fleet.CommunicateTopology(list(AXES.values()), [self.degrees[axis] for axis in AXES])
+        fleet_groups = fleet.HybridCommunicateGroup(topology)
+        self.fleet_groups = fleet_groups
+        self.pipeline = self._group("pipeline", fleet_groups.get_pipe_parallel_group())
+        self.sharding = self._group("sharding", fleet_groups.get_sharding_parallel_group())
+        self.tensor = self._group("tensor", fleet_groups.get_model_parallel_group())
+        self.model = self._group("model", fleet_groups.get_check_parallel_group())
+        if self.degrees["sharding"] == 1:
+            self.data = self._group("data", fleet_groups.get_data_parallel_group())
+        elif self.degrees["data"] == 1:
+            self.data = Group("data", self.sharding.ranks, self.rank, fleet_groups.get_sharding_parallel_group())
+        else:
+            self.data = self._group("data", fleet_groups.create_fuse_group(["data", "sharding"])[1])
+        # Point-to-point messages need groups of two on gloo, made by all processes in the same order.
+        before = after = None
+        for ranks in topology.get_comm_list("pipe"):
+            for first, second in itertools.pairwise(ranks):
+                group = dist.new_group([first, second])
+                if self.rank == second:
+                    before = Group("stage before", [first, second], self.rank, group)
+                elif self.rank == first:
+                    after = Group("stage after", [first, second], self.rank, group)
+        self._neighbours = (before, after)
+        if gloo.active():
+            gloo.self_test(self.groups)
+
+    def _group(self, name, group):
+        return Group(name, group.ranks, self.rank, group)
+
+    @property
+    def groups(self):
+        """Every group of this process with more than one member, each set of processes once."""
+        named = (self.world, self.data, self.pipeline, self.sharding, self.tensor, self.model, *self._neighbours)
+        return [group for group in named if group is not None and group.size > 1]
+
+    def traffic(self):
+        """Return {(group, operation, "calls" | "bytes"): number} of everything this process sent since the start."""
+        return {(group.name, *key): count for group in self.groups for key, count in group.traffic.items()}
+
+    def describe(self):
+        """Return one line for the log: how the processes share the work."""
+        degrees = ", ".join(f"{axis} {self.degrees[axis]}" for axis in AXES if axis != "sep")
+        return f"{self.world_size} processes over {'gloo' if gloo.active() else 'nccl'} ({degrees})"
+
+    def shard_model(self, model, sync_batch_norm=False):
+        """Return this process's part of a whole model, the same weights everywhere.
+
+        Call it after pretrained weights are loaded and before the precision converts the model. Parameters and buffers
+        are those of rank 0; parameter names stay the plain model's.
+        """
+        self.broadcast(model.state_dict().values())
+        if sync_batch_norm:
+            convert_sync_batch_norm(model, self.data)
+        self.layout.whole_names = frozenset(model.state_dict())
+        self.layout.cuts.update(tensor.shard_model(model, self.tensor))
+        if self.pipeline.size > 1:
+            model = Stage(model, self.pipeline)
+        self.layout.local_shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        return model
+
+    def train_window(self, model, precision, measure, micro_batches):
+        if self.pipeline.size == 1:
+            return super().train_window(model, precision, measure, micro_batches)
+        return self._pipeline.train(model, precision, measure, micro_batches)
+
+    def predict(self, model, images):
+        """Return the logits of the whole model, on every process."""
+        return model(images) if self.pipeline.size == 1 else self._pipeline.predict(model, images)
+
+    def merge(self, state):
+        return state if self.layout.is_whole else self.layout.merge(state)
+
+    def cut(self, state):
+        return self.layout.cut(state)
+
+    def broadcast(self, tensors):
+        """Replace each tensor by that of rank 0."""
+        for value in tensors:
+            self.world.broadcast(value)
+
+    def seed_dropout(self, seed):
+        """Seed this process's random draws after the model was built from the common seed.
+
+        Replicas and pipeline stages draw differently. Processes of a tensor group draw alike where each holds the whole
+        tensor, and differently inside the layers that they share out.
+        """
+        num_places = self.data.size * self.pipeline.size
+        place = self.data.index * self.pipeline.size + self.pipeline.index
+        paddle.seed(seed + 1 + place)
+        tensor.seed_dropout(seed + 1 + num_places + place * self.tensor.size + self.tensor.index)
+
+    def average_buffers(self, model):
+        """Replace BatchNorm's running statistics by their mean over the data ranks."""
+        if self.data.size == 1:
+            return
+        for buffer in model.state_dict().values():
+            if buffer.stop_gradient and buffer.is_floating_point():
+                mean = self.data.all_reduce(buffer.astype("float32") / self.data.size)
+                paddle.assign(mean.astype(buffer.dtype), buffer)
+
+    def any(self, flag):
+        """Return on every process whether `flag` is true on any."""
+        return bool(self.world.vote([int(flag)])[0])
+
+    def sum(self, values):
+        """Return the sums of `values`, floats, over the replicas, on every process."""
+        self.barrier()  # replicas may be minutes apart here, more than gloo waits
+        own = [float(value) if self._speaks else 0.0 for value in values]
+        return self.world.all_reduce(paddle.to_tensor(own, dtype="float64")).tolist()
+
+    def gather(self, value):
+        """Return the picklable values of all processes, by rank."""
+        return self.world.all_gather_object(value)
+
+    def barrier(self):
+        """Return when every process came here, however long that takes."""
+        if gloo.active():
+            gloo.store_barrier(f"zoo/barrier/{next(self._barriers)}", self.world_size)
+        else:
+            dist.barrier()

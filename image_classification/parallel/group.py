@@ -1,0 +1,128 @@
+"""A set of processes that talk to each other, and what they said, counted.
+
+A group of one process does nothing at no cost, so that no caller asks how many there are.
+"""
+
+import collections
+import contextlib
+import faulthandler
+import math
+import time
+
+import paddle
+import paddle.distributed as dist
+
+from . import gloo
+
+# Long enough for a launcher to notice the rank that died first, so that its message, not ours, is shown as the cause.
+LINGER_SECONDS = 3.0
+# gloo gives up after 30 s by itself; over NCCL nothing would end a wait for a process that hangs.
+HANG_SECONDS = 60
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class PeerLost(RuntimeError):
+    """Another process died, hangs or left; this one cannot go on."""
+
+
+class Group:
+    """Collectives among `ranks` (global), in place on contiguous tensors; `index` is this process's place in it."""
+
+    def __init__(self, name, ranks, rank, process_group=None):
+        self.name = name
+        self.ranks = list(ranks)
+        self.rank = rank
+        self.index = self.ranks.index(rank)
+        self.size = len(self.ranks)
+        self.traffic = collections.Counter()  # (operation, "calls" | "bytes") -> number
+        self._group = process_group
+        self._gloo = gloo.active()
+
+    def all_reduce(self, tensor, op="sum"):
+        """Replace `tensor` by the sum or maximum over the group and return it; half sums are added in float32 on gloo.
+
+        Every member gets the same bits.
+        """
+        if self.size == 1:
+            return tensor
+        self._count("all_reduce", tensor)
+        if self._gloo and op == "sum" and gloo.sums_float16_wrongly(tensor.dtype):
+            total = tensor.astype("float32")
+            self._wait("all_reduce", dist.all_reduce, total, op=_OPS[op], group=self._group)
+            paddle.assign(total.astype(tensor.dtype), tensor)
+        else:
+            self._wait("all_reduce", dist.all_reduce, tensor, op=_OPS[op], group=self._group)
+        return tensor
+
+    def vote(self, numbers):
+        """Return the element-wise maximum of small integers over the group; ends the process when a member hangs.
+
+        An int32 maximum, never one of floats: gloo loses a NaN depending on the rank.
+        """
+        if self.size == 1:
+            return numbers
+        with _end_of_hang():
+            return self.all_reduce(paddle.to_tensor(numbers, dtype="int32"), op="max").tolist()
+
+    def all_gather(self, tensor):
+        """Return the members' tensors (equal shapes) in the order of the group."""
+        if self.size == 1:
+            return [tensor]
+        self._count("all_gather", tensor)
+        pieces = []
+        self._wait("all_gather", dist.all_gather, pieces, tensor.contiguous(), group=self._group)
+        return pieces
+
+    def all_gather_object(self, value):
+        """Return the members' picklable values in the order of the group."""
+        if self.size == 1:
+            return [value]
+        values = []
+        self._wait("all_gather_object", dist.all_gather_object, values, value, group=self._group)
+        return values
+
+    def broadcast(self, tensor, index=0):
+        """Replace `tensor` by that of the member at `index` and return it."""
+        if self.size > 1:
+            self._count("broadcast", tensor)
+            self._wait("broadcast", dist.broadcast, tensor, src=self.ranks[index], group=self._group)
+        return tensor
+
+    def send(self, tensor, index):
+        """Return when the member at `index` has taken the tensor; on gloo a group of two only."""
+        self._count("send", tensor)
+        self._wait("send", dist.send, tensor.contiguous(), dst=self.ranks[index], group=self._group)
+
+    def receive(self, shape, dtype, index):
+        """Return the tensor that the member at `index` sends."""
+        tensor = paddle.empty(shape, dtype=dtype)
+        self._wait("receive", dist.recv, tensor, src=self.ranks[index], group=self._group)
+        return tensor
+
+    def _count(self, operation, tensor):
+        self.traffic[operation, "calls"] += 1
+        self.traffic[operation, "bytes"] += math.prod(tensor.shape) * tensor.element_size()
+
+    def _wait(self, operation, function, *args, **kwargs):
+        start = time.monotonic()
+        try:
+            function(*args, **kwargs)
+        except (RuntimeError, OSError) as error:
+            waited = time.monotonic() - start
+            time.sleep(LINGER_SECONDS)
+            others = [rank for rank in self.ranks if rank != self.rank]
+            raise PeerLost(
+                f"rank {self.rank} lost rank {' or '.join(map(str, others))} in {operation} of the {self.name} group "
+                f"after {waited:.1f} s: it died, hangs or met an error, and its own message is the cause "
+                f"({str(error).strip().splitlines()[-1]})"
+            ) from error
+
+
+@contextlib.contextmanager
+def _end_of_hang():
+    # Prints where each thread stands and ends the process even while it waits inside the GPU's driver.
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

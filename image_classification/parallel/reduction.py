@@ -1,0 +1,92 @@
+"""The collectives inside one optimizer step: one finite check for all, averaged gradients, one global norm."""
+
+import math
+
+import paddle
+
+from image_classification.amp import Reduction
+
+BUCKET_ELEMENTS = 2**23  # 32 MiB of float32: large enough to hide latency, small beside a model
+
+
+class ParallelReduction(Reduction):
+    """Reduction over the groups of a run.
+
+    The order inside `Precision.step` is what keeps processes together: `found_inf` comes before every other collective,
+    over the whole world, because data gradients are not averaged yet and shards of other processes are not seen here.
+    Either all of them go on to the next collective or none does.
+
+    Args:
+        world: all processes.
+        data: processes that hold the same parameters and see other images.
+        model: processes that hold the parts of one replica; shards of ZeRO count as replicas.
+        cuts: {parameter name: Cut} of the parameters that tensor parallelism divides.
+        counts_whole: whether this process counts the parameters that each process of its tensor group holds whole.
+        counts: whether this process's parameters are counted at all; False on all but one replica of a ZeRO group.
+    """
+
+    def __init__(self, world, data, model, cuts, counts_whole, counts=True, bucket_elements=BUCKET_ELEMENTS):
+        self.world = world
+        self.data = data
+        self.model = model
+        self.cuts = cuts
+        self.counts_whole = counts_whole
+        self.counts = counts
+        self.bucket_elements = bucket_elements
+
+    def found_inf(self, flag):
+        return bool(self.world.vote([int(flag)])[0])
+
+    def average_gradients(self, named_params):
+        """Replace each gradient by its mean over the data ranks, added in float32 whatever its dtype.
+
+        A parameter that got a gradient on some ranks only counts as zero on the others, and gets one on all; a
+        parameter without a gradient anywhere keeps none.
+        """
+        if self.data.size == 1:
+            return
+        bucket, elements = [], 0
+        with paddle.no_grad():
+            for _, param in named_params:
+                bucket.append(param)
+                elements += math.prod(param.shape)
+                if elements >= self.bucket_elements:
+                    self._average(bucket)
+                    bucket, elements = [], 0
+            if bucket:
+                self._average(bucket)
+
+    def _average(self, params):
+        present = paddle.to_tensor([float(param.grad is not None) for param in params])
+        pieces = [_flat_gradient(param) for param in params]
+        flat = paddle.concat([*pieces, present])
+        flat.scale_(1.0 / self.data.size)  # before the sum, which could overflow
+        self.data.all_reduce(flat)
+        *pieces, present = paddle.split(flat, [piece.shape[0] for piece in pieces] + [len(params)])
+        for param, piece, exists in zip(params, pieces, present.tolist(), strict=True):
+            if exists == 0:
+                continue
+            piece = piece.reshape(param.shape).astype(param.dtype)
+            if param.grad is None:
+                param.grad = piece
+            else:
+                paddle.assign(piece, param.grad)
+
+    def norm_squared(self, named_params):
+        return self._sum_once(named_params, super().norm_squared)
+
+    def num_zeros(self, named_params):
+        return int(self._sum_once(named_params, super().num_zeros))
+
+    def _sum_once(self, named_params, measure):
+        counted = [
+            (name, param) for name, param in named_params if self.counts and (self.counts_whole or name in self.cuts)
+        ]
+        local = measure(counted) if counted else 0.0
+        return self.model.all_reduce(paddle.to_tensor([local], dtype="float64")).item()
+
+
+def _flat_gradient(param):
+    if param.grad is None:
+        return paddle.zeros([math.prod(param.shape)])
+    return param.grad.astype("float32").reshape([-1])
