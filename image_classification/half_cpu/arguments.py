@@ -9,6 +9,8 @@ FLOAT16, BFLOAT16, FLOAT32 = paddle.float16, paddle.bfloat16, paddle.float32
 DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
 HALF_NAMES = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
 
+FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, paddle.float64))
+
 PLAIN, TENSOR, SEQUENCE, DTYPE = 0, 1, 2, 3
 
 

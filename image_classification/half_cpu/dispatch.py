@@ -6,10 +6,22 @@ operator that another thread calls meanwhile goes straight to Paddle.
 
 import functools
 import threading
-from contextlib import contextmanager
 
-from . import kernels, native, op_names, paddle_names, reference
-from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, KINDS, TENSOR, replace_tensors, scan
+import paddle
+
+from . import inplace, kernels, native, op_names, paddle_names, reference
+from .arguments import (
+    BFLOAT16,
+    DTYPES,
+    FLOAT16,
+    FLOAT32,
+    FLOATING,
+    KINDS,
+    TENSOR,
+    replace_first_tensor,
+    replace_tensors,
+    scan,
+)
 from .references import References
 
 
@@ -17,7 +29,7 @@ class _Scope:
     """What one `dispatch` asks for: policy and kernels."""
 
     def __init__(self, policy, backend):
-        self.policy = policy
+        self.policy_cast = None if policy is None else policy.cast
         self.kernels = backend.kernels
         self.half_dtypes = backend.dtypes
 
@@ -30,21 +42,6 @@ class _Scope:
                 return result
         return paddle_names.cast(tensor, dtype)
 
-    def cast_inputs(self, name, args, kwargs, tensors):
-        """Return (args, kwargs) as the policy wants them; the same objects when nothing is to be cast."""
-        wanted = self.policy.cast(name, tensors)
-        if wanted is None:
-            return args, kwargs
-        wanted = DTYPES[wanted]
-
-        def replace(tensor):
-            dtype = tensor.dtype
-            if dtype is wanted or not (dtype is FLOAT32 or dtype is FLOAT16 or dtype is BFLOAT16):
-                return tensor
-            return self.cast(tensor, wanted)
-
-        return replace_tensors(args, kwargs, replace)
-
 
 class _Active(threading.local):
     scope = None
@@ -52,54 +49,140 @@ class _Active(threading.local):
 
 _ACTIVE = _Active()
 
-def _serve(scope, name, original, args, kwargs):
+
+class _Operator:
+    """How one operator is served: its names and the rule for half tensors."""
+
+    __slots__ = ("name", "policy_name", "rule", "norm")
+
+    def __init__(self, name):
+        self.name = name
+        self.policy_name = op_names.policy_name(name) if op_names.sees_policy(name) else None
+        self.norm = name in op_names.NORMS
+        self.rule = _rule(name)
+
+
+def _rule(name):
+    """Return the function that computes operator `name` for half tensors."""
+    if name in op_names.BATCH_NORMS:
+        return inplace.compute_batch_norm
+    if name in op_names.NORMS:
+        return reference.compute_norm
+    if name in op_names.FLOAT32_RESULTS:
+        return reference.compute_without_rounding
+    if name == op_names.SET_ITEM:
+        return inplace.compute_set_item
+    if name == op_names.GET_ITEM:
+        return reference.compute_get_item
+    if op_names.is_inplace(name):
+        return inplace.compute_inplace
+    return reference.compute
+
+
+def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
     tensors, half = scan(args, kwargs)
-    _ACTIVE.scope = None  # nothing below is dispatched again
+    policy_cast = scope.policy_cast
+    if tensors and policy_cast is not None and operator.policy_name is not None:
+        wanted = policy_cast(operator.policy_name, tensors)
+        if wanted is not None:
+            args, kwargs, tensors, half = _cast_inputs(scope, operator, args, kwargs, DTYPES[wanted])
+    if not half:
+        return original(*args, **kwargs)
+    if not tensors and not paddle.in_dynamic_mode():
+        return original(*args, **kwargs)
+    _ACTIVE.scope = None  # what a kernel or a rule calls is not dispatched again
     try:
-        if scope.policy is not None and tensors and op_names.sees_policy(name):
-            new_args, new_kwargs = scope.cast_inputs(name, args, kwargs, tensors)
-            if new_args is not args:
-                args, kwargs = new_args, new_kwargs
-                tensors, half = scan(args, kwargs)
-        if not half:
-            return original(*args, **kwargs)
-        kernel = scope.kernels.get(name)
+        kernel = scope.kernels.get(operator.name)
         if kernel is not None:
             result = kernel(original, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if name in native.EXACT:
+        if _is_exact(operator.name, tensors):
             return original(*args, **kwargs)
-        return reference.compute(name, original, args, kwargs, tensors, scope.cast)
+        return operator.rule(operator.name, original, args, kwargs, tensors, scope.cast)
     finally:
         _ACTIVE.scope = scope
 
 
+def _cast_inputs(scope, operator, args, kwargs, wanted):
+    """Return (args, kwargs, tensors, half) with the floating inputs in dtype `wanted`."""
+
+    def replace(tensor):
+        dtype = tensor.dtype
+        if dtype is wanted or not (dtype is FLOAT32 or dtype is FLOAT16 or dtype is BFLOAT16):
+            return tensor
+        return scope.cast(tensor, wanted)
+
+    # Parameters and statistics of a normalisation are used as they are, like on a GPU.
+    change = replace_first_tensor if operator.norm else replace_tensors
+    args, kwargs = change(args, kwargs, replace)
+    return args, kwargs, *scan(args, kwargs)
+
+
+def _is_exact(name, tensors):
+    """Return True if Paddle's own half kernel moves these tensors exactly; tensors of mixed dtypes are promoted."""
+    if name not in native.EXACT:
+        return False
+    common = None
+    for tensor in tensors:
+        dtype = tensor.dtype
+        if dtype is common:
+            continue
+        if dtype in FLOATING:
+            if common is not None:
+                return False
+            common = dtype
+    return common is not BFLOAT16 or name not in native.NOT_BFLOAT16
+
+
 def _operator(name, original):
-    """Return the wrapper that stands for the built-in operator while a dispatch is active."""
+    """Return the wrapper that stands for a built-in operator while a dispatch is active."""
+    operator = _Operator(name)
 
     @functools.wraps(original)
-    def operator(*args, **kwargs):
+    def wrapper(*args, **kwargs):
         scope = _ACTIVE.scope
         if scope is None:
             return original(*args, **kwargs)
-        return _serve(scope, name, original, args, kwargs)
+        return _serve(scope, operator, original, args, kwargs)
 
-    return operator
+    return wrapper
 
 
-def _method(method_name, original):
+def _arithmetic_method(method_name, original):
     """Return the wrapper of an arithmetic method of Tensor."""
     tensor_name, scalar_name = op_names.ARITHMETIC_METHODS[method_name]
+    with_tensor, with_scalar = _Operator(tensor_name), _Operator(scalar_name)
+    scale_arguments = op_names.SCALE_ARGUMENTS.get(method_name)
+    scale = paddle_names.OPERATORS.scale
 
     @functools.wraps(original)
     def method(self, other):
         scope = _ACTIVE.scope
         if scope is None:
             return original(self, other)
-        name = tensor_name if KINDS[type(other)] == TENSOR else scalar_name
-        return _serve(scope, name, original, (self, other), {})
+        kind = type(other)
+        if KINDS[kind] == TENSOR:
+            return _serve(scope, with_tensor, original, (self, other), {})
+        # The same call that Paddle makes inside the method, spelt out so that kernels and policies see it.
+        if scale_arguments is not None and (kind is float or kind is int) and self.dtype in FLOATING:
+            return _serve(scope, with_scalar, scale, (self, *scale_arguments(other), True), {})
+        return _serve(scope, with_scalar, original, (self, other), {})
+
+    return method
+
+
+def _index_method(method_name, original):
+    """Return the wrapper of `tensor[index]` or `tensor[index] = value`."""
+    operator = _Operator(method_name)
+
+    @functools.wraps(original)
+    def method(self, *args):
+        scope = _ACTIVE.scope
+        if scope is None:
+            return original(self, *args)
+        return _serve(scope, operator, original, (self, *args), {})
 
     return method
 
@@ -108,40 +191,50 @@ def _method(method_name, original):
 def _references():
     """Return the one list of references. Built on first use: a program that stays in float32 never pays for it."""
     operators = paddle_names.public_builtins(paddle_names.OPERATORS)
-    wrappers = {name: _operator(name, original) for name, original in operators.items()}
-    methods = {name: _method(name, getattr(paddle_names.Tensor, name)) for name in op_names.ARITHMETIC_METHODS}
-    return References([(paddle_names.OPERATORS, wrappers)], methods)
+    legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
+    tables = [
+        (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),
+        (paddle_names.LEGACY_OPERATORS, {name: _operator(name, legacy[name]) for name in op_names.LEGACY}),
+    ]
+    methods = {}
+    for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
+        methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
+    return References(tables, methods)
 
 
-@contextmanager
-def dispatch(policy=None, backend="auto"):
+class dispatch:
     """Make operators work on real float16 and bfloat16 CPU tensors until the context ends.
 
-    Re-entrant; an inner context replaces the policy and backend of the outer one. The backward pass needs no context.
+    Re-entrant; an inner context replaces the policy and the backend of the outer one. `loss.backward()` needs no
+    context, except where the backward pass runs Python code on half tensors (recomputation, a PyLayer).
 
     Args:
         policy: object whose `cast(op_name, tensors)` returns "float16", "bfloat16" or "float32", the dtype to which the
             operator's floating inputs are cast first, or None to leave them. `tensors` are all tensors of the call in
-            order. None for no policy.
+            order. It is asked for every operator that reads tensors, except casts, creation and in-place operators.
         backend: "auto", "reference" or the name of a registered backend.
 
     Raises:
         UnsupportedOperator: inside the context, for an operator that cannot compute half tensors.
         ValueError: unknown backend.
     """
-    scope = _Scope(policy, kernels.find(backend))
-    references = _references()
-    outer = _ACTIVE.scope
-    references.replace()
-    _ACTIVE.scope = scope
-    try:
-        yield
-    finally:
-        _ACTIVE.scope = outer
-        references.restore()
+
+    def __init__(self, policy=None, backend="auto"):
+        self._scope = _Scope(policy, kernels.find(backend))
+        self._outer = []
+
+    def __enter__(self):
+        _references().replace()
+        self._outer.append(_ACTIVE.scope)
+        _ACTIVE.scope = self._scope
+        return self
+
+    def __exit__(self, *exception):
+        _ACTIVE.scope = self._outer.pop()
+        _references().restore()
+        return False
 
 
 def backend_name(dtype, backend="auto"):
     """Return what computes `dtype` ("float16", "bfloat16") inside `dispatch(backend=backend)`, such as "reference"."""
     return kernels.describe(backend, dtype)
-

@@ -1,9 +1,20 @@
-"""Operators whose half CPU kernels, forward and backward, exist and only move or convert data: they need no float32."""
+"""Operators that Paddle's half CPU kernels compute exactly, forward and backward: they move, make or convert data.
+
+Everything else goes through float32, also where Paddle has half kernels: some accumulate in half precision. Not here:
+expand, tile, gather, index_select, because their gradients are sums.
+"""
 
 from .op_names import words
 
 EXACT = words(
     """
-    cast assign full full_like empty empty_like zeros ones reshape transpose squeeze unsqueeze flatten shape numel
+    cast assign full full_like full_with_tensor empty empty_like zeros ones zeros_like ones_like
+    reshape transpose squeeze unsqueeze flatten slice strided_slice split split_with_num unbind stack concat
+    view_shape view_slice view_dtype contiguous shape shape64 numel is_empty
+    cast_ assign_ assign_out_ assign_value_ full_ fill_ reshape_ squeeze_ unsqueeze_ flatten_ transpose_
+    set_ share_data_ share_data copy_to memcpy memcpy_d2h memcpy_h2d coalesce_tensor coalesce_tensor_
     """
 )
+
+# Their gradient has no bfloat16 kernel.
+NOT_BFLOAT16 = words("concat")

@@ -38,26 +38,49 @@ ARITHMETIC_METHODS = {
     "__ge__": ("greater_equal", "greater_equal"),
 }
 
-# `tensor[index]` and `tensor[index] = value`
+# method of Tensor -> (factor, addend) of the scale operator that computes it with a Python number
+SCALE_ARGUMENTS = {
+    "__add__": lambda number: (1.0, number),
+    "__radd__": lambda number: (1.0, number),
+    "__sub__": lambda number: (1.0, -number),
+    "__rsub__": lambda number: (-1.0, number),
+    "__mul__": lambda number: (number, 0.0),
+    "__rmul__": lambda number: (number, 0.0),
+}
+
 GET_ITEM, SET_ITEM = "_getitem_dygraph", "_setitem_dygraph"
-INDEX_METHODS = {GET_ITEM: "getitem", SET_ITEM: "setitem"}
+INDEX_METHODS = (GET_ITEM, SET_ITEM)
 
+# The first input of these decides the dtype of the output; parameters and statistics may be float32 beside half images.
+NORMS = words("batch_norm batch_norm_ sync_batch_norm_ layer_norm group_norm instance_norm rms_norm")
+BATCH_NORMS = words("batch_norm batch_norm_ sync_batch_norm_")
 
-def is_inplace(op_name):
-    """Return True for operators that write into one of their inputs, which Paddle spells with a final underscore."""
-    return op_name.endswith("_")
-
+# Their results are float32 whatever the inputs are.
+FLOAT32_RESULTS = words("accuracy auc")
 
 # Operators that only make or convert tensors: a policy has no say in them.
 WITHOUT_POLICY = words(
     """
     cast assign full full_like full_with_tensor empty empty_like zeros ones zeros_like ones_like eye arange linspace
     logspace uniform gaussian randint randperm truncated_gaussian_random one_hot shape numel share_data copy_to
-    tril_indices triu_indices coalesce_tensor
+    tril_indices triu_indices coalesce_tensor _getitem_dygraph _setitem_dygraph
     """
 )
+
+# The few operators of the legacy table that Paddle's layers and metrics still call.
+LEGACY = words("accuracy elementwise_add conv2d conv3d depthwise_conv2d conv2d_transpose")
+
+
+def is_inplace(op_name):
+    """Return True for operators that write into one of their inputs, which Paddle spells with a final underscore."""
+    return op_name.endswith("_") and op_name not in NORMS
 
 
 def sees_policy(op_name):
     """Return True for operators whose inputs a policy may cast; what is written in place keeps its dtype."""
     return op_name not in WITHOUT_POLICY and not is_inplace(op_name)
+
+
+def policy_name(op_name):
+    """Return the name under which a policy knows the operator: Paddle's lists spell no final underscore."""
+    return op_name.rstrip("_")

@@ -62,7 +62,8 @@ def round_results(result, dtype, cast):
     """Return `result` with its float32 tensors rounded to `dtype`; other tensors stay."""
     kind = KINDS[type(result)]
     if kind == TENSOR:
-        return cast(result, dtype) if result.dtype is FLOAT32 else result
+        # einsum returns caches that hold no data when no gradient is wanted.
+        return cast(result, dtype) if result.dtype is FLOAT32 and result._is_initialized() else result
     if kind == SEQUENCE:
         return type(result)([round_results(item, dtype, cast) for item in result])
     return result
@@ -79,14 +80,42 @@ def call(name, original, args, kwargs, dtype):
 
 
 def compute(name, original, args, kwargs, tensors, cast):
-    """Return the operator's result from float32 arithmetic, rounded once to the dtype that the call implies or names.
+    """Return an operator's result from float32 arithmetic, rounded once to the dtype that the call implies or names.
 
-    `tensors` are the call's tensors in order, `cast(tensor, dtype)` the recorded cast.
+    All rules share this signature: `tensors` are the call's tensors in order, `cast(tensor, dtype)` the recorded cast.
     """
     args, kwargs, requested = replace_dtypes(args, kwargs)
     dtype = result_dtype(tensors) if requested is None else requested
-    wide_args, wide_kwargs = replace_tensors(args, kwargs, Widening(cast))
-    result = call(name, original, wide_args, wide_kwargs, HALF_NAMES.get(dtype, "half"))
-    if dtype in HALF_NAMES:
-        result = round_results(result, dtype, cast)
-    return result
+    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
+    result = call(name, original, args, kwargs, HALF_NAMES.get(dtype, "half"))
+    return round_results(result, dtype, cast) if dtype in HALF_NAMES else result
+
+
+def compute_without_rounding(name, original, args, kwargs, tensors, cast):
+    """Return the result of an operator that is float32 by nature, such as accuracy."""
+    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
+    return call(name, original, args, kwargs, "half")
+
+
+def compute_norm(name, original, args, kwargs, tensors, cast):
+    """Return a normalisation's results. The first input alone decides the dtype of the output.
+
+    Parameters may be half or float32. Saved statistics stay float32.
+    """
+    dtype = tensors[0].dtype
+    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
+    result = call(name, original, args, kwargs, HALF_NAMES.get(dtype, "half"))
+    if dtype not in HALF_NAMES:
+        return result
+    if KINDS[type(result)] == SEQUENCE:
+        return (cast(result[0], dtype), *result[1:])
+    return cast(result, dtype)
+
+
+def compute_get_item(name, original, args, kwargs, tensors, cast):
+    """Return part of a tensor. Slices move data; the gradient of an index array is a sum and needs float32."""
+    tensor, index = args
+    parts = index if isinstance(index, tuple) else (index,)
+    if all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
+        return original(tensor, index)
+    return cast(original(cast(tensor, FLOAT32), index), tensor.dtype)

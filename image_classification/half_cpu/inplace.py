@@ -1,0 +1,118 @@
+"""Operators that write into their inputs: computed on float32 temporaries, written back rounded once."""
+
+import paddle
+
+from . import paddle_names
+from .arguments import FLOAT32, FLOATING, HALF_NAMES, KINDS, SEQUENCE, TENSOR, replace_dtypes, replace_tensors
+from .reference import UnsupportedOperator, Widening, call, compute_norm
+
+# Optimizer operators: (position of the master parameter, position of the flag multi_precision).
+_MASTERS = {
+    "sgd_": (3, 4),
+    "momentum_": (4, 9),
+    "merged_momentum_": (4, 9),
+    "adam_": (8, 15),
+    "adamw_": (8, 18),
+    "merged_adam_": (8, 12),
+    "lamb_": (7, 14),
+    "rmsprop_": (6, 11),
+    "adagrad_": (4, 6),
+    "adadelta_": (5, 8),
+    "adamax_": (6, 10),
+    "nadam_": (8, 13),
+    "radam_": (8, 12),
+}
+
+
+def compute_inplace(name, original, args, kwargs, tensors, cast):
+    """Return the operator's result; its half inputs that it writes hold the float32 result rounded to their dtype.
+
+    With a master parameter the master is updated in float32 and the half parameter becomes the rounded master.
+
+    Raises:
+        ValueError: the written tensor is a leaf that requires a gradient.
+        UnsupportedOperator: it cannot be seen which inputs the operator wrote.
+    """
+    args, kwargs, _ = replace_dtypes(args, kwargs)
+    parameters = None
+    if name in _MASTERS:
+        master, flag = _MASTERS[name]
+        if args[master] is not None:
+            parameters, args[0] = args[0], args[master]
+            args[master], args[flag] = None, False
+    widening = Widening(cast)
+    wide_args, wide_kwargs = replace_tensors(args, kwargs, widening)
+    dtype = HALF_NAMES[widening.pairs[0][1].dtype] if widening.pairs else "half"
+    result = call(name, original, wide_args, wide_kwargs, dtype)
+    half_of = {id(temporary): half for temporary, half in widening.pairs}
+    known = {id(tensor) for tensor in _flat(wide_args) + _flat(list(wide_kwargs.values()))}
+    if not any(id(tensor) in known for tensor in _flat([result])):
+        raise UnsupportedOperator(name, dtype, "Paddle does not return the tensor that it wrote")
+    result = _write_back(result, half_of, cast)
+    if parameters is not None:
+        for half, wide in zip(_flat([parameters]), _flat([args[0]]), strict=True):
+            write(half, wide, cast)
+    return result
+
+
+def compute_batch_norm(name, original, args, kwargs, tensors, cast):
+    """Return batch normalisation's results; running statistics are updated and keep their own dtype.
+
+    Half running statistics are updated in float32 and rounded once per step.
+    """
+    _, mean, variance, *_ = tensors
+    widening = Widening(cast)
+    wide_args, wide_kwargs = replace_tensors(args, kwargs, widening)
+    result = list(compute_norm(name, original, wide_args, wide_kwargs, tensors, cast))
+    for temporary, half in widening.pairs:
+        if half is mean or half is variance:
+            write(half, temporary, cast)
+            result[1 if half is mean else 2] = half
+    return tuple(result)
+
+
+def compute_set_item(name, original, args, kwargs, tensors, cast):
+    """Assign into part of a tensor; the value is rounded to the tensor's dtype, as any assignment does."""
+    target, index, value = args
+    if KINDS[type(value)] == TENSOR:
+        if value.dtype is not target.dtype and value.dtype in FLOATING:
+            value = cast(value, target.dtype)
+        # The gradient of a value that is broadcast is a sum: only that needs float32.
+        if not value.stop_gradient and target.dtype in HALF_NAMES:
+            wide = cast(target, FLOAT32)
+            call(name, original, (wide, index, cast(value, FLOAT32)), kwargs, HALF_NAMES[target.dtype])
+            return write(target, wide, cast)
+    return original(target, index, value)
+
+
+def write(target, value, cast):
+    """Write float32 `value` into half `target`, rounded; autograd continues at `value`, as with Paddle's own operators.
+
+    Raises:
+        ValueError: `target` is a leaf that requires a gradient.
+    """
+    if paddle.is_grad_enabled() and target.is_leaf and not target.stop_gradient:
+        raise ValueError(f"{target.name} is a leaf that requires a gradient: it cannot be written in place")
+    paddle_names.assign_out_(cast(value, target.dtype), target)
+
+
+def _write_back(value, half_of, cast):
+    kind = KINDS[type(value)]
+    if kind == TENSOR and id(value) in half_of:
+        target = half_of[id(value)]
+        write(target, value, cast)
+        return target
+    if kind == SEQUENCE:
+        return type(value)([_write_back(item, half_of, cast) for item in value])
+    return value
+
+
+def _flat(values):
+    tensors = []
+    for value in values:
+        kind = KINDS[type(value)]
+        if kind == TENSOR:
+            tensors.append(value)
+        elif kind == SEQUENCE:
+            tensors.extend(_flat(value))
+    return tensors
