@@ -145,3 +145,8 @@ def test_effective_configuration_loads_to_itself(tmp_path):
     config = load(tmp_path, "MODEL: {NAME: x, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-batch_size=5")
     again = build_config([("again", yaml.safe_load(to_yaml(config)))], build_model)
     assert again == config
+
+
+def test_opts_given_twice_add_up(tmp_path):
+    config = load(tmp_path, "", "-opts", "SEED=3", "-opts", "TRAIN.BASE_LR=1e-2", "KEEP=7")
+    assert (config.SEED, config.TRAIN.BASE_LR, config.KEEP) == (3, 0.01, 7)

@@ -130,7 +130,7 @@ def make_parser(prog=None):
     for flag, (_, text) in SWITCHES.items():
         group.add_argument(*_spellings(flag), action="store_true", help=text)
     parser.add_argument_group("Any key").add_argument(
-        *_spellings("opts"), nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
+        *_spellings("opts"), nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
     )
     return parser
 
@@ -148,6 +148,8 @@ class _Parser(argparse.ArgumentParser):
             flags = [flag for action in self._actions for flag in action.option_strings]
             near = difflib.get_close_matches(word, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else "; -h lists the flags"
+            if "=" in unknown[0] and not word.startswith("-"):
+                hint = f"; keys are set with -opts {unknown[0]}"
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
         return arguments
 
