@@ -204,6 +204,15 @@ def weights_that_decay(name, no_weight_decay, **options):
     return {key for key, tensor in named if not np.array_equal(tensor.numpy(), before[key])}
 
 
+def test_second_optimizer_does_not_keep_the_settings_of_the_first():
+    named, fresh = named_tensors(), named_tensors()
+    build_optimizer(named, train("Momentum", LAYER_DECAY=0.5))
+    run(build_optimizer(named, train("SGD", weight_decay=0.0)), named, steps=2)
+    run(build_optimizer(fresh, train("SGD", weight_decay=0.0)), fresh, steps=2)
+    for (key, one), (_, other) in zip(named, fresh, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=key)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_layer_decay_scales_the_rate_of_each_layer(name):
     plain, scaled = named_tensors(), named_tensors()

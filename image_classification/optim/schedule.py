@@ -26,9 +26,8 @@ class Schedule:
         self._decay = decay
 
     def lr(self, step):
-        """Return the learning rate, >= 0, of the update that follows ``step`` earlier ones."""
-        rate = self._warmup(step) if step < self._warmup_steps else self._decay(step)
-        return max(0.0, rate)
+        """Return the learning rate of the update that follows ``step`` earlier ones."""
+        return self._warmup(step) if step < self._warmup_steps else self._decay(step)
 
 
 def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
