@@ -1,0 +1,123 @@
+"""Train one configuration in several precision modes over several seeds, and print the table of accuracies.
+
+    python tools/compare_precision.py -cfg image_classification/ViT/configs/vit_tiny_digits.yaml \
+        --modes fp32,auto --dtypes float16,bfloat16 --seeds 0,1,2 --output output/compare
+
+Each run is a process of its own, started as a user starts it; a run that is already in --output is not repeated, so an
+interrupted comparison continues. The table gives, for each mode and number format, the mean top-1 over the seeds, its
+spread, and the difference to float32 in points.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, progress_bar
+
+MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
+FULL_PRECISION = ("fp32", "O0")  # modes in which the number format does not matter
+
+
+def main():
+    arguments = parse_arguments()
+    folder = Path(arguments.output)
+    runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
+    reports = {}
+    bar = progress_bar(len(runs), "runs", "run")
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        waiting = {pool.submit(train, arguments, folder, run): run for run in runs}
+        for done in concurrent.futures.as_completed(waiting):
+            reports[waiting[done]] = done.result()
+            bar.update()
+    bar.close()
+    print(table(arguments, reports))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-cfg", "--cfg", required=True, metavar="FILE", help="YAML of the model")
+    parser.add_argument("--modes", default="fp32,auto", help=f"of {', '.join(MODES)} (default: %(default)s)")
+    parser.add_argument("--dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds (default: %(default)s)")
+    parser.add_argument("--output", default="output/compare", help="folder of the runs (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
+    arguments = parser.parse_args()
+    arguments.cfg = Path(arguments.cfg).resolve()
+    arguments.modes = arguments.modes.split(",")
+    arguments.dtypes = arguments.dtypes.split(",")
+    try:
+        arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds: expected integers, found {arguments.seeds!r}")
+    unknown = [mode for mode in arguments.modes if mode not in MODES]
+    if unknown:
+        parser.error(f"--modes: {unknown[0]!r} is not one of {', '.join(MODES)}")
+    if not arguments.cfg.is_file():
+        parser.error(f"-cfg: {arguments.cfg}: no such file")
+    return arguments
+
+
+def formats(arguments):
+    """Return (mode, dtype) of every row; the full-precision modes have one row each."""
+    for mode in arguments.modes:
+        for dtype in ("float32",) if mode in FULL_PRECISION else arguments.dtypes:
+            yield mode, dtype
+
+
+def train(arguments, folder, run):
+    """Return the report of one run.
+
+    Raises:
+        UserError: the run failed; the message has its last line.
+    """
+    mode, dtype, seed = run
+    name = "_".join(map(str, (arguments.cfg.stem, *run)))
+    output = (folder / name).resolve()
+    report = output / "report.json"
+    if not (output / "done").exists():
+        command = [sys.executable, "main_single_gpu.py", f"-cfg={arguments.cfg}", f"-output={output}", f"-seed={seed}"]
+        command += [f"-amp_mode={mode}"] + ([] if dtype == "float32" else [f"-amp_dtype={dtype}"])
+        command += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
+        model_folder = arguments.cfg.parents[1]
+        done = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{name} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        (output / "done").write_text("")
+    return json.loads(report.read_text())
+
+
+def table(arguments, reports):
+    """Return the markdown table."""
+    baseline = [report["top1"] for (mode, _, _), report in reports.items() if mode == "fp32"]
+    reference = sum(baseline) / len(baseline) if baseline else None
+    lines = [
+        f"| {arguments.cfg.stem} | format | top-1, {len(arguments.seeds)} seeds | lowest - highest | to fp32 | skipped |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for mode, dtype in formats(arguments):
+        rows = [reports[mode, dtype, seed] for seed in arguments.seeds]
+        values = [row["top1"] for row in rows]
+        mean = sum(values) / len(values)
+        difference = "" if reference is None else f"{100 * (mean - reference):+.2f}"
+        skipped = ", ".join(str(row["skipped_steps"]) for row in rows)
+        lines.append(
+            f"| {mode} | {dtype} | {mean:.4f} | {min(values):.4f} - {max(values):.4f} | {difference} | {skipped} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
