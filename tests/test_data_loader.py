@@ -201,7 +201,7 @@ def error_of(function, *arguments):
 
 
 def test_unknown_dataset_suggests_the_nearest():
-    assert "did you mean digits?" in error_of(build_train_loader, digits_config(DATASET="digit"))
+    assert "Did you mean digits?" in error_of(build_train_loader, digits_config(DATASET="digit"))
 
 
 def test_missing_data_path_is_named(tmp_path):

@@ -31,12 +31,16 @@ def section(kind):
 class Data:
     """Images: where they are, how they are read, cut and normalised."""
 
-    DATASET: str = option("imagenet2012", "name of the data set: digits, imagenet2012, folder, ...")
+    DATASET: str = option("imagenet2012", "name of the data set; docs/data.md lists them")
     DATA_PATH: str = option("/dataset/imagenet/", "folder of the data set")
     BATCH_SIZE: int = option(256, "images per process and step in training", minimum=1)
     BATCH_SIZE_EVAL: int | None = option(None, "images per process and step in evaluation; none: BATCH_SIZE", minimum=1)
     IMAGE_SIZE: int = option(224, "side of the square images that the model sees, in pixels", minimum=1)
     IMAGE_CHANNELS: int = option(3, "colour channels of the images", minimum=1)
+    DOWNLOAD: bool = option(False, "fetch a public data set (cifar10, cifar100, caltech101) into DATA_PATH first")
+    TFRECORD_FIRST_LABEL: int = option(1, "imagenet_tfrecord: number of the first class in the files", minimum=0)
+    CALTECH_BACKGROUND: bool = option(False, "caltech101: BACKGROUND_Google is a class, too")
+    SYNTHETIC_IMAGES: int = option(1024, "synthetic: images of an epoch", minimum=1)
     NUM_WORKERS: int | None = option(
         None, "worker processes of each loader, 0: the training process; none: by cores, 0 for small images", minimum=0
     )
@@ -145,6 +149,21 @@ class Parallel:
     TENSOR: int = option(1, "processes that share each layer", minimum=1)
     PIPELINE: int = option(1, "processes that share the sequence of layers", minimum=1)
     SHARDING: int = option(1, "processes that share the optimizer's state (ZeRO stage 1)", minimum=1)
+    SYNC_BN: bool = option(False, "batch norms use the statistics of all data-parallel processes")
+    LAUNCHER: str = option(
+        "auto", "what started the processes", choices=("auto", "paddle", "slurm", "openmpi", "torchrun", "none")
+    )
+    RANK: int | None = option(None, "rank of this process, set by hand together with the next three", minimum=0)
+    WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1)
+    HOST: str = option("127.0.0.1", "address of rank 0's host, set by hand")
+    PORT: int = option(29500, "free port on rank 0's host, set by hand", minimum=1, maximum=65535)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """How this run differs from the recipe as it is written."""
+
+    SMOKE: bool = option(False, "the small version of a recipe: the SMOKE section of its YAML overrides the rest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +175,7 @@ class Config:
     TRAIN: Train = section(Train)
     AMP: Amp = section(Amp)
     PARALLEL: Parallel = section(Parallel)
+    RUNTIME: Runtime = section(Runtime)
     SAVE: str = option("./output", "folder in which each run makes its own folder")
     OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE")
     SAVE_FREQ: int = option(1, "epochs between two checkpoints", minimum=1)

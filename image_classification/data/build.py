@@ -1,63 +1,17 @@
 """From a configuration to loaders."""
 
-import difflib
 import functools
 import os
 
 from ..runtime import UserError, get_logger
-from .datasets import check_labels
-from .digits import read_digits
-from .folders import list_class_names, read_class_folders, read_list_file
 from .loader import Loader
 from .normalize import Normalize
 from .sampler import eval_order, train_order
 from .samples import SampleMaker
+from .sources import build_dataset
 from .transforms import EvalTransform, TrainTransform
 
 MAX_AUTO_WORKERS = 8
-
-
-def _digits(config, split):
-    return read_digits(split)
-
-
-def _imagenet2012(config, split):
-    """``<split>_list.txt`` (PaddleViT's layout) when there is one, else the class folders in ``<split>/``."""
-    root = config.DATA.DATA_PATH
-    if not os.path.isdir(root):
-        raise UserError(f"DATA.DATA_PATH: {root} is not a folder")
-    list_path = os.path.join(root, f"{split}_list.txt")
-    if os.path.isfile(list_path):
-        return read_list_file(list_path, root, config.MODEL.NUM_CLASSES)
-    folder = os.path.join(root, split)
-    if not os.path.isdir(folder):
-        raise UserError(f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/")
-    train = os.path.join(root, "train")
-    class_names = list_class_names(train) if split == "val" and os.path.isdir(train) else None
-    return read_class_folders(folder, class_names)
-
-
-DATASETS = {
-    "digits": _digits,
-    "imagenet2012": _imagenet2012,
-    "folder": _imagenet2012,
-}
-
-
-def build_dataset(config, split):
-    """Return the data set of DATA.DATASET for ``split`` "train" or "val".
-
-    Raises:
-        UserError: an unknown name, a missing or malformed folder, or a label outside MODEL.NUM_CLASSES.
-    """
-    name = config.DATA.DATASET
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.4)
-        suggestion = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"DATA.DATASET: unknown data set {name!r}{suggestion} Known: {', '.join(sorted(DATASETS))}")
-    dataset = DATASETS[name](config, split)
-    check_labels(dataset, config.MODEL.NUM_CLASSES)
-    return dataset
 
 
 def build_train_loader(config, rank=0, world_size=1):

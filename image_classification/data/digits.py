@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 from .datasets import ArrayDataset
+from .splits import stratified_split
 
 IMAGE_SIZE = 32
-EVAL_SHARE = 0.2
 
 
 def read_digits(split):
@@ -14,7 +14,7 @@ def read_digits(split):
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    chosen = np.sort(_split(digits.target)[split])
+    chosen = stratified_split(digits.target, split)
     images = np.stack([_enlarge(digits.images[index]) for index in chosen])
     return ArrayDataset(f"digits {split}", images, digits.target[chosen], [str(digit) for digit in range(10)])
 
@@ -24,20 +24,3 @@ def _enlarge(image):
     small = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
     large = np.asarray(small.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
     return np.repeat(large[:, :, None], 3, axis=2)
-
-
-def _split(targets):
-    """Return {"train": indices, "val": indices}, stratified; shares are rounded by largest remainder."""
-    counts = np.bincount(targets)
-    exact = counts * EVAL_SHARE
-    held_out = np.floor(exact).astype(int)
-    missing = int(np.ceil(exact.sum())) - held_out.sum()
-    held_out[np.argsort(held_out - exact, kind="stable")[:missing]] += 1
-    # RandomState's streams are frozen by NumPy's compatibility policy, default_rng's are not.
-    shuffler = np.random.RandomState(0)
-    parts = {"train": [], "val": []}
-    for digit, count in enumerate(held_out):
-        order = shuffler.permutation(np.flatnonzero(targets == digit))
-        parts["val"].append(order[:count])
-        parts["train"].append(order[count:])
-    return {name: np.concatenate(part) for name, part in parts.items()}

@@ -33,16 +33,17 @@ def list_images(folder):
     return sorted(found)
 
 
-def read_class_folders(root, class_names=None):
+def read_class_folders(root, class_names=None, ignore=()):
     """Return the images of the class folders in ``root``; labels follow the sorted folder names.
 
     Args:
         class_names: the folders that must be there in this order, for an evaluation set that goes with a training set.
+        ignore: names of folders that are not read.
 
     Raises:
         UserError: no class folder, an empty one, or one that ``class_names`` does not know.
     """
-    present = list_class_names(root)
+    present = [name for name in list_class_names(root) if name not in ignore]
     class_names = class_names or present
     unknown = sorted(set(present) - set(class_names))
     if unknown:

@@ -1,0 +1,127 @@
+"""CIFAR-10 and CIFAR-100 from the official Python archives, extracted or not."""
+
+import dataclasses
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+
+from ..runtime import UserError
+from .datasets import ArrayDataset, require_folder
+from .download import Source
+from .safe_pickle import load_arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar:
+    """Names in one of the archives."""
+
+    source: Source
+    folder: str
+    files: dict
+    labels: bytes
+    meta_file: str
+    class_names: bytes
+
+
+CIFAR = {
+    "cifar10": Cifar(
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "cifar-10-python.tar.gz",
+            "md5:c58f30108f718f92721af3b95e74349a",
+        ),
+        "cifar-10-batches-py",
+        {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "val": ("test_batch",)},
+        b"labels",
+        "batches.meta",
+        b"label_names",
+    ),
+    "cifar100": Cifar(
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "cifar-100-python.tar.gz",
+            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+        ),
+        "cifar-100-python",
+        {"train": ("train",), "val": ("test",)},
+        b"fine_labels",
+        "meta",
+        b"fine_label_names",
+    ),
+}
+
+
+def read_cifar(name, root, split):
+    """Return the images of ``cifar10`` or ``cifar100``, uint8 [N, 32, 32, 3]; "val" is the official test set.
+
+    ``root`` holds the official folder or the archive, or is that folder.
+
+    Raises:
+        UserError: neither is there, or a file is cut, foreign or unsafe.
+    """
+    kind = CIFAR[name]
+    require_folder(root)
+    if os.path.isfile(os.path.join(root, kind.meta_file)):
+        contents = _read_folder(root, kind, split)
+    elif os.path.isdir(os.path.join(root, kind.folder)):
+        contents = _read_folder(os.path.join(root, kind.folder), kind, split)
+    elif os.path.isfile(os.path.join(root, kind.source.file_name)):
+        contents = _read_archive(os.path.join(root, kind.source.file_name), kind, split)
+    else:
+        raise UserError(
+            f"DATA.DATA_PATH: {root} has neither {kind.folder}/ nor {kind.source.file_name};"
+            " DATA.DOWNLOAD=True fetches it"
+        )
+    meta = _unpickle(contents, kind.meta_file)
+    parts = [_unpickle(contents, file) for file in kind.files[split]]
+    try:
+        class_names = [text.decode() for text in meta[kind.class_names]]
+        images = np.concatenate([part[b"data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels = np.concatenate([part[kind.labels] for part in parts])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{root}: {split} files are not those of {name} ({error})") from error
+    if images.dtype != np.uint8 or len(images) != len(labels):
+        raise UserError(f"{root}: {split} files are not those of {name}: {len(images)} images, {len(labels)} labels")
+    return ArrayDataset(f"{name} {split}", images, labels, class_names)
+
+
+def _read_folder(folder, kind, split):
+    """Return {file name: (path for messages, bytes)}."""
+    contents = {}
+    for name in (kind.meta_file, *kind.files[split]):
+        path = os.path.join(folder, name)
+        try:
+            with open(path, "rb") as file:
+                contents[name] = path, file.read()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    return contents
+
+
+def _read_archive(path, kind, split):
+    # Read without extracting: there is then no half-extracted folder to mistake for the data set.
+    wanted = {f"{kind.folder}/{name}": name for name in (kind.meta_file, *kind.files[split])}
+    contents = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.name in wanted and member.isfile():
+                    name = wanted[member.name]
+                    contents[name] = f"{path}:{member.name}", archive.extractfile(member).read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"{path}: is cut or no archive ({error})") from error
+    missing = sorted(set(wanted.values()) - set(contents))
+    if missing:
+        raise UserError(f"{path}: lacks {missing[0]}")
+    return contents
+
+
+def _unpickle(contents, name):
+    path, content = contents[name]
+    try:
+        return load_arrays(io.BytesIO(content))
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path}: refused: {error}") from error

@@ -1,0 +1,79 @@
+"""Images that are pieces of large files: read at (file, offset, length), each process with its own open files."""
+
+import collections
+import os
+
+import numpy as np
+
+from ..runtime import UserError
+from .datasets import PackedStrings
+
+MAX_OPEN_FILES = 64
+
+
+class RecordFiles:
+    """Random access to byte ranges of many files; pickles without its open files."""
+
+    def __init__(self, paths):
+        self.paths = PackedStrings(paths)
+        self._open = collections.OrderedDict()
+
+    def __getstate__(self):
+        return {"paths": self.paths, "_open": collections.OrderedDict()}
+
+    def read(self, file_index, offset, length):
+        """Return exactly ``length`` bytes.
+
+        Raises:
+            UserError: naming file and offset, when the file cannot be read or is too short.
+        """
+        path = self.paths[file_index]
+        try:
+            content = os.pread(self._descriptor(file_index, path), length, offset)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        if len(content) != length:
+            raise UserError(f"{path}: ends inside the record at offset {offset}")
+        return content
+
+    def _descriptor(self, file_index, path):
+        if file_index in self._open:
+            self._open.move_to_end(file_index)
+            return self._open[file_index]
+        if len(self._open) >= MAX_OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[file_index] = os.open(path, os.O_RDONLY)
+        return self._open[file_index]
+
+    def close(self):
+        """Close the open files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __del__(self):
+        self.close()
+
+
+class RecordDataset:
+    """Encoded images at ``positions`` int64 [N, 3] of (file, offset, length) with known labels."""
+
+    in_memory = False
+
+    def __init__(self, paths, positions, labels, class_names):
+        self._files = RecordFiles(paths)
+        self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
+        self.labels = np.asarray(labels, np.int64)
+        self.class_names = list(class_names)
+        self.num_classes = len(self.class_names)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def read(self, index):
+        """Return (encoded bytes, label)."""
+        file_index, offset, length = self._positions[index].tolist()
+        return self._files.read(file_index, offset, length), int(self.labels[index])
+
+    def describe(self, index):
+        file_index, offset, _ = self._positions[index].tolist()
+        return f"{self._files.paths[file_index]} at offset {offset}"

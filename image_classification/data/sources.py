@@ -1,0 +1,106 @@
+"""Every data set by its name in DATA.DATASET."""
+
+import difflib
+import os
+
+from ..runtime import UserError
+from .caltech101 import SOURCE as CALTECH101_SOURCE
+from .caltech101 import read_caltech101
+from .cifar import CIFAR, read_cifar
+from .datasets import FileDataset, check_labels, require_folder
+from .digits import read_digits
+from .download import download_once
+from .folders import list_class_names, read_class_folders, read_list_file
+from .splits import stratified_split
+from .synthetic import SyntheticDataset
+from .tar_shards import IMAGENET_VAL_TAR, read_imagenet_val_tar, read_tar_shards
+from .tfrecord_dataset import read_tfrecords
+
+DOWNLOADS = {**{name: kind.source for name, kind in CIFAR.items()}, "caltech101": CALTECH101_SOURCE}
+
+
+def _imagenet2012(config, split):
+    """``<split>_list.txt`` if there is one, else the folder ``<split>/``, else the official tar file for "val"."""
+    root = config.DATA.DATA_PATH
+    require_folder(root)
+    list_path = os.path.join(root, f"{split}_list.txt")
+    if os.path.isfile(list_path):
+        return read_list_file(list_path, root, config.MODEL.NUM_CLASSES)
+    if os.path.isdir(os.path.join(root, split)):
+        return _class_folders(root, split)
+    if split == "val" and os.path.isfile(os.path.join(root, IMAGENET_VAL_TAR)):
+        return read_imagenet_val_tar(root)
+    tar = f" nor {IMAGENET_VAL_TAR}" if split == "val" else ""
+    raise UserError(f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}")
+
+
+def _class_folders(root, split):
+    # The training folders number the classes, so that an evaluation set with fewer of them gets the same labels.
+    train = os.path.join(root, "train")
+    class_names = list_class_names(train) if split == "val" and os.path.isdir(train) else None
+    return read_class_folders(os.path.join(root, split), class_names)
+
+
+def _folder(config, split):
+    """``train/`` and ``val/`` with class folders, or class folders alone, of which a fixed fifth is for evaluation."""
+    root = config.DATA.DATA_PATH
+    require_folder(root)
+    if os.path.isdir(os.path.join(root, "train")) or os.path.isdir(os.path.join(root, "val")):
+        require_folder(os.path.join(root, split))
+        return _class_folders(root, split)
+    everything = read_class_folders(root)
+    chosen = stratified_split(everything.labels, split)
+    paths = [os.path.relpath(everything.describe(index), root) for index in chosen]
+    return FileDataset(root, paths, everything.labels[chosen], everything.class_names)
+
+
+def _list(config, split):
+    root = config.DATA.DATA_PATH
+    require_folder(root)
+    path = os.path.join(root, f"{split}_list.txt")
+    if not os.path.isfile(path):
+        raise UserError(f"DATA.DATA_PATH: {root} has no {split}_list.txt")
+    return read_list_file(path, root, config.MODEL.NUM_CLASSES)
+
+
+def _synthetic(config, split):
+    data = config.DATA
+    return SyntheticDataset(data.SYNTHETIC_IMAGES, data.IMAGE_SIZE, data.IMAGE_CHANNELS, config.MODEL.NUM_CLASSES)
+
+
+DATASETS = {
+    "digits": lambda config, split: read_digits(split),
+    "imagenet2012": _imagenet2012,
+    "imagenet_tfrecord": lambda config, split: read_tfrecords(
+        config.DATA.DATA_PATH, split, config.MODEL.NUM_CLASSES, config.DATA.TFRECORD_FIRST_LABEL
+    ),
+    "cifar10": lambda config, split: read_cifar("cifar10", config.DATA.DATA_PATH, split),
+    "cifar100": lambda config, split: read_cifar("cifar100", config.DATA.DATA_PATH, split),
+    "caltech101": lambda config, split: read_caltech101(config.DATA.DATA_PATH, split, config.DATA.CALTECH_BACKGROUND),
+    "folder": _folder,
+    "list": _list,
+    "tar_shards": lambda config, split: read_tar_shards(config.DATA.DATA_PATH, split, config.MODEL.NUM_CLASSES),
+    "synthetic": _synthetic,
+}
+
+
+def build_dataset(config, split):
+    """Return the data set of DATA.DATASET for ``split`` "train" or "val".
+
+    With DATA.DOWNLOAD a public archive is fetched first, by one process while the others wait.
+
+    Raises:
+        UserError: an unknown name, a missing or malformed file, or a label outside MODEL.NUM_CLASSES.
+    """
+    name = config.DATA.DATASET
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.4)
+        suggestion = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(f"DATA.DATASET: unknown data set {name!r}.{suggestion} Known: {', '.join(sorted(DATASETS))}")
+    if config.DATA.DOWNLOAD:
+        if name not in DOWNLOADS:
+            raise UserError(f"DATA.DOWNLOAD: {name} has no public download; these have: {', '.join(sorted(DOWNLOADS))}")
+        download_once(DOWNLOADS[name], config.DATA.DATA_PATH)
+    dataset = DATASETS[name](config, split)
+    check_labels(dataset, config.MODEL.NUM_CLASSES)
+    return dataset

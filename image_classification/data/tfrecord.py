@@ -1,0 +1,196 @@
+"""TensorFlow's record files: framing with checksums, index files, and the part of ``tf.train.Example`` that is used.
+
+A record is: uint64 length, uint32 checksum of the length, the data, uint32 checksum of the data; little endian. The
+checksum is CRC-32C, rotated right by 15 bits plus a constant, so that a file of checksummed data can be checksummed.
+An index file, as DALI's ``tfrecord2idx`` writes it, has a line "offset length" for each record, framing included.
+"""
+
+import os
+import struct
+
+import crc32c
+import numpy as np
+
+from ..runtime import UserError
+
+FRAMING_BYTES = 16
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class BadRecord(Exception):
+    """A record's checksum or content is wrong; the text says which."""
+
+
+def masked_crc(data):
+    """Return the masked CRC-32C of bytes."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def frame(data):
+    """Return the record that holds ``data``."""
+    length = _LENGTH.pack(len(data))
+    return b"".join((length, _CHECKSUM.pack(masked_crc(length)), data, _CHECKSUM.pack(masked_crc(data))))
+
+
+def unframe(record):
+    """Return the data of one whole record.
+
+    Raises:
+        BadRecord: a length or a checksum does not fit.
+    """
+    view = memoryview(record)
+    if len(view) < FRAMING_BYTES:
+        raise BadRecord(f"{len(view)} bytes are no record")
+    if _CHECKSUM.unpack_from(view, 8)[0] != masked_crc(view[:8]):
+        raise BadRecord("wrong checksum of the length")
+    if _LENGTH.unpack_from(view)[0] != len(view) - FRAMING_BYTES:
+        raise BadRecord(
+            f"the record has {_LENGTH.unpack_from(view)[0]} bytes, {len(view) - FRAMING_BYTES} were expected"
+        )
+    data = view[12:-4]
+    if _CHECKSUM.unpack_from(view, len(view) - 4)[0] != masked_crc(data):
+        raise BadRecord("wrong checksum of the data")
+    return data
+
+
+def scan_records(path):
+    """Return int64 [N, 2] of (offset, length with framing) by following the lengths through the file.
+
+    Raises:
+        UserError: naming file and offset of a wrong length checksum or a cut end.
+    """
+    size, offset, found = os.path.getsize(path), 0, []
+    with open(path, "rb", buffering=0) as file:
+        while offset < size:
+            header = os.pread(file.fileno(), 12, offset)
+            if len(header) < 12 or _CHECKSUM.unpack_from(header, 8)[0] != masked_crc(header[:8]):
+                raise UserError(f"{path} at offset {offset}: wrong checksum of the length, or no TFRecord file")
+            length = _LENGTH.unpack_from(header)[0] + FRAMING_BYTES
+            if offset + length > size:
+                raise UserError(f"{path} at offset {offset}: the file ends inside a record")
+            found.append((offset, length))
+            offset += length
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def read_index(index_path, path):
+    """Return int64 [N, 2] of (offset, length with framing) from the index file of ``path``.
+
+    Raises:
+        UserError: a line is malformed, or the index is not of this file.
+    """
+    try:
+        with open(index_path, encoding="ascii") as file:
+            table = np.array([[int(word) for word in line.split()] for line in file], np.int64).reshape(-1, 2)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{index_path}: is no index file ({error})") from error
+    if len(table) == 0 or table[-1].sum() != os.path.getsize(path) or (table[1:, 0] != table[:-1].sum(axis=1)).any():
+        raise UserError(f"{index_path}: does not fit {path}; make it anew or remove it")
+    return table
+
+
+def index_text(positions):
+    """Return the content of an index file for rows of (offset, length with framing)."""
+    return "".join(f"{offset} {length}\n" for offset, length in positions)
+
+
+def parse_example(data):
+    """Return {feature name: list of bytes or of integers} of a serialized ``tf.train.Example``; floats are left out.
+
+    Bytes come as memoryviews of ``data``.
+
+    Raises:
+        BadRecord: it is not an Example.
+    """
+    features = {}
+    try:
+        for _, body in _fields(memoryview(data), 1):  # Example.features
+            for _, entry in _fields(body, 1):  # Features.feature, a map entry
+                parts = dict(_fields(entry, 1, 2))
+                if 2 in parts:
+                    features[str(parts[1], "utf-8")] = _feature_values(parts[2])
+    except (IndexError, KeyError, ValueError, struct.error) as error:
+        raise BadRecord(f"no tf.train.Example ({error})") from error
+    return features
+
+
+def _feature_values(feature):
+    for number, values in _fields(feature, 1, 3):
+        if number == 1:  # BytesList
+            return [value for _, value in _fields(values, 1)]
+        integers = []  # Int64List, packed or not
+        for _, value in _fields(values, 1):
+            integers += [value] if isinstance(value, int) else _packed_integers(value)
+        return [value - (1 << 64) if value >> 63 else value for value in integers]
+    return []
+
+
+def _packed_integers(view):
+    position, integers = 0, []
+    while position < len(view):
+        value, position = _varint(view, position)
+        integers.append(value)
+    return integers
+
+
+def _fields(view, *wanted):
+    """Yield (number, integer or memoryview) of the fields of a protocol-buffer message with the wanted numbers."""
+    position, end = 0, len(view)
+    while position < end:
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, position = _varint(view, position)
+        elif kind == _BYTES:
+            length, position = _varint(view, position)
+            value, position = view[position : position + length], position + length
+            if position > end:
+                raise ValueError("a field is cut")
+        elif kind in (_FIXED64, _FIXED32):
+            value, position = None, position + (8 if kind == _FIXED64 else 4)
+        else:
+            raise ValueError(f"wire type {kind}")
+        if number in wanted:
+            yield number, value
+
+
+def _varint(view, position):
+    value = shift = 0
+    while True:
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("an integer is too long")
+
+
+def serialize_example(features):
+    """Return a serialized ``tf.train.Example`` for {name: bytes, text or integer}, names in sorted order."""
+    entries = []
+    for name, value in sorted(features.items()):
+        if isinstance(value, int):
+            feature = _message(3, _message(1, _encode_varint(value & (1 << 64) - 1)))  # packed Int64List
+        else:
+            feature = _message(1, _message(1, value.encode() if isinstance(value, str) else value))
+        entries.append(_message(1, _message(1, name.encode()) + _message(2, feature)))
+    return _message(1, b"".join(entries))
+
+
+def _message(number, body):
+    return _encode_varint(number << 3 | _BYTES) + _encode_varint(len(body)) + body
+
+
+def _encode_varint(value):
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

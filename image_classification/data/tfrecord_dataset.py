@@ -1,0 +1,95 @@
+"""ImageNet as TFRecord files, read at random positions; the layout of TensorFlow's and NVIDIA's scripts."""
+
+import os
+
+import numpy as np
+
+from ..runtime import UserError, get_logger
+from .datasets import require_folder
+from .decode import CorruptImage
+from .records import RecordFiles
+from .tfrecord import BadRecord, parse_example, read_index, scan_records, unframe
+
+IMAGE_FEATURE = "image/encoded"
+LABEL_FEATURE = "image/class/label"
+FOLDERS = {"train": "train", "val": "validation"}
+
+
+class TFRecordDataset:
+    """Examples with the features ``image/encoded`` and ``image/class/label`` at known places of record files.
+
+    ``labels`` is None: they are in the records. ``first_label`` is the number of the first class in the files (1 in
+    those of TensorFlow's script, where 0 is the background).
+    """
+
+    in_memory = False
+    labels = None
+
+    def __init__(self, paths, positions, num_classes, first_label=1):
+        self._files = RecordFiles(paths)
+        self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
+        self.first_label = first_label
+        self.num_classes = num_classes
+        self.class_names = [str(label) for label in range(num_classes)]
+
+    def __len__(self):
+        return len(self._positions)
+
+    def read(self, index):
+        """Return (encoded bytes, label counted from 0).
+
+        Raises:
+            CorruptImage: a checksum is wrong or a feature is missing.
+        """
+        file_index, offset, length = self._positions[index].tolist()
+        try:
+            features = parse_example(unframe(self._files.read(file_index, offset, length)))
+            (image,), (label,) = features[IMAGE_FEATURE], features[LABEL_FEATURE]
+        except BadRecord as error:
+            raise CorruptImage(str(error)) from error
+        except (KeyError, ValueError) as error:
+            raise CorruptImage(f"not exactly one {IMAGE_FEATURE} and one {LABEL_FEATURE}") from error
+        return bytes(image), label - self.first_label
+
+    def describe(self, index):
+        file_index, offset, _ = self._positions[index].tolist()
+        return f"{self._files.paths[file_index]} at offset {offset}"
+
+
+def read_tfrecords(root, split, num_classes, first_label=1):
+    """Return the records of ``train/*`` or ``validation/*`` in ``root``, found by ``idx_files/train/*`` likewise.
+
+    A record file without an index file is scanned, which reads 12 bytes of each record.
+
+    Raises:
+        UserError: no record file, or an index file that does not fit.
+    """
+    require_folder(root)
+    folder = os.path.join(root, FOLDERS[split])
+    require_folder(folder)
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
+    names = [name for name in names if not name.endswith(".idx")]
+    if not names:
+        raise UserError(f"{folder}: has no TFRecord files")
+    positions, scanned = [], 0
+    for number, name in enumerate(names):
+        path = os.path.join(folder, name)
+        index_path = _find_index(root, FOLDERS[split], name)
+        scanned += index_path is None
+        table = scan_records(path) if index_path is None else read_index(index_path, path)
+        positions.append(np.column_stack([np.full(len(table), number), table]))
+    if scanned:
+        get_logger().info("%s: scanned %d record files that have no index file in idx_files/", folder, scanned)
+    paths = [os.path.join(folder, name) for name in names]
+    return TFRecordDataset(paths, np.concatenate(positions), num_classes, first_label)
+
+
+def _find_index(root, folder, name):
+    for candidate in (
+        os.path.join(root, "idx_files", folder, name),
+        os.path.join(root, "idx_files", folder, f"{name}.idx"),
+        os.path.join(root, folder, f"{name}.idx"),
+    ):
+        if os.path.isfile(candidate):
+            return candidate
+    return None

@@ -1,0 +1,152 @@
+"""Pack class folders or list files into TFRecord shards with index files.
+
+    python tools/make_tfrecord.py /dataset/imagenet /dataset/imagenet_tfrecord --shards 1024 --shards-val 128
+
+Reads ``train/`` and ``val/`` (or ``train_list.txt``, ``val_list.txt``) and writes ``train/``, ``validation/`` and
+``idx_files/`` in the layout that DATA.DATASET=imagenet_tfrecord, TensorFlow and DALI read; labels start at 1. Images
+are shuffled over the shards by a fixed seed. A shard appears when it is complete and its checksums were read back; a
+run that was stopped goes on where it was, a damaged shard is written again.
+"""
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from tqdm import tqdm
+
+from image_classification.data.datasets import require_folder
+from image_classification.data.folders import read_class_folders, read_list_file
+from image_classification.data.tfrecord import (
+    BadRecord,
+    frame,
+    index_text,
+    parse_example,
+    read_index,
+    serialize_example,
+    unframe,
+)
+from image_classification.data.tfrecord_dataset import FOLDERS, IMAGE_FEATURE, LABEL_FEATURE
+from image_classification.runtime import UserError, atomic_write
+
+MAX_CLASSES = 1 << 20
+
+
+def main(arguments=None):
+    """Write the shards of both splits and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("source", help="folder with train/ and val/, or with train_list.txt and val_list.txt")
+    parser.add_argument("output", help="folder for train/, validation/ and idx_files/")
+    parser.add_argument("--shards", type=int, default=1024, help="files of the training set")
+    parser.add_argument("--shards-val", type=int, default=128, help="files of the validation set")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--first-label", type=int, default=1, help="number of the first class in the files")
+    parser.add_argument("--seed", type=int, default=0, help="order of the images")
+    options = parser.parse_args(arguments)
+    try:
+        require_folder(options.source, "source")
+        for split, num_shards in (("train", options.shards), ("val", options.shards_val)):
+            dataset = _read(options.source, split)
+            if dataset is not None:
+                written = write_shards(dataset, split, options, num_shards)
+                print(f"{split}: {len(dataset)} images in {num_shards} shards, {written} of them written now")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _read(source, split):
+    list_path = os.path.join(source, f"{split}_list.txt")
+    if os.path.isfile(list_path):
+        return read_list_file(list_path, source, MAX_CLASSES)
+    folder = os.path.join(source, split)
+    if os.path.isdir(folder):
+        return read_class_folders(folder)
+    if split == "train":
+        raise UserError(f"{source}: has neither train_list.txt nor a folder train/")
+    return None
+
+
+def write_shards(dataset, split, options, num_shards):
+    """Write what is missing of the shards of one split; return how many that was."""
+    if not 1 <= num_shards <= len(dataset):
+        raise UserError(f"--shards: {num_shards} shards for {len(dataset)} images of {split}")
+    order = np.random.RandomState(options.seed).permutation(len(dataset))
+    folder = FOLDERS[split]
+    jobs = []
+    for number, indices in enumerate(np.array_split(order, num_shards)):
+        name = f"{folder}-{number:05d}-of-{num_shards:05d}"
+        path = os.path.join(options.output, folder, name)
+        index_path = os.path.join(options.output, "idx_files", folder, name)
+        images = [
+            (dataset.describe(index), int(dataset.labels[index]) + options.first_label) for index in indices.tolist()
+        ]
+        jobs.append((path, index_path, images))
+    # spawn: a fork would copy the threads' locks of whatever the libraries started
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max(1, options.workers), mp_context=context) as pool:
+        results = pool.map(_write_shard, jobs)
+        return sum(tqdm(results, total=len(jobs), desc=split, unit="shard", disable=not sys.stderr.isatty()))
+
+
+def _write_shard(job):
+    """Write one shard and its index unless they are there and whole; return whether it was written."""
+    path, index_path, images = job
+    if _is_whole(path, index_path, images):
+        return False
+    positions, offset = [], 0
+    with atomic_write(path) as file:
+        for source, label in images:
+            try:
+                content = Path(source).read_bytes()
+            except OSError as error:
+                raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+            record = frame(serialize_example(_features(source, content, label)))
+            file.write(record)
+            positions.append((offset, len(record)))
+            offset += len(record)
+    with atomic_write(index_path) as file:
+        file.write(index_text(positions).encode())
+    if not _is_whole(path, index_path, images):
+        raise UserError(f"{path}: reads back differently from what was written; is the disk sound?")
+    return True
+
+
+def _features(source, content, label):
+    kind = "JPEG" if content[:2] == b"\xff\xd8" else Path(source).suffix.lstrip(".").upper()
+    return {
+        IMAGE_FEATURE: content,
+        LABEL_FEATURE: label,
+        "image/class/synset": Path(source).parent.name,
+        "image/filename": Path(source).name,
+        "image/format": kind,
+    }
+
+
+def _is_whole(path, index_path, images):
+    """Return whether a shard has all its records and labels and right checksums, which cover the images' bytes."""
+    try:
+        positions = read_index(index_path, path)
+        if len(positions) != len(images):
+            return False
+        with open(path, "rb") as file:
+            for (_, length), (source, label) in zip(positions.tolist(), images, strict=True):
+                features = parse_example(unframe(file.read(length)))
+                same = features[LABEL_FEATURE] == [label] and len(features[IMAGE_FEATURE][0]) == os.path.getsize(source)
+                if not same:
+                    return False
+        return True
+    except (OSError, UserError, BadRecord, KeyError, IndexError):
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
