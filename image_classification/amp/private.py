@@ -1,6 +1,10 @@
 """Every name that `amp` uses and Paddle does not document; a test fails when one of them vanishes."""
 
+import functools
+
 import paddle
+from paddle.amp import amp_lists as _amp_lists
+from paddle.base.framework import EagerParamBase
 
 
 def squared_l2_norm(tensor):
@@ -14,3 +18,30 @@ def optimizer_parameters(optimizer):
     for entry in optimizer._parameter_list:
         parameters.extend(entry["params"] if isinstance(entry, dict) else [entry])
     return parameters
+
+
+def amp_lists(dtype):
+    """Return Paddle's (white, black) lists of level O1, in the operator names of Paddle 1."""
+    return _amp_lists.white_list()[dtype]["O1"], _amp_lists.black_list()[dtype]["O1"]
+
+
+@functools.cache
+def operator_names():
+    """Return the names of all operators."""
+    return frozenset(name for name in dir(paddle._C_ops) if not name.startswith("_"))
+
+
+def parameter_like(param, tensor):
+    """Return a parameter with the values and dtype of `tensor` and the name and attributes of `param`."""
+    twin = EagerParamBase.from_tensor(tensor, name=param.name, trainable=not param.stop_gradient)
+    twin.__dict__.update(param.__dict__)
+    return twin
+
+
+def cast_in_place(tensor, dtype):
+    """Change the dtype of a parameter or buffer, rounding its values; the tensor object stays the same.
+
+    This is what `paddle.nn.Layer.to` does to each tensor of a layer.
+    """
+    rounded = tensor.detach().astype(dtype)  # a name, because get_tensor() does not keep its tensor alive
+    tensor.value().get_tensor()._share_data_with(rounded.value().get_tensor())

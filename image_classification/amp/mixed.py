@@ -1,0 +1,148 @@
+"""Every mode with a half format in it: where weights are half, and which casts surround the model or its operators."""
+
+import contextlib
+
+import paddle
+
+from .. import half_cpu
+from .precision import Precision
+from .storage import FLOAT32_ONLY
+from .structures import cast_floating
+
+
+class MixedPrecision(Precision):
+    """Mixed or pure half precision, put together from independent parts.
+
+    Args:
+        mode: name of the mode.
+        casts: OperatorCasts, or None for no casts around operators.
+        storage: HalfStorage, or None for float32 weights.
+        input_dtype, output_dtype: to which the model's floating inputs and outputs are cast, nested containers
+            included; None for not at all.
+        keep_float32: names of layers that stay float32 with everything below them.
+        arguments: as for Precision.
+    """
+
+    def __init__(
+        self, mode, *, casts=None, storage=None, input_dtype=None, output_dtype=None, keep_float32=(), **arguments
+    ):
+        super().__init__(**arguments)
+        self.mode = mode
+        self.casts = casts
+        self.storage = storage
+        self.input_dtype = input_dtype
+        self.output_dtype = output_dtype
+        self.keep_float32 = tuple(keep_float32)
+
+    @property
+    def backend(self):
+        if self.device != "cpu" or self.dtype == "float32":
+            return "paddle"
+        return half_cpu.backend_name(self.dtype)
+
+    def convert_model(self, model):
+        self._remember_names(model)
+        layers = dict(model.named_sublayers())
+        for name in self.keep_float32:
+            if name not in layers:
+                raise ValueError(f"keep_float32: the model has no layer {name!r}")
+            self._surround(layers[name], "float32", self.storage and self.storage.dtype, without_casts=True)
+        if self.storage is not None:
+            self.storage.convert(model)
+            for layer in layers.values():
+                if isinstance(layer, FLOAT32_ONLY) and _has_float32_weights(layer):
+                    self._surround(layer, "float32", self.storage.dtype)
+            self._remember_names(model)
+        self._surround(model, self.input_dtype, self.output_dtype)
+        return model
+
+    def master_params(self, model):
+        named = super().master_params(model)
+        if self.storage is None:
+            return named
+        return [(name, self.storage.master(param)) for name, param in named]
+
+    def forward_context(self):
+        if self.casts is not None:
+            return self.casts.on()
+        return self._half_operators()
+
+    def disable_casts(self):
+        """Return a context in which operators are left as their inputs come; re-entrant."""
+        return contextlib.nullcontext() if self.casts is None else self.casts.off()
+
+    def backward(self, loss):
+        super().backward(loss)
+        self.collect()
+
+    def collect(self):
+        """Move what a backward pass left in half weights to the float32 masters."""
+        if self.storage is not None and self.storage.masters:
+            with self._half_operators():
+                self.storage.collect()
+
+    def apply(self, optimizer):
+        # Without masters the optimizer itself computes with half tensors.
+        with self._half_operators():
+            optimizer.step()
+            self.publish()
+
+    def publish(self):
+        """Bring the half weights up to date with their masters."""
+        if self.storage is not None and self.storage.masters:
+            self.storage.publish()
+
+    def model_state_dict(self, model):
+        state = model.state_dict()
+        for key, tensor in state.items():
+            master = tensor if self.storage is None else self.storage.master(tensor)
+            half = master.dtype in (paddle.float16, paddle.bfloat16)
+            state[key] = master.astype("float32") if half else master
+        return state
+
+    def load_model_state_dict(self, model, state):
+        if self.storage is None:
+            return super().load_model_state_dict(model, state)
+        missing, unexpected = [], set(state)
+        for key, tensor in model.state_dict().items():
+            unexpected.discard(key)
+            if key not in state or list(state[key].shape) != tensor.shape:
+                missing.append(key)
+                continue
+            value = state[key]
+            self.storage.load(tensor, value if isinstance(value, paddle.Tensor) else paddle.to_tensor(value))
+        return missing, sorted(unexpected)
+
+    def _half_operators(self):
+        """Return the context in which half tensors can be computed with on this device."""
+        if self.device == "cpu" and self.dtype != "float32":
+            return half_cpu.dispatch()
+        return contextlib.nullcontext()
+
+    def _surround(self, layer, input_dtype, output_dtype, without_casts=False):
+        """Cast what goes into a layer and what comes out of it; switch the operators' casts off in between."""
+        entered = []
+
+        def before(layer, args, kwargs):
+            if without_casts:
+                context = self.disable_casts()
+                context.__enter__()
+                entered.append(context)
+            if input_dtype is None:
+                return None
+            return cast_floating(args, input_dtype), cast_floating(kwargs, input_dtype)
+
+        def after(layer, args, outputs):
+            if entered:
+                entered.pop().__exit__(None, None, None)
+            return outputs if output_dtype is None else cast_floating(outputs, output_dtype)
+
+        if without_casts or input_dtype is not None:
+            layer.register_forward_pre_hook(before, with_kwargs=True)
+        if without_casts or output_dtype is not None:
+            # Paddle calls the hook after an exception too, so the casts are switched on again.
+            layer.register_forward_post_hook(after, always_call=True)
+
+
+def _has_float32_weights(layer):
+    return any(param.dtype == paddle.float32 for param in layer.parameters(include_sublayers=False))

@@ -1,0 +1,122 @@
+"""A model whose weights are half, and the float32 masters that the optimizer updates in their place.
+
+The float32 parameter that the model was built with becomes the master, and the model gets a half twin of it. So masters
+are never made from rounded weights, and an optimizer that was built before the conversion already holds them.
+"""
+
+import paddle
+
+from . import private
+
+BATCH_NORMS = (
+    paddle.nn.BatchNorm,
+    paddle.nn.BatchNorm1D,
+    paddle.nn.BatchNorm2D,
+    paddle.nn.BatchNorm3D,
+    paddle.nn.SyncBatchNorm,
+)
+NORMS = (
+    *BATCH_NORMS,
+    paddle.nn.LayerNorm,
+    paddle.nn.GroupNorm,
+    paddle.nn.InstanceNorm1D,
+    paddle.nn.InstanceNorm2D,
+    paddle.nn.InstanceNorm3D,
+)
+# Kernels that do not take half inputs with float32 weights: all of the layer runs in float32.
+FLOAT32_ONLY = (paddle.nn.GroupNorm,)
+FLOAT32_NORMS = {"all": NORMS, "batch": BATCH_NORMS, "none": ()}
+# Statistics that a forward pass writes into its own layer; a master of them would be out of date.
+STATISTICS = ("_mean", "_variance")
+
+
+class HalfStorage:
+    """Half twins of a model's weights and where their masters are.
+
+    Args:
+        dtype: "float16" or "bfloat16".
+        masters: False makes the weights themselves half, and the optimizer updates those.
+        keeps_float32: function of (layer name, layer) that says which layers stay as they are.
+    """
+
+    def __init__(self, dtype, masters, keeps_float32):
+        self.dtype = dtype
+        self.masters = masters
+        self._keeps_float32 = keeps_float32
+        self._twins = {}  # id of the half parameter -> (half parameter, float32 master)
+        self._half_of = {}  # id of the master -> half parameter
+
+    def convert(self, model):
+        """Store the model's float32 parameters and buffers in half, except in layers that stay float32.
+
+        Raises:
+            ValueError: a parameter is not float32 to begin with.
+        """
+        for name, param in model.named_parameters():
+            if param.dtype in (paddle.float16, paddle.bfloat16) and id(param) not in self._twins:
+                raise ValueError(f"parameter {name!r} is {param.dtype} already: give the model in float32")
+        kept = []
+        for name, layer in model.named_sublayers(include_self=True):
+            if self._keeps_float32(name, layer) or name.startswith(tuple(f"{prefix}." for prefix in kept)):
+                kept.append(name)
+                continue
+            self._convert_layer(layer)
+
+    def master(self, tensor):
+        """Return the float32 master of a half parameter, or the tensor itself when it has none."""
+        return self._twins.get(id(tensor), (None, tensor))[1]
+
+    def half(self, tensor):
+        """Return the half parameter of a master, None when there is none."""
+        return self._half_of.get(id(tensor))
+
+    def collect(self):
+        """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
+        with paddle.no_grad():
+            for half, master in self._twins.values():
+                if half.grad is None:
+                    continue
+                gradient = half.grad.astype("float32")
+                half.clear_gradient(False)
+                if master.grad is None:
+                    master.grad = gradient
+                else:
+                    master.grad.add_(gradient)
+
+    def publish(self):
+        """Round the masters into the half weights."""
+        with paddle.no_grad():
+            for half, master in self._twins.values():
+                if not master.stop_gradient:
+                    half.set_value(master.astype(self.dtype))
+
+    def load(self, tensor, value):
+        """Set a parameter or buffer, and its master, from a float32 value of the same shape."""
+        with paddle.no_grad():
+            master = self.master(tensor)
+            if master is not tensor:
+                master.set_value(value.astype("float32"))
+            tensor.set_value(value.astype(tensor.dtype))
+
+    def _convert_layer(self, layer):
+        replaced = {}
+        for name, param in layer.named_parameters(include_sublayers=False):
+            if param.dtype != paddle.float32:
+                continue
+            if not self.masters or name in STATISTICS:
+                private.cast_in_place(param, self.dtype)
+                continue
+            half = self.half(param)
+            if half is None:
+                half = private.parameter_like(param, param.detach().astype(self.dtype))
+                self._twins[id(half)] = (half, param)
+                self._half_of[id(param)] = half
+            setattr(layer, name, half)
+            replaced[id(param)] = half
+        for _, buffer in layer.named_buffers(include_sublayers=False):
+            if buffer.dtype == paddle.float32:
+                private.cast_in_place(buffer, self.dtype)
+        # Recurrent layers keep their weights a second time in a list.
+        for name, value in vars(layer).items():
+            if isinstance(value, list) and any(id(item) in replaced for item in value):
+                setattr(layer, name, [replaced.get(id(item), item) for item in value])
