@@ -4,12 +4,12 @@ import paddle
 
 from . import paddle_names
 
-FLOAT16, BFLOAT16, FLOAT32 = paddle.float16, paddle.bfloat16, paddle.float32
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64
 # Paddle hands out one object per dtype, so `is` decides; its `==` costs five times as much.
 DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
 HALF_NAMES = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
 
-FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, paddle.float64))
+FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
 
 PLAIN, TENSOR, SEQUENCE, DTYPE = 0, 1, 2, 3
 
@@ -84,26 +84,3 @@ def replace_first_tensor(args, kwargs, replace):
         return replace(tensor)
 
     return replace_tensors(args, kwargs, once)
-
-
-def replace_dtypes(args, kwargs):
-    """Return (args, kwargs, requested): half dtype arguments become float32, `requested` is the floating dtype asked
-    for by the call, or None where it asks for none."""
-    requested = None
-
-    def visit(value):
-        nonlocal requested
-        if KINDS[type(value)] != DTYPE:
-            return value
-        half = paddle_names.names_half(value)
-        if half is not None:
-            requested = half
-            return FLOAT32
-        wide = paddle_names.names_wide(value)
-        if wide is not None:
-            requested = wide
-        return value
-
-    args = [visit(value) for value in args]
-    kwargs = {key: visit(value) for key, value in kwargs.items()}
-    return args, kwargs, requested

@@ -3,7 +3,7 @@
 import paddle
 
 from . import paddle_names
-from .arguments import FLOAT32, FLOATING, HALF_NAMES, KINDS, SEQUENCE, TENSOR, replace_dtypes, replace_tensors
+from .arguments import FLOAT32, FLOATING, HALF_NAMES, KINDS, SEQUENCE, TENSOR
 from .reference import UnsupportedOperator, Widening, call, compute_norm
 
 # Optimizer operators: (position of the master parameter, position of the flag multi_precision).
@@ -33,7 +33,7 @@ def compute_inplace(name, original, args, kwargs, tensors, cast):
         ValueError: the written tensor is a leaf that requires a gradient.
         UnsupportedOperator: it cannot be seen which inputs the operator wrote.
     """
-    args, kwargs, _ = replace_dtypes(args, kwargs)
+    args = list(args)
     parameters = None
     if name in _MASTERS:
         master, flag = _MASTERS[name]
@@ -41,13 +41,14 @@ def compute_inplace(name, original, args, kwargs, tensors, cast):
             parameters, args[0] = args[0], args[master]
             args[master], args[flag] = None, False
     widening = Widening(cast)
-    wide_args, wide_kwargs = replace_tensors(args, kwargs, widening)
-    dtype = HALF_NAMES[widening.pairs[0][1].dtype] if widening.pairs else "half"
+    wide_args, wide_kwargs = widening.arguments(args, kwargs)
+    dtype = widening.pairs[0][1].dtype if widening.pairs else None
     result = call(name, original, wide_args, wide_kwargs, dtype)
     half_of = {id(temporary): half for temporary, half in widening.pairs}
     known = {id(tensor) for tensor in _flat(wide_args) + _flat(list(wide_kwargs.values()))}
     if not any(id(tensor) in known for tensor in _flat([result])):
-        raise UnsupportedOperator(name, dtype, "Paddle does not return the tensor that it wrote")
+        dtype_name = HALF_NAMES.get(dtype, "half precision")
+        raise UnsupportedOperator(name, dtype_name, "Paddle does not return the tensor that it wrote")
     result = _write_back(result, half_of, cast)
     if parameters is not None:
         for half, wide in zip(_flat([parameters]), _flat([args[0]]), strict=True):
@@ -62,7 +63,7 @@ def compute_batch_norm(name, original, args, kwargs, tensors, cast):
     """
     _, mean, variance, *_ = tensors
     widening = Widening(cast)
-    wide_args, wide_kwargs = replace_tensors(args, kwargs, widening)
+    wide_args, wide_kwargs = widening.arguments(args, kwargs)
     result = list(compute_norm(name, original, wide_args, wide_kwargs, tensors, cast))
     for temporary, half in widening.pairs:
         if half is mean or half is variance:
@@ -80,7 +81,7 @@ def compute_set_item(name, original, args, kwargs, tensors, cast):
         # The gradient of a value that is broadcast is a sum: only that needs float32.
         if not value.stop_gradient and target.dtype in HALF_NAMES:
             wide = cast(target, FLOAT32)
-            call(name, original, (wide, index, cast(value, FLOAT32)), kwargs, HALF_NAMES[target.dtype])
+            call(name, original, (wide, index, cast(value, FLOAT32)), kwargs, target.dtype)
             return write(target, wide, cast)
     return original(target, index, value)
 

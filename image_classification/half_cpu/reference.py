@@ -5,9 +5,8 @@ on and values up to 2^-25 become 0, exactly as on a GPU. The casts are recorded 
 is computed in float32 too and rounded once, to the dtype of the input.
 """
 
-import paddle
-
-from .arguments import BFLOAT16, FLOAT16, FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR, replace_dtypes, replace_tensors
+from . import paddle_names
+from .arguments import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR
 
 
 class UnsupportedOperator(RuntimeError):
@@ -20,42 +19,77 @@ class UnsupportedOperator(RuntimeError):
 
 
 class Widening:
-    """Casts half tensors to float32 and remembers which temporary stands for which tensor; one cast per tensor."""
+    """The arguments of one call in float32: half tensors are cast, half dtype arguments become float32.
+
+    Attributes:
+        pairs: [(float32 temporary, half tensor)], one per half tensor.
+        requested: the floating dtype that a dtype argument names, or None.
+        promoted: the dtype to which Paddle promotes the floating tensors. float32 wins over half, float16 with bfloat16
+            gives float32; tensors without dimensions are scalars and decide only among themselves.
+    """
+
+    __slots__ = ("pairs", "requested", "promoted", "_cast", "_only_scalars")
 
     def __init__(self, cast):
-        self.cast = cast
-        self.pairs = []  # (float32 temporary, half tensor)
+        self.pairs = []
+        self.requested = None
+        self.promoted = None
+        self._cast = cast
+        self._only_scalars = True
 
-    def __call__(self, tensor):
+    def arguments(self, args, kwargs):
+        """Return (args, kwargs) with everything half made float32."""
+        args = [self._value(value) for value in args]
+        return args, {key: self._value(value) for key, value in kwargs.items()} if kwargs else kwargs
+
+    def rounding(self):
+        """Return the half dtype to which results are rounded, or None for results that stay float32."""
+        dtype = self.promoted if self.requested is None else self.requested
+        return dtype if dtype is FLOAT16 or dtype is BFLOAT16 else None
+
+    def _value(self, value):
+        kind = KINDS[type(value)]
+        if kind == PLAIN:
+            return value
+        if kind == TENSOR:
+            return self._tensor(value)
+        if kind == SEQUENCE:
+            for item in value:
+                if KINDS[type(item)] == TENSOR:
+                    return [self._value(item) for item in value]
+            return value
+        half = paddle_names.names_half(value)
+        if half is not None:
+            self.requested = half
+            return FLOAT32
+        wide = paddle_names.names_wide(value)
+        if wide is not None:
+            self.requested = wide
+        return value
+
+    def _tensor(self, tensor):
         dtype = tensor.dtype
-        if dtype is not FLOAT16 and dtype is not BFLOAT16:
-            return tensor
-        for temporary, known in self.pairs:
-            if known is tensor:
-                return temporary
-        temporary = self.cast(tensor, FLOAT32)
-        self.pairs.append((temporary, tensor))
-        return temporary
+        if dtype is FLOAT16 or dtype is BFLOAT16:
+            self._promote(tensor, dtype)
+            for temporary, known in self.pairs:
+                if known is tensor:
+                    return temporary
+            temporary = self._cast(tensor, FLOAT32)
+            self.pairs.append((temporary, tensor))
+            return temporary
+        if dtype is FLOAT32 or dtype is FLOAT64:
+            self._promote(tensor, dtype)
+        return tensor
 
-
-def result_dtype(tensors):
-    """Return the half dtype to which results are rounded, or None if Paddle's promotion makes them wider.
-
-    float32 wins over half, float16 with bfloat16 gives float32. Tensors without dimensions are scalars: they decide
-    only among themselves.
-    """
-    chosen = None
-    chosen_scalar = True
-    for tensor in tensors:
-        dtype = tensor.dtype
-        if dtype is not FLOAT16 and dtype is not BFLOAT16 and dtype is not FLOAT32 and dtype is not paddle.float64:
-            continue
+    def _promote(self, tensor, dtype):
         scalar = tensor.ndim == 0
-        if chosen is None or (chosen_scalar and not scalar):
-            chosen, chosen_scalar = dtype, scalar
-        elif chosen_scalar == scalar and dtype is not chosen:
-            chosen = FLOAT32
-    return chosen if chosen in HALF_NAMES else None
+        if self._only_scalars and not scalar:
+            self._only_scalars = False
+            self.promoted = dtype
+        elif self.promoted is None:
+            self.promoted = dtype
+        elif dtype is not self.promoted and scalar is self._only_scalars:
+            self.promoted = FLOAT32
 
 
 def round_results(result, dtype, cast):
@@ -76,7 +110,8 @@ def call(name, original, args, kwargs, dtype):
     except RuntimeError as error:
         if "is not registered" not in str(error):
             raise
-        raise UnsupportedOperator(name, dtype, "Paddle has no float32 kernel for it either") from error
+        reason = "Paddle has no float32 kernel for it either"
+        raise UnsupportedOperator(name, HALF_NAMES.get(dtype, "half precision"), reason) from error
 
 
 def compute(name, original, args, kwargs, tensors, cast):
@@ -84,17 +119,17 @@ def compute(name, original, args, kwargs, tensors, cast):
 
     All rules share this signature: `tensors` are the call's tensors in order, `cast(tensor, dtype)` the recorded cast.
     """
-    args, kwargs, requested = replace_dtypes(args, kwargs)
-    dtype = result_dtype(tensors) if requested is None else requested
-    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
-    result = call(name, original, args, kwargs, HALF_NAMES.get(dtype, "half"))
-    return round_results(result, dtype, cast) if dtype in HALF_NAMES else result
+    widening = Widening(cast)
+    args, kwargs = widening.arguments(args, kwargs)
+    dtype = widening.rounding()
+    result = call(name, original, args, kwargs, dtype)
+    return result if dtype is None else round_results(result, dtype, cast)
 
 
 def compute_without_rounding(name, original, args, kwargs, tensors, cast):
     """Return the result of an operator that is float32 by nature, such as accuracy."""
-    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
-    return call(name, original, args, kwargs, "half")
+    args, kwargs = Widening(cast).arguments(args, kwargs)
+    return call(name, original, args, kwargs, None)
 
 
 def compute_norm(name, original, args, kwargs, tensors, cast):
@@ -103,9 +138,9 @@ def compute_norm(name, original, args, kwargs, tensors, cast):
     Parameters may be half or float32. Saved statistics stay float32.
     """
     dtype = tensors[0].dtype
-    args, kwargs = replace_tensors(args, kwargs, Widening(cast))
-    result = call(name, original, args, kwargs, HALF_NAMES.get(dtype, "half"))
-    if dtype not in HALF_NAMES:
+    args, kwargs = Widening(cast).arguments(args, kwargs)
+    result = call(name, original, args, kwargs, dtype)
+    if dtype is not FLOAT16 and dtype is not BFLOAT16:
         return result
     if KINDS[type(result)] == SEQUENCE:
         return (cast(result[0], dtype), *result[1:])
