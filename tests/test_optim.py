@@ -155,6 +155,24 @@ def test_trust_ratio_of_zero_weights_or_zero_gradients_is_one(name):
     np.testing.assert_array_equal(named[1][1].numpy(), np.ones((3, 2)))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["LAMB", "LARS", "Lion"])
+def test_own_rules_step_half_weights_as_float32_and_round_once(name, dtype):
+    half = [(key, tensor.astype(dtype).detach()) for key, tensor in named_tensors()]
+    full = [(key, tensor.astype("float32")) for key, tensor in half]
+    for _, tensor in half + full:
+        tensor.stop_gradient = False
+    run(build_optimizer(full, train(name)), full, steps=1)
+    optimizer = build_optimizer(half, train(name))
+    for key, tensor in half:
+        tensor.grad = paddle.to_tensor(gradients(0)[key])
+    optimizer.set_lr(rate(0))
+    optimizer.step()
+    for (key, one), (_, other) in zip(half, full, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.astype(dtype).numpy(), err_msg=key)
+    assert all(value.dtype != one.dtype for value in optimizer_state(optimizer, half).values())
+
+
 @pytest.mark.parametrize("name", ["LAMB", "LARS", "Lion"])
 def test_own_rules_change_the_weights_in_place(name):
     named = named_tensors()

@@ -1,7 +1,7 @@
 """Update rules that Paddle has not, or has in another form: LAMB, LARS and Lion.
 
-They are Paddle optimizers: ``set_lr``, ``step``, ``clear_grad`` and the state work as for the others. All arithmetic is
-float32 on the tensor's own device, without a transfer to the host.
+They are Paddle optimizers: ``set_lr``, ``step``, ``clear_grad`` and the state work as for the others. Arithmetic and
+state are float32, also where the weights are not, on the tensor's own device and without a transfer to the host.
 """
 
 import paddle
@@ -29,14 +29,19 @@ class Rule(paddle.optimizer.Optimizer):
     def _create_accumulators(self, block, parameters):
         for param in parameters:
             for slot in self.slots:
-                self._add_accumulator(slot, param)
+                self._add_accumulator(slot, param, dtype="float32")
             for slot in self.powers:
                 self._add_accumulator(slot, param, dtype="float64", fill_value=1.0, shape=[1])
 
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         state = {slot: self._get_accumulator(slot, param) for slot in self.slots + self.powers}
-        self.update(param, grad, self._create_param_lr(param_and_grad), self._weight_decays[param.name], state)
+        # the weights themselves, or a copy where a mode without master weights stores them in half precision
+        weights = param.astype("float32") if param.dtype != paddle.float32 else param
+        lr = self._create_param_lr(param_and_grad)
+        self.update(weights, grad.astype("float32"), lr, self._weight_decays[param.name], state)
+        if weights is not param:
+            paddle.assign(weights.astype(param.dtype), param)
 
 
 class Lamb(Rule):
