@@ -22,7 +22,9 @@ def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1)
 class AlexNet(nn.Layer):
     """Five convolutions, then three linear layers that hold nearly all of the parameters."""
 
-    def __init__(self, in_channels: int, num_classes: int, dropout: float):
+    head_names = ("classifier.6",)  # what another number of classes replaces
+
+    def __init__(self, in_channels: int, num_classes: int, dropout: float, hidden_dim: int):
         super().__init__()
         self.num_classes = num_classes
         self.features = nn.Sequential(
@@ -33,9 +35,9 @@ class AlexNet(nn.Layer):
             conv(256, 256, 3), nn.ReLU(), nn.MaxPool2D(3, 2),
         )  # fmt: skip
         self.classifier = nn.Sequential(
-            Dropout(dropout), nn.Linear(256 * 6 * 6, 4096, **torch_uniform(256 * 6 * 6)), nn.ReLU(),
-            Dropout(dropout), nn.Linear(4096, 4096, **torch_uniform(4096)), nn.ReLU(),
-            nn.Linear(4096, num_classes, **torch_uniform(4096)),
+            Dropout(dropout), nn.Linear(256 * 6 * 6, hidden_dim, **torch_uniform(256 * 6 * 6)), nn.ReLU(),
+            Dropout(dropout), nn.Linear(hidden_dim, hidden_dim, **torch_uniform(hidden_dim)), nn.ReLU(),
+            nn.Linear(hidden_dim, num_classes, **torch_uniform(hidden_dim)),
         )  # fmt: skip
 
     def flatten(self, x):
@@ -59,6 +61,8 @@ class AlexNet(nn.Layer):
         return set()
 
 
-def build_model(in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5) -> AlexNet:
+def build_model(
+    in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096
+) -> AlexNet:
     """Return AlexNet; the arguments are the MODEL section of a YAML file."""
     return AlexNet(**locals())

@@ -23,7 +23,17 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
 class VGG(nn.Layer):
     """Stages of 3x3 convolutions with a max-pool after each, then three linear layers."""
 
-    def __init__(self, layers: tuple[int, ...], batch_norm: bool, in_channels: int, num_classes: int, dropout: float):
+    head_names = ("classifier.6",)  # what another number of classes replaces
+
+    def __init__(
+        self,
+        layers: tuple[int, ...],
+        batch_norm: bool,
+        in_channels: int,
+        num_classes: int,
+        dropout: float,
+        hidden_dim: int,
+    ):
         super().__init__()
         if len(layers) != len(WIDTHS):
             raise UserError(f"MODEL.LAYERS {list(layers)}: expected the depths of five stages")
@@ -38,9 +48,9 @@ class VGG(nn.Layer):
             features.append(nn.MaxPool2D(2, 2))
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(
-            linear(channels * 7 * 7, 4096), nn.ReLU(), Dropout(dropout),
-            linear(4096, 4096), nn.ReLU(), Dropout(dropout),
-            linear(4096, num_classes),
+            linear(channels * 7 * 7, hidden_dim), nn.ReLU(), Dropout(dropout),
+            linear(hidden_dim, hidden_dim), nn.ReLU(), Dropout(dropout),
+            linear(hidden_dim, num_classes),
         )  # fmt: skip
 
     def flatten(self, x):
@@ -70,6 +80,7 @@ def build_model(
     in_channels: int = 3,
     num_classes: int = 1000,
     dropout: float = 0.5,
+    hidden_dim: int = 4096,
 ) -> VGG:
     """Return a VGG; the arguments are the MODEL section of a YAML file, and the defaults are VGG-16."""
     return VGG(**locals())
