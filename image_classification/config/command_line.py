@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ..runtime import UserError
-from .merge import build_config, read_yaml
+from .merge import build_config, read_yaml, split_smoke
 from .schema import Config
 
 # flag -> (key it sets, what the help text adds to the key's own)
@@ -53,7 +53,7 @@ SWITCHES = {
 
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
-precedence: defaults < BASE files of the YAML < YAML < command line
+precedence: defaults < BASE files of the YAML < YAML < its SMOKE section (with RUNTIME.SMOKE=True) < command line
 
 examples, from a model's folder:
   python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
@@ -79,7 +79,8 @@ def load_config(argv, build_model=None, prog=None):
         raise UserError("-cfg: a configuration file is needed, for example -cfg=./configs/vit_tiny_digits.yaml")
     if not Path(arguments.cfg).is_file():
         raise UserError(f"-cfg: {arguments.cfg}: no such file")
-    layers = read_yaml(arguments.cfg)
+    layers, smoke = split_smoke(read_yaml(arguments.cfg))
+    of_files = len(layers)
     if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
         layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
     for group in FLAGS.values():
@@ -102,6 +103,11 @@ def load_config(argv, build_model=None, prog=None):
 def _resolve(config):
     """Fill in what depends on other keys, once, so that no later code has to know the rule."""
     data = dataclasses.replace(config.DATA, BATCH_SIZE_EVAL=config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
+    if config.RUNTIME.SMOKE and smoke:
+        config = build_config([*layers[:of_files], *smoke, *layers[of_files:]], build_model)
+    elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
+        # the effective configuration of a smoke run has the key, and the small values already
+        raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(

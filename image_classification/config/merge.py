@@ -42,6 +42,26 @@ def read_yaml(path):
     return _read_yaml(Path(path), ())
 
 
+def split_smoke(layers):
+    """Return ``layers`` without their ``SMOKE`` sections, and those sections as layers of their own.
+
+    A ``SMOKE`` section holds the keys of the small version of a recipe, the one that ``RUNTIME.SMOKE`` asks for.
+
+    Raises:
+        UserError: a SMOKE section is not a mapping.
+    """
+    plain, smoke = [], []
+    for source, mapping in layers:
+        if "SMOKE" in mapping:
+            mapping = dict(mapping)
+            section = mapping.pop("SMOKE")
+            if not isinstance(section, dict):
+                raise UserError(f"{source}: SMOKE: expected a section of keys, found {section!r}")
+            smoke.append((f"{source}, SMOKE", section))
+        plain.append((source, mapping))
+    return plain, smoke
+
+
 def _read_yaml(path, parents):
     if path.resolve() in parents:
         raise UserError(f"{path}: BASE goes in a circle")
