@@ -311,6 +311,24 @@ def test_state_loaded_over_a_used_optimizer_replaces_it():
         np.testing.assert_array_equal(value.numpy(), fresh[key], err_msg=key)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_state_of_half_weights_is_float32_and_comes_back_bit_for_bit(dtype):
+    named = [(key, tensor.astype(dtype).detach()) for key, tensor in named_tensors()]
+    for _, tensor in named:
+        tensor.stop_gradient = False
+    optimizer = build_optimizer(named, train("Momentum"))
+    state = optimizer_state(optimizer, named)
+    assert {value.dtype for value in state.values()} == {paddle.float32}
+    rng = np.random.default_rng(0)
+    saved = {  # what half precision can hold
+        key: paddle.to_tensor(rng.normal(size=value.shape).astype("f4")).astype(dtype).astype("float32").numpy()
+        for key, value in state.items()
+    }
+    load_optimizer_state(optimizer, named, saved)
+    for key, value in optimizer_state(optimizer, named).items():
+        np.testing.assert_array_equal(value.numpy(), saved[key], err_msg=key)
+
+
 def test_state_names_are_the_models_and_complete_before_the_first_step():
     named = named_tensors()
     keys = set(optimizer_state(build_optimizer(named, train("AdamW")), named))
@@ -358,7 +376,9 @@ def test_value_out_of_range_names_the_key(section, message):
         build_optimizer(named_tensors(), section)
 
 
-def test_private_parts_of_paddle_that_the_state_relies_on_exist():
+def test_private_parts_of_paddle_that_state_and_rules_rely_on_exist():
     optimizer = paddle.optimizer.AdamW(parameters=[paddle.ones([2])])
-    assert callable(optimizer._create_accumulators)
     assert dict(optimizer._accumulators) == {}
+    parts = ("_create_accumulators", "_add_accumulator", "_get_accumulator", "_create_param_lr", "_append_optimize_op")
+    for part in parts:
+        assert callable(getattr(optimizer, part)), part

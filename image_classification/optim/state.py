@@ -2,8 +2,8 @@
 
 Paddle's own ``state_dict`` uses names that it generates while the program runs; they differ between two runs as soon as
 one of them builds another layer first. The names here are ``<parameter>/<slot>``, for example
-``blocks.0.attn.qkv.weight/moment1``. This is the one module that touches the private parts of Paddle's optimizers
-(``_accumulators``, ``_create_accumulators``).
+``blocks.0.attn.qkv.weight/moment1``. Of the private parts of Paddle's optimizers this module uses ``_accumulators`` and
+``_create_accumulators``; a test fails when they, or those that rules.py inherits, vanish.
 """
 
 import numpy as np
@@ -11,19 +11,18 @@ import paddle
 
 from ..runtime import UserError
 
+HALF = (paddle.float16, paddle.bfloat16)
+
 
 def optimizer_state(optimizer, named_params):
     """Return {"<structured name>/<slot>": tensor}, complete also before the first step.
 
-    Holds every accumulator: moments, velocities, powers of the betas, step counters. The tensors are the optimizer's
-    own: copy what must survive the next step. The learning rate is not in it: the schedule gives it anew.
+    Holds every accumulator: moments, velocities, powers of the betas. Half precision, which a mode without master weights
+    has, comes as float32, so that the state fits every mode. Other tensors are the optimizer's own: copy what must
+    survive the next step. The learning rate is not in it: the schedule gives it anew.
     """
-    names = _names_by_tensor(optimizer, named_params)
-    state = {}
-    for slot, accumulators in optimizer._accumulators.items():
-        for tensor_name, accumulator in accumulators.items():
-            state[f"{names[tensor_name]}/{slot}"] = accumulator
-    return state
+    accumulators = _accumulators(optimizer, named_params)
+    return {key: tensor.astype("float32") if tensor.dtype in HALF else tensor for key, tensor in accumulators.items()}
 
 
 def load_optimizer_state(optimizer, named_params, state):
@@ -34,7 +33,7 @@ def load_optimizer_state(optimizer, named_params, state):
     Raises:
         UserError: an entry is missing, unknown, or has another shape or dtype.
     """
-    own = optimizer_state(optimizer, named_params)
+    own = _accumulators(optimizer, named_params)
     missing = [key for key in own if key not in state]
     unknown = [key for key in state if key not in own]
     if missing or unknown:
@@ -49,18 +48,19 @@ def load_optimizer_state(optimizer, named_params, state):
         )
     values = {key: _as_array(value) for key, value in state.items()}
     for key, tensor in own.items():
-        value, expected = values[key], _as_array(tensor)
-        if value.shape != expected.shape or value.dtype != expected.dtype:
+        dtype = "float32" if tensor.dtype in HALF else tensor.numpy().dtype
+        if list(values[key].shape) != list(tensor.shape) or values[key].dtype != dtype:
             raise UserError(
-                f"the optimizer's state does not fit: {key!r} is {value.dtype} {list(value.shape)}, "
-                f"expected {expected.dtype} {list(expected.shape)}"
+                f"the optimizer's state does not fit: {key!r} is {values[key].dtype} {list(values[key].shape)}, "
+                f"expected {dtype} {list(tensor.shape)}"
             )
     for key, tensor in own.items():
-        tensor.set_value(values[key])
+        value = values[key]
+        tensor.set_value(paddle.to_tensor(value).astype(tensor.dtype) if tensor.dtype in HALF else value)
 
 
-def _names_by_tensor(optimizer, named_params):
-    """Return {generated name: structured name} after making sure that the accumulators exist.
+def _accumulators(optimizer, named_params):
+    """Return {"<structured name>/<slot>": the optimizer's own tensor}, after making sure that they exist.
 
     Paddle creates them at the first step only, and per parameter that has a gradient; a state that is saved or loaded
     before would otherwise be incomplete.
@@ -69,7 +69,12 @@ def _names_by_tensor(optimizer, named_params):
     with paddle.no_grad():
         block = paddle.static.default_main_program().global_block()
         optimizer._create_accumulators(block, [tensor for _, tensor in trainable])
-    return {tensor.name: name for name, tensor in trainable}
+    names = {tensor.name: name for name, tensor in trainable}
+    return {
+        f"{names[tensor_name]}/{slot}": accumulator
+        for slot, accumulators in optimizer._accumulators.items()
+        for tensor_name, accumulator in accumulators.items()
+    }
 
 
 def _as_array(value):
