@@ -33,6 +33,7 @@ class MixedPrecision(Precision):
         self.input_dtype = input_dtype
         self.output_dtype = output_dtype
         self.keep_float32 = tuple(keep_float32)
+        self._open_contexts = 0
 
     @property
     def backend(self):
@@ -57,26 +58,32 @@ class MixedPrecision(Precision):
         return model
 
     def master_params(self, model):
-        named = super().master_params(model)
-        if self.storage is None:
-            return named
-        return [(name, self.storage.master(param)) for name, param in named]
+        return [(name, self.master(param)) for name, param in super().master_params(model)]
 
+    def master(self, param):
+        return param if self.storage is None else self.storage.master(param)
+
+    @property
+    def is_active(self):
+        return self._open_contexts > 0
+
+    @property
+    def casts_operators(self):
+        return self.casts is not None
+
+    @contextlib.contextmanager
     def forward_context(self):
-        if self.casts is not None:
-            return self.casts.on()
-        return self._half_operators()
+        self._open_contexts += 1
+        try:
+            with self._half_operators() if self.casts is None else self.casts.on():
+                yield
+        finally:
+            self._open_contexts -= 1
 
     def disable_casts(self):
-        """Return a context in which operators are left as their inputs come; re-entrant."""
         return contextlib.nullcontext() if self.casts is None else self.casts.off()
 
-    def backward(self, loss):
-        super().backward(loss)
-        self.collect()
-
     def collect(self):
-        """Move what a backward pass left in half weights to the float32 masters."""
         if self.storage is not None and self.storage.masters:
             with self._half_operators():
                 self.storage.collect()
@@ -95,7 +102,7 @@ class MixedPrecision(Precision):
     def model_state_dict(self, model):
         state = model.state_dict()
         for key, tensor in state.items():
-            master = tensor if self.storage is None else self.storage.master(tensor)
+            master = self.master(tensor)
             half = master.dtype in (paddle.float16, paddle.bfloat16)
             state[key] = master.astype("float32") if half else master
         return state

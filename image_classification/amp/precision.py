@@ -95,7 +95,17 @@ class Precision:
     @property
     def loss_scale(self):
         """The number that `backward` multiplies the next loss by."""
-        return self.scalers[0].scale if self.scalers else 1.0
+        return self.scale_of(0)
+
+    @property
+    def is_active(self):
+        """Whether a forward context is open."""
+        return False
+
+    @property
+    def casts_operators(self):
+        """Whether the forward context casts the inputs of single operators."""
+        return False
 
     def describe(self):
         """Return one line for the log: mode, format, device and what really runs."""
@@ -110,21 +120,46 @@ class Precision:
         """Return [(name, tensor)] of what the optimizer is to update, under the model's structured names."""
         return [(name, param) for name, param in model.named_parameters() if not param.stop_gradient]
 
+    def master(self, param):
+        """Return the tensor that the optimizer updates in place of a parameter of the model."""
+        return param
+
     def forward_context(self):
         """Return the context in which the model and the criterion run, in training and in evaluation."""
+        return contextlib.nullcontext()
+
+    def disable_casts(self):
+        """Return a context inside the forward context that leaves operators as their inputs come; re-entrant."""
         return contextlib.nullcontext()
 
     def backward(self, loss):
         """Add the gradients of the scaled loss to those of earlier calls since the last step."""
         self.scaled(loss).backward()
+        self.collect()
+
+    def collect(self):
+        """Move the gradients of a backward pass to the tensors that the optimizer updates."""
 
     def backward_from(self, output, gradient):
         """Go on with a backward that a later pipeline stage began; `gradient` is the scaled loss's by `output`."""
         output.backward(gradient)
+        self.collect()
+
+    def scale_of(self, loss_id):
+        """Return the number that loss `loss_id` is multiplied by.
+
+        Raises:
+            ValueError: the precision was made for fewer losses.
+        """
+        if not self.scalers:
+            return 1.0
+        if not 0 <= loss_id < len(self.scalers):
+            raise ValueError(f"loss_id {loss_id} is out of range: num_losses is {len(self.scalers)}")
+        return self.scalers[loss_id].scale
 
     def scaled(self, loss, loss_id=0):
         """Return the loss as it is to be differentiated, float32 and multiplied by the loss scale."""
-        scale = self.scalers[loss_id].scale if self.scalers else 1.0
+        scale = self.scale_of(loss_id)
         return loss if scale == 1 else loss.astype("float32") * scale
 
     def step(self, optimizer):
@@ -134,25 +169,31 @@ class Precision:
         """
         scale = self.loss_scale
         named_params = self.named_params(optimizer)
-        gradients = gradients_of(named_params)
-        local = squared_norm(gradients)
-        first_bad = None if math.isfinite(local) else first_non_finite(named_params)
-        found_inf = self.reduction.found_inf(first_bad is not None)
+        found_inf, first_bad, squares = self.check(named_params)
         result = StepResult(False, scale, first_bad=first_bad)
         if not found_inf:
-            self.reduction.average_gradients(named_params)
-            # Alone, the norm is the one that the check has just read.
-            alone = type(self.reduction) is Reduction
-            norm = math.sqrt(local if alone else self.reduction.norm_squared(named_params)) / scale
-            clip = min(1.0, self.clip_grad_norm / (norm + 1e-6)) if self.clip_grad_norm else 1.0
+            norm = self.average(named_params, squares) / scale
             # Unscaling and clipping share one pass over memory.
-            multiply(gradients_of(named_params), clip / scale)
+            multiply(gradients_of(named_params), clip_factor(norm, self.clip_grad_norm) / scale)
             num_zeros = self.reduction.num_zeros(named_params) if self.log_num_zeros_in_grad else None
             self.apply(optimizer)
             result = StepResult(True, scale, norm, num_zeros)
-        self._update_scale(0, found_inf, first_bad)
+        self.update_scale(0, found_inf, first_bad)
         optimizer.clear_grad(set_to_zero=False)
         return result
+
+    def check(self, named_params):
+        """Return (found_inf on any process, first bad parameter of this one, sum of squares of its gradients)."""
+        squares = squared_norm(gradients_of(named_params))
+        first_bad = None if math.isfinite(squares) else first_non_finite(named_params)
+        return self.reduction.found_inf(first_bad is not None), first_bad, squares
+
+    def average(self, named_params, squares):
+        """Average the gradients over the data ranks and return their global L2 norm; `squares` comes from `check`."""
+        self.reduction.average_gradients(named_params)
+        # A process alone has just read every gradient; the others have new ones, and parts of the model elsewhere.
+        alone = type(self.reduction) is Reduction
+        return math.sqrt(squares if alone else self.reduction.norm_squared(named_params))
 
     def apply(self, optimizer):
         """Run the optimizer on unscaled finite gradients and bring the model's weights up to date."""
@@ -192,7 +233,8 @@ class Precision:
             if f"loss_scaler{i}" in state:
                 scaler.load_state_dict(state[f"loss_scaler{i}"])
 
-    def _update_scale(self, loss_id, found_inf, first_bad):
+    def update_scale(self, loss_id, found_inf, first_bad):
+        """Move the scale of one loss and log it where asked to."""
         if not self.scalers:
             return
         scaler = self.scalers[loss_id]
@@ -207,6 +249,11 @@ class Precision:
     def _remember_names(self, model):
         for name, param in model.named_parameters():
             self._names.setdefault(id(param), name)
+
+
+def clip_factor(norm, max_norm):
+    """Return what to multiply gradients of this L2 norm by so that it becomes max_norm at most; None never clips."""
+    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0
 
 
 def gradients_of(named_params):

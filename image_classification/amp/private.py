@@ -15,9 +15,20 @@ def squared_l2_norm(tensor):
 def optimizer_parameters(optimizer):
     """Return the tensors that an optimizer updates, the parameter groups flattened."""
     parameters = []
-    for entry in optimizer._parameter_list:
+    for entry in optimizer._param_groups:
         parameters.extend(entry["params"] if isinstance(entry, dict) else [entry])
     return parameters
+
+
+def add_param_group(optimizer, group):
+    """Add a parameter group to an optimizer that was built with groups.
+
+    Raises:
+        ValueError: the optimizer was built with a plain list of parameters.
+    """
+    if not isinstance(optimizer._param_groups[0], dict):
+        raise ValueError("the optimizer was built with a plain list; build it with groups, [{'params': ...}]")
+    optimizer._add_param_group(group)
 
 
 def amp_lists(dtype):

@@ -1,0 +1,229 @@
+"""Mixed precision for a training script of one's own, after Apex and ColossalAI; nothing here is global.
+
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+
+What belongs to a run hangs on the model and the optimizer that `initialize` returns.
+"""
+
+import contextlib
+import enum
+import logging
+
+import paddle
+
+from .build import build_precision
+from .options import levels
+from .precision import Precision
+from .wrappers import AmpCriterion, AmpModel, AmpOptimizer, unscale
+
+logger = logging.getLogger(__name__)
+
+
+class AMP_TYPE(enum.Enum):
+    """The modes of `convert_to_amp`, under ColossalAI's name."""
+
+    PADDLE = "paddle"
+    TORCH = "paddle"
+    APEX = "apex"
+    NAIVE = "naive"
+
+
+def initialize(
+    models,
+    optimizers=None,
+    enabled=True,
+    opt_level="O1",
+    cast_model_type=None,
+    patch_torch_functions=None,
+    keep_batchnorm_fp32=None,
+    master_weights=None,
+    loss_scale=None,
+    cast_model_outputs=None,
+    num_losses=1,
+    verbosity=1,
+    min_loss_scale=None,
+    max_loss_scale=2.0**24,
+    *,
+    dtype=None,
+    functions=None,
+    reduction=None,
+):
+    """Return models and optimizers prepared for an optimization level, single or lists as they came.
+
+    Call it once, after model and optimizer are built and before any parallel wrapper. Without optimizers only the
+    models come back.
+
+    Args:
+        enabled: False leaves the models alone, and `scale_loss` yields the loss itself.
+        opt_level: "O0", "O1", "O2" or "O3"; the seven arguments after it override what the level sets.
+        num_losses: number of loss scales, one per `loss_id` of `scale_loss`.
+        verbosity: 0 silent, 1 logs the settings and skipped steps, 2 each cast of O1 as well.
+        min_loss_scale, max_loss_scale: bounds of a dynamic loss scale; None for no bound.
+        dtype: "float16" (the default) or "bfloat16".
+        functions: FunctionCasts with one's own functions for O1.
+        reduction: collectives, when gradients are neither averaged nor checked elsewhere.
+
+    Raises:
+        TypeError: something that is not a Layer or an Optimizer.
+        ValueError: an option, or a model or optimizer that was through `initialize` or a parallel wrapper already.
+    """
+    overrides = {
+        "cast_model_type": cast_model_type,
+        "patch_torch_functions": patch_torch_functions,
+        "keep_batchnorm_fp32": keep_batchnorm_fp32,
+        "master_weights": master_weights,
+        "loss_scale": loss_scale,
+        "cast_model_outputs": cast_model_outputs,
+        "min_loss_scale": min_loss_scale,
+    }
+    options = {name: value for name, value in overrides.items() if value is not None}
+    options |= {"num_losses": num_losses, "verbosity": verbosity, "max_loss_scale": max_loss_scale}
+    options |= {"enabled": enabled, "verbose": verbosity > 0}
+    if opt_level not in levels.LEVELS:
+        raise ValueError(
+            f"unknown optimization level {opt_level!r}: levels are O0, O1, O2, O3, with the letter O, not a zero"
+        )
+    model_list, optimizer_list = _as_list(models), [] if optimizers is None else _as_list(optimizers)
+    _check_models(model_list)
+    _check_optimizers(optimizer_list)
+    precision = build_precision(
+        opt_level, dtype=dtype, device=_device(), options=options, reduction=reduction, functions=functions
+    )
+    if verbosity:
+        logger.info("%s", precision.describe())
+    model_list = [_wrapped(model, precision) for model in model_list]
+    optimizer_list = [AmpOptimizer(optimizer, precision) for optimizer in optimizer_list]
+    new_models = model_list if isinstance(models, (list, tuple)) else model_list[0]
+    if optimizers is None:
+        return new_models
+    return new_models, optimizer_list if isinstance(optimizers, (list, tuple)) else optimizer_list[0]
+
+
+@contextlib.contextmanager
+def scale_loss(loss, optimizers, loss_id=0, delay_unscale=False):
+    """Give the scaled loss to differentiate; on exit the gradients are unscaled and checked and the scale is updated.
+
+    Args:
+        optimizers: one or more of those that `initialize` returned together.
+        loss_id: which of the `num_losses` scales.
+        delay_unscale: leave the gradients scaled, because another backward pass of this loss follows before the step.
+
+    Raises:
+        TypeError: an optimizer that `initialize` did not return.
+        ValueError: loss_id out of range.
+    """
+    optimizers = _as_list(optimizers)
+    for optimizer in optimizers:
+        _check_initialized(optimizer)
+        optimizer.prepare(loss_id)
+    yield optimizers[0].precision.scaled(loss, loss_id)
+    for optimizer in optimizers:
+        optimizer.collect()
+    if not delay_unscale:
+        unscale(optimizers)
+
+
+def disable_casts(model):
+    """Return a context inside a model's forward pass in which O1 leaves operators as their inputs come."""
+    if not isinstance(model, AmpModel):
+        raise TypeError(f"disable_casts needs a model that initialize returned, not {type(model).__name__}")
+    return model.precision.disable_casts()
+
+
+def master_params(optimizer):
+    """Return the tensors that the optimizer updates: float32 masters where the model has half weights."""
+    from .private import optimizer_parameters
+
+    return optimizer_parameters(optimizer)
+
+
+def state_dict(optimizer):
+    """Return {"loss_scaler0": ..., ...}, empty when amp is disabled."""
+    state = _check_initialized(optimizer).precision.state_dict()
+    return {key: value for key, value in state.items() if key.startswith("loss_scaler")}
+
+
+def load_state_dict(optimizer, state):
+    """Restore the loss scales; a different number of them is logged.
+
+    Raises:
+        ValueError: keys that `state_dict` does not write.
+    """
+    _check_initialized(optimizer).precision.load_state_dict(state)
+
+
+def convert_to_amp(model, optimizer, criterion, mode, amp_config=None):
+    """Return (model, optimizer, criterion) in one of ColossalAI's modes; call `optimizer.backward(loss)` then.
+
+    Args:
+        mode: AMP_TYPE, or "paddle" (also "torch"), "apex", "naive".
+        amp_config: options of the mode under ColossalAI's names, of any of the systems' names, and `dtype`.
+
+    Raises:
+        TypeError, ValueError: as for `initialize`.
+    """
+    config = dict(amp_config or {})
+    mode = _amp_type(mode)
+    _check_models([model])
+    _check_optimizers([optimizer])
+    name = {AMP_TYPE.PADDLE: "auto", AMP_TYPE.NAIVE: "naive"}.get(mode) or config.pop("opt_level", "O1")
+    precision = build_precision(name, dtype=config.pop("dtype", None), device=_device(), options=config)
+    logger.info("%s", precision.describe())
+    if criterion is not None and precision.casts_operators:
+        criterion = AmpCriterion(criterion, precision)
+    return _wrapped(model, precision), AmpOptimizer(optimizer, precision), criterion
+
+
+def _amp_type(mode):
+    if isinstance(mode, AMP_TYPE):
+        return mode
+    name = "paddle" if mode == "torch" else mode
+    for kind in AMP_TYPE:
+        if kind.value == name:
+            return kind
+    raise ValueError(f"mode must be an AMP_TYPE or 'paddle', 'torch', 'apex' or 'naive', not {mode!r}")
+
+
+def _wrapped(model, precision):
+    """Return the model as it is used from now on; plain float32 needs nothing around it."""
+    return model if type(precision) is Precision else AmpModel(model, precision)
+
+
+def _as_list(value):
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _device():
+    return "gpu" if paddle.get_device().startswith("gpu") else "cpu"
+
+
+def _check_models(models):
+    for model in models:
+        if not isinstance(model, paddle.nn.Layer):
+            raise TypeError(f"models must be a paddle.nn.Layer or a list of them, not {type(model).__name__}")
+        if isinstance(model, AmpModel):
+            raise ValueError("this model was through amp already: build the model and the optimizer anew")
+        if isinstance(model, paddle.DataParallel):
+            raise ValueError("this model is a DataParallel: call amp first and wrap what it returns")
+        for name, param in model.named_parameters():
+            if param.dtype in (paddle.float16, paddle.bfloat16):
+                raise ValueError(f"parameter {name!r} is {param.dtype}: give the model in float32")
+
+
+def _check_optimizers(optimizers):
+    for optimizer in optimizers:
+        if isinstance(optimizer, AmpOptimizer):
+            raise ValueError("this optimizer was through amp already: build the model and the optimizer anew")
+        if not isinstance(optimizer, paddle.optimizer.Optimizer):
+            raise TypeError(f"optimizers must be a paddle optimizer or a list of them, not {type(optimizer).__name__}")
+
+
+def _check_initialized(optimizer):
+    if not isinstance(optimizer, AmpOptimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} was not through amp.initialize: use the optimizer that initialize returned"
+        )
+    return optimizer

@@ -1,0 +1,172 @@
+"""What `initialize` and `convert_to_amp` return: a model and an optimizer that carry their precision with them."""
+
+import math
+from dataclasses import replace
+
+import paddle
+
+from . import private
+from .gradients import multiply
+from .precision import StepResult, clip_factor, gradients_of
+from .structures import cast_floating
+
+
+class AmpModel(paddle.nn.Layer):
+    """A model that opens its precision's forward context itself; attributes of the model are found through it.
+
+    Called outside of a forward context it returns float32, because operators out there do not expect half tensors.
+    """
+
+    def __init__(self, model, precision):
+        super().__init__()
+        self.model = precision.convert_model(model)
+        self.precision = precision
+
+    def forward(self, *args, **kwargs):
+        outermost = not self.precision.is_active
+        with self.precision.forward_context():
+            outputs = self.model(*args, **kwargs)
+            return cast_floating(outputs, "float32") if outermost and self.precision.casts_operators else outputs
+
+    def state_dict(self, *args, **kwargs):
+        """Return the weights in float32 under the plain model's keys."""
+        return self.precision.model_state_dict(self.model)
+
+    def set_state_dict(self, state_dict, *args, **kwargs):
+        """Set weights and masters; return (missing, unexpected) keys."""
+        return self.precision.load_model_state_dict(self.model, state_dict)
+
+    set_dict = load_dict = set_state_dict
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+
+class AmpCriterion:
+    """A loss function that runs inside its precision's forward context and returns float32."""
+
+    def __init__(self, criterion, precision):
+        self.criterion = criterion
+        self.precision = precision
+
+    def __call__(self, *args, **kwargs):
+        with self.precision.forward_context():
+            return cast_floating(self.criterion(*args, **kwargs), "float32")
+
+    def __getattr__(self, name):
+        return getattr(self.criterion, name)
+
+
+class AmpOptimizer:
+    """An optimizer that unscales and checks gradients before it applies them; other attributes are the optimizer's own.
+
+    Gradients may arrive by `scale_loss`, by `backward` or by a plain `loss.backward()`: `step` never applies any that
+    is not finite, and after it the model's half weights follow their masters.
+    """
+
+    def __init__(self, optimizer, precision):
+        self.optimizer = optimizer
+        self.precision = precision
+        self._scale = 1.0  # what the gradients are multiplied by now
+        self._loss_id = 0
+        self._checked = False
+        self._result = None  # of the checks since the last step; a failed one stays
+
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
+
+    def add_param_group(self, group):
+        """Add a parameter group; half weights of a converted model are replaced by their masters.
+
+        Raises:
+            ValueError: the optimizer was built with a plain list of parameters.
+        """
+        params = group["params"]
+        params = [params] if isinstance(params, paddle.Tensor) else list(params)
+        private.add_param_group(self.optimizer, {**group, "params": [self.precision.master(param) for param in params]})
+
+    def backward(self, loss, loss_id=0):
+        """Add the gradients of the scaled loss; `step` unscales them."""
+        self.prepare(loss_id)
+        self.precision.scaled(loss, loss_id).backward()
+        self.collect()
+
+    def prepare(self, loss_id):
+        """Bring the gradients that are there already to the scale of this loss, so that new ones can be added."""
+        scale = self.precision.scale_of(loss_id)
+        if scale != self._scale:
+            multiply(gradients_of(self._named_params()), scale / self._scale)
+        self._scale, self._loss_id = scale, loss_id
+
+    def collect(self):
+        """Move new gradients from half weights to their masters; from now on they wait for a check."""
+        self.precision.collect()
+        self._checked = False
+
+    def clip_grad_norm(self, max_norm):
+        """Clip the unscaled gradients to a global L2 norm; return the norm before, None for a step to be skipped."""
+        if not self._checked:
+            unscale([self])
+        if not self._result.applied:
+            return None
+        named_params = self._named_params()
+        norm = math.sqrt(self.precision.reduction.norm_squared(named_params))
+        multiply(gradients_of(named_params), clip_factor(norm, max_norm))
+        return norm
+
+    def step(self):
+        """Apply the gradients, or skip the step when any of them was not finite; return a StepResult."""
+        precision = self.precision
+        if not self._checked:
+            self.collect()
+            unscale([self])
+        result, self._result, self._checked = self._result, None, False
+        if not result.applied:
+            self.clear_grad()
+            return result
+        named_params = self._named_params()
+        multiply(gradients_of(named_params), clip_factor(result.grad_norm, precision.clip_grad_norm))
+        zeros = precision.reduction.num_zeros(named_params) if precision.log_num_zeros_in_grad else None
+        precision.apply(self.optimizer)
+        return replace(result, num_zeros=zeros)
+
+    def clear_grad(self, set_to_zero=False):
+        """Drop the gradients, those of half weights included."""
+        self.precision.collect()
+        self.optimizer.clear_grad(set_to_zero=set_to_zero)
+        self._scale, self._checked = 1.0, False
+
+    zero_grad = clear_gradients = clear_grad
+
+    def _named_params(self):
+        return self.precision.named_params(self.optimizer)
+
+    def _record(self, result):
+        self._scale, self._checked = 1.0, True
+        if self._result is None or self._result.applied:
+            self._result = result
+
+
+def unscale(optimizers):
+    """Check and unscale what one backward pass left, and move the scale of its loss.
+
+    When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step.
+    """
+    precision, loss_id = optimizers[0].precision, optimizers[0]._loss_id
+    found = [(optimizer, optimizer._named_params()) for optimizer in optimizers]
+    checks = [precision.check(named_params) for _, named_params in found]
+    found_inf = any(bad for bad, _, _ in checks)
+    first_bad = next((name for _, name, _ in checks if name is not None), None)
+    for (optimizer, named_params), (_, _, squares) in zip(found, checks, strict=True):
+        scale = optimizer._scale
+        if found_inf:
+            optimizer.optimizer.clear_grad(set_to_zero=False)
+            optimizer._record(StepResult(False, scale, first_bad=first_bad))
+        else:
+            norm = precision.average(named_params, squares) / scale
+            multiply(gradients_of(named_params), 1 / scale)
+            optimizer._record(StepResult(True, scale, norm))
+    precision.update_scale(loss_id, found_inf, first_bad)
