@@ -1,27 +1,132 @@
-"""half_cpu.dispatch: what is patched, when, and how policies and backends are consulted."""
+"""half_cpu.dispatch: what is patched, when, and how policies, backends, nesting, exceptions and threads behave."""
+
+import sys
+import threading
+import types
 
 import paddle
+import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
+from image_classification.half_cpu import kernels, op_names, paddle_names
 
 
-class CastEverything:
-    def __init__(self, dtype):
+class Policy:
+    """Ask for one dtype, or one per operator; remember what was seen."""
+
+    def __init__(self, dtype=None, **by_operator):
         self.dtype = dtype
+        self.by_operator = by_operator
         self.seen = []
 
     def cast(self, op_name, tensors):
+        assert all(isinstance(tensor, paddle.Tensor) for tensor in tensors)
         self.seen.append(op_name)
-        return self.dtype
+        return self.by_operator.get(op_name, self.dtype)
+
+
+def references():
+    """Return every place where Paddle, or a module that imported from it, refers to an operator or a patched method."""
+    builtin = type(paddle_names.cast)
+    found = {}
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if type(value) is builtin and module_name.startswith("paddle"):
+                found[module_name, name] = value
+    for name in (*op_names.ARITHMETIC_METHODS, *op_names.INDEX_METHODS):
+        found["Tensor", name] = getattr(paddle.Tensor, name)
+    return found
+
+
+def assert_restored(before):
+    after = references()
+    assert after.keys() == before.keys()
+    assert [key for key, value in before.items() if after[key] is not value] == []
+
+
+# What is patched
+
+
+def test_dispatch_inside_replaces_operators_methods_and_imported_names():
+    before = references()
+    with half_cpu.dispatch():
+        inside = references()
+    for place in ("paddle._C_ops", "paddle.linalg", "paddle.tensor.linalg", "paddle.tensor"):
+        assert (place, "matmul") in before
+        assert (place, "matmul") not in inside, f"{place}.matmul is still the built-in"
+    assert ("paddle.nn.functional.activation", "gelu") not in inside
+    assert ("paddle._legacy_C_ops", "accuracy") not in inside
+    assert inside["Tensor", "__add__"] is not before["Tensor", "__add__"]
+    operators = {id(value) for value in paddle_names.public_builtins(paddle_names.OPERATORS).values()}
+    left = [key for key, value in inside.items() if id(value) in operators]
+    assert [key for key in left if not key[0].startswith(("paddle._pir_ops", "paddle.base.libpaddle"))] == []
 
 
 def test_dispatch_after_exit_restores_every_reference():
-    before = (paddle._C_ops.matmul, paddle.linalg.matmul, paddle.Tensor.__add__)
+    before = references()
     with half_cpu.dispatch():
-        inside = (paddle._C_ops.matmul, paddle.linalg.matmul, paddle.Tensor.__add__)
-        assert all(a is not b for a, b in zip(before, inside, strict=True))
-    assert (paddle._C_ops.matmul, paddle.linalg.matmul, paddle.Tensor.__add__) == before
+        pass
+    assert_restored(before)
+
+
+def test_dispatch_after_an_exception_restores_every_reference():
+    before = references()
+    with pytest.raises(ZeroDivisionError):
+        with half_cpu.dispatch():
+            with half_cpu.dispatch():
+                raise ZeroDivisionError
+    assert_restored(before)
+
+
+def test_dispatch_after_a_failing_operator_still_serves_the_next(dtype="float16"):
+    x = paddle.ones([2, 3]).astype(dtype)
+    with half_cpu.dispatch():
+        with pytest.raises(ValueError):
+            paddle.matmul(x, x)
+        assert paddle.matmul(x, x.T).dtype == paddle.float16
+
+
+def test_names_imported_in_another_module_are_replaced_and_restored():
+    module = types.ModuleType("somebody_elses_model")
+    module.product = paddle.linalg.matmul
+    sys.modules[module.__name__] = module
+    try:
+        original = module.product
+        x = paddle.ones([2, 2]).astype("bfloat16")
+        with half_cpu.dispatch():
+            assert module.product(x, x).dtype == paddle.bfloat16
+        assert module.product is original
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_names_bound_inside_the_context_are_restored_too():
+    module = types.ModuleType("loaded_inside")
+    original = paddle.linalg.matmul
+    try:
+        with half_cpu.dispatch():
+            module.product = paddle.linalg.matmul
+            sys.modules[module.__name__] = module
+        assert module.product is original
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_wrapper_kept_beyond_the_context_goes_straight_to_paddle():
+    with half_cpu.dispatch(Policy("float16")):
+        kept = paddle.linalg.matmul
+    assert kept(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == paddle.float32
+
+
+def test_half_operators_outside_the_context_fail_as_stock_paddle_does():
+    with half_cpu.dispatch():
+        pass
+    with pytest.raises(RuntimeError, match="not registered"):
+        paddle.nn.functional.relu(paddle.ones([2]).astype("float16"))
+
+
+# Policies
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -29,10 +134,204 @@ def test_policy_cast_of_matmul_gives_its_dtype_and_float32_gradients(dtype):
     x = paddle.randn([2, 3])
     weight = paddle.randn([3, 4])
     weight.stop_gradient = False
-    policy = CastEverything(dtype)
+    policy = Policy(dtype)
     with half_cpu.dispatch(policy):
         y = paddle.matmul(x, weight)
     assert y.dtype == getattr(paddle, dtype)
     assert policy.seen == ["matmul"]
     y.astype("float32").sum().backward()
     assert weight.grad.dtype == paddle.float32
+
+
+def test_policy_that_asks_for_float32_widens_half_inputs_and_keeps_the_result_wide():
+    x = paddle.ones([2, 3]).astype("bfloat16")
+    with half_cpu.dispatch(Policy(softmax="float32")):
+        assert F.softmax(x).dtype == paddle.float32
+        assert F.relu(x).dtype == paddle.bfloat16
+
+
+def test_policy_without_opinion_on_float32_changes_nothing():
+    x, y = paddle.randn([5, 7]), paddle.randn([7, 3])
+    expected = F.gelu(x @ y) * 0.3 + 1
+    with half_cpu.dispatch(Policy(), backend="reference"):
+        actual = F.gelu(x @ y) * 0.3 + 1
+    assert actual.dtype == paddle.float32
+    assert bool((actual == expected).all())
+
+
+def test_policy_sees_methods_and_functions_under_one_name():
+    policy = Policy()
+    x = paddle.ones([2, 2])
+    with half_cpu.dispatch(policy):
+        _ = x + x, paddle.add(x, x), x * 2.0, x / x, x @ x, x.matmul(x), x**2, x**x, x - x, x > x, -x, abs(x), x.sum()
+    assert policy.seen == (
+        "add add scale divide matmul matmul pow elementwise_pow subtract greater_than scale abs sum".split()
+    )
+
+
+def test_policy_gets_all_tensors_in_order_also_from_lists():
+    class Order:
+        def cast(self, op_name, tensors):
+            if op_name == "concat":
+                seen.extend(tensors)
+
+    seen = []
+    tensors = [paddle.ones([1]), paddle.zeros([2], "float16"), paddle.ones([3], "float16")]
+    with half_cpu.dispatch(Order()):
+        paddle.concat(tensors)
+    assert all(a is b for a, b in zip(seen, tensors, strict=True))
+
+
+def test_policy_has_no_say_in_casts_creation_and_in_place_operators():
+    policy = Policy("float16")
+    x = paddle.ones([2])
+    with half_cpu.dispatch(policy):
+        x.astype("bfloat16")
+        paddle.zeros([2])
+        paddle.full_like(x, 2.0)
+        x.add_(x)
+        F.relu_(x)
+        x[0] = 3.0
+        x[0]
+    assert policy.seen == []
+    assert x.dtype == paddle.float32
+
+
+def test_policy_for_batch_norm_casts_the_images_and_not_the_statistics():
+    norm = paddle.nn.BatchNorm2D(3)
+    policy = Policy("float16")
+    with half_cpu.dispatch(policy):
+        y = norm(paddle.randn([2, 3, 4, 4]))
+    assert policy.seen == ["batch_norm"]
+    assert y.dtype == paddle.float16
+    assert norm._mean.dtype == norm.weight.dtype == paddle.float32
+    assert float(norm._mean.abs().sum()) > 0
+
+
+# Nesting and threads
+
+
+def test_inner_dispatch_wins_and_the_outer_one_returns():
+    x = paddle.ones([2, 2])
+    with half_cpu.dispatch(Policy("float16")):
+        assert paddle.matmul(x, x).dtype == paddle.float16
+        with half_cpu.dispatch(Policy("bfloat16")):
+            assert paddle.matmul(x, x).dtype == paddle.bfloat16
+            with half_cpu.dispatch():
+                assert paddle.matmul(x, x).dtype == paddle.float32
+        assert paddle.matmul(x, x).dtype == paddle.float16
+
+
+def test_one_dispatch_object_can_be_entered_again_inside_itself():
+    context = half_cpu.dispatch(Policy("float16"))
+    x = paddle.ones([2, 2])
+    with context, context:
+        pass
+    with context:
+        assert paddle.matmul(x, x).dtype == paddle.float16
+    assert paddle.matmul(x, x).dtype == paddle.float32
+
+
+def test_threads_have_their_own_policies():
+    before = references()
+    x = paddle.ones([2, 2])
+    results = {}
+    inside, leave = threading.Event(), threading.Event()
+
+    def work():
+        results["without"] = paddle.matmul(x, x).dtype
+        with half_cpu.dispatch(Policy("bfloat16")):
+            results["within"] = paddle.matmul(x, x).dtype
+            inside.set()
+            leave.wait(10)
+            results["after the other left"] = paddle.matmul(x, x).dtype
+
+    with half_cpu.dispatch(Policy("float16")):
+        thread = threading.Thread(target=work)
+        thread.start()
+        inside.wait(10)
+        results["main"] = paddle.matmul(x, x).dtype
+    leave.set()
+    thread.join()
+    assert results == {
+        "without": paddle.float32,
+        "within": paddle.bfloat16,
+        "main": paddle.float16,
+        "after the other left": paddle.bfloat16,
+    }
+    assert_restored(before)
+
+
+# Backends and kernels
+
+
+@pytest.fixture
+def doubling(monkeypatch):
+    """A backend whose relu doubles float16 tensors and passes everything else on."""
+
+    def relu(original, args, kwargs):
+        calls.append(original)
+        (x,) = args
+        return original(x.astype("float32")).astype(x.dtype) * 0 + 7 if x.dtype == paddle.bfloat16 else NotImplemented
+
+    def wide_relu(original, args, kwargs):
+        calls.append([tensor.dtype for tensor in args])
+        return NotImplemented if args[0].dtype == paddle.float16 else paddle.full_like(args[0], 7.0)
+
+    calls = []
+    backend = kernels.Backend("doubling", "doubling avx", frozenset({"bfloat16"}), {"relu": wide_relu})
+    monkeypatch.setattr(kernels, "_BACKENDS", dict(kernels._BACKENDS))
+    kernels.register(backend)
+    return calls
+
+
+def test_kernel_of_a_backend_is_asked_first_and_may_decline(doubling):
+    with half_cpu.dispatch(backend="doubling"):
+        assert F.relu(paddle.ones([1]).astype("bfloat16")).astype("float32").item() == 7
+        assert F.relu(paddle.ones([1]).astype("float16")).item() == 1
+        assert F.relu(paddle.ones([1])).item() == 1
+    with half_cpu.dispatch(backend="reference"):
+        assert F.relu(paddle.ones([1]).astype("bfloat16")).astype("float32").item() == 1
+    assert doubling == [[paddle.bfloat16], [paddle.float16]]
+
+
+def test_kernel_sees_inputs_after_the_policy_cast(doubling):
+    with half_cpu.dispatch(Policy("bfloat16"), backend="doubling"):
+        assert F.relu(paddle.ones([1])).dtype == paddle.bfloat16
+    assert doubling == [[paddle.bfloat16]]
+
+
+def test_backend_name_tells_what_computes_a_dtype(doubling):
+    assert half_cpu.backend_name("float16", "reference") == "reference"
+    assert half_cpu.backend_name("bfloat16") == "doubling avx"
+    assert half_cpu.backend_name("float16") == "reference"
+
+
+def test_unknown_backend_is_an_error_that_lists_the_known():
+    with pytest.raises(ValueError, match="cuda.*reference"):
+        half_cpu.dispatch(backend="cuda")
+
+
+# Operators that cannot be served
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_operator_without_float32_kernel_is_named_with_the_dtype(dtype):
+    x = paddle.ones([2]).astype(dtype)
+    with half_cpu.dispatch():
+        with pytest.raises(half_cpu.UnsupportedOperator, match=f"'bitwise_and' cannot compute {dtype}") as caught:
+            x & x
+    assert (caught.value.name, caught.value.dtype) == ("bitwise_and", dtype)
+
+
+def test_every_private_name_of_paddle_is_still_there():
+    table = paddle_names.public_builtins(paddle_names.OPERATORS)
+    legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
+    wanted = op_names.NORMS | op_names.FLOAT32_RESULTS - {"auc"} | {"cast", "assign_out_", "scale", "matmul", "add"}
+    missing = [f"paddle._C_ops.{name}" for name in wanted if name not in table]
+    missing += [f"paddle._legacy_C_ops.{name}" for name in op_names.LEGACY if name not in legacy]
+    for name in (*op_names.ARITHMETIC_METHODS, *op_names.INDEX_METHODS, "_is_initialized"):
+        if not hasattr(paddle_names.Tensor, name):
+            missing.append(f"paddle.Tensor.{name}")
+    assert missing == [], f"this Paddle {paddle.__version__} lacks names that half_cpu patches: {missing}"
+    assert paddle.ones([1]).dtype is paddle.float32, "dtypes are no longer singletons: half_cpu compares them with `is`"

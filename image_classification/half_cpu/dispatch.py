@@ -31,6 +31,7 @@ class _Scope:
     def __init__(self, policy, backend):
         self.policy_cast = None if policy is None else policy.cast
         self.kernels = backend.kernels
+        self.float32_kernels = backend.float32_kernels
         self.half_dtypes = backend.dtypes
 
     def cast(self, tensor, dtype):
@@ -48,6 +49,7 @@ class _Active(threading.local):
 
 
 _ACTIVE = _Active()
+_BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
 
 
 class _Operator:
@@ -86,8 +88,10 @@ def _serve(scope, operator, original, args, kwargs):
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)
         if wanted is not None:
-            args, kwargs, tensors, half = _cast_inputs(scope, operator, args, kwargs, DTYPES[wanted])
-    if not half:
+            # Parameters and statistics of a normalisation are used as they are, like on a GPU.
+            change = replace_first_tensor if operator.norm else replace_tensors
+            args, kwargs, tensors, half = _cast_inputs(scope, change, args, kwargs, DTYPES[wanted])
+    if not half and operator.name not in scope.float32_kernels:
         return original(*args, **kwargs)
     if not tensors and not paddle.in_dynamic_mode():
         return original(*args, **kwargs)
@@ -98,15 +102,15 @@ def _serve(scope, operator, original, args, kwargs):
             result = kernel(original, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if _is_exact(operator.name, tensors):
+        if not half or _is_exact(operator.name, tensors):
             return original(*args, **kwargs)
         return operator.rule(operator.name, original, args, kwargs, tensors, scope.cast)
     finally:
         _ACTIVE.scope = scope
 
 
-def _cast_inputs(scope, operator, args, kwargs, wanted):
-    """Return (args, kwargs, tensors, half) with the floating inputs in dtype `wanted`."""
+def _cast_inputs(scope, change, args, kwargs, wanted):
+    """Return (args, kwargs, tensors, half) with the floating inputs that `change` visits in dtype `wanted`."""
 
     def replace(tensor):
         dtype = tensor.dtype
@@ -114,8 +118,6 @@ def _cast_inputs(scope, operator, args, kwargs, wanted):
             return tensor
         return scope.cast(tensor, wanted)
 
-    # Parameters and statistics of a normalisation are used as they are, like on a GPU.
-    change = replace_first_tensor if operator.norm else replace_tensors
     args, kwargs = change(args, kwargs, replace)
     return args, kwargs, *scan(args, kwargs)
 
@@ -187,6 +189,32 @@ def _index_method(method_name, original):
     return method
 
 
+def _composite(name, original):
+    """Return the wrapper of a Python function that a kernel may serve as a whole; else its operators are served."""
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        scope = _ACTIVE.scope
+        kernel = None if scope is None else scope.kernels.get(name)
+        if kernel is None:
+            return original(*args, **kwargs)
+        tensors, half = scan(args, kwargs)
+        wanted = scope.policy_cast(op_names.COMPOSITES[name].policy_name, tensors) if scope.policy_cast else None
+        kernel_args, kernel_kwargs = args, kwargs
+        if wanted in scope.half_dtypes:
+            kernel_args, kernel_kwargs, *_ = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])
+        elif wanted is not None or not half and name not in scope.float32_kernels:
+            return original(*args, **kwargs)
+        _ACTIVE.scope = None
+        try:
+            result = kernel(original, kernel_args, kernel_kwargs)
+        finally:
+            _ACTIVE.scope = scope
+        return original(*args, **kwargs) if result is NotImplemented else result
+
+    return wrapper
+
+
 @functools.cache
 def _references():
     """Return the one list of references. Built on first use: a program that stays in float32 never pays for it."""
@@ -199,7 +227,8 @@ def _references():
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
-    return References(tables, methods)
+    functions = {entry.function: functools.partial(_composite, name) for name, entry in op_names.COMPOSITES.items()}
+    return References(tables, methods, functions)
 
 
 class dispatch:
@@ -224,7 +253,9 @@ class dispatch:
         self._outer = []
 
     def __enter__(self):
-        _references().replace()
+        with _BUILDING:
+            references = _references()
+        references.replace()
         self._outer.append(_ACTIVE.scope)
         _ACTIVE.scope = self._scope
         return self

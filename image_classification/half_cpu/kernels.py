@@ -2,8 +2,8 @@
 
 A backend is a group of kernels that run on this machine. A kernel is called as `kernel(original, args, kwargs)`, where
 `original` is Paddle's own operator and the arguments are those of the call after the policy's casts; at least one
-tensor or dtype argument is one of the backend's half dtypes. It returns the operator's result, or NotImplemented to
-pass the call on to the reference. Nothing is patched and no policy is consulted while a kernel runs.
+tensor or dtype argument is half, or the backend serves the operator in float32 too. It returns the operator's result,
+or NotImplemented to pass the call on to the reference. Nothing is patched and no policy is consulted while it runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +14,16 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Backend:
-    """Kernels by operator name, the half dtypes ("bfloat16") that they serve, and the name that logs show."""
+    """Kernels by operator name, the half dtypes ("bfloat16") that they serve, and the name that logs show.
+
+    `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
+    """
 
     name: str
     description: str
     dtypes: frozenset
     kernels: Mapping[str, Callable] = field(repr=False)
+    float32_kernels: frozenset = frozenset()
 
 
 _BACKENDS = {REFERENCE: Backend(REFERENCE, REFERENCE, frozenset({"float16", "bfloat16"}), {})}

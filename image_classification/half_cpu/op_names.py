@@ -4,6 +4,8 @@ Paddle computes `tensor + tensor` with the operator add, and `tensor + 2.0` with
 methods of Tensor, so the name depends on the other operand.
 """
 
+from typing import NamedTuple
+
 
 def words(text):
     """Return the set of operator names in `text`."""
@@ -69,6 +71,20 @@ WITHOUT_POLICY = words(
 
 # The few operators of the legacy table that Paddle's layers and metrics still call.
 LEGACY = words("accuracy elementwise_add conv2d conv3d depthwise_conv2d conv2d_transpose")
+
+
+class Composite(NamedTuple):
+    """A Python function that a kernel may serve as a whole.
+
+    function: its module and name; it is looked up among the modules that are loaded.
+    policy_name: the operator whose casts its tensors get, the first one that it calls.
+    """
+
+    function: tuple[str, str]
+    policy_name: str
+
+
+COMPOSITES = {"attention": Composite(("image_classification.layers", "attention"), "matmul")}
 
 
 def is_inplace(op_name):

@@ -17,18 +17,23 @@ class References:
         tables: [(module, {operator name: wrapper})], replaced in the module and wherever a module refers to the same
             built-in function.
         methods: {Tensor method name: wrapper}.
+        functions: {(module name, function name): function that returns the wrapper of an original}. The module may be
+            loaded later, or never.
     """
 
-    def __init__(self, tables, methods):
+    def __init__(self, tables, methods, functions=()):
         self._lock = threading.Lock()
         self._users = 0
         self._methods = [(name, getattr(paddle_names.Tensor, name), wrapper) for name, wrapper in methods.items()]
         self._tables = []
-        self._wrapper_of = {}  # id of the built-in function -> wrapper
+        self._wrapper_of = {}  # id of an original -> wrapper
+        self._original_of = {}  # id of a wrapper -> original
         for module, wrappers in tables:
             originals = {name: getattr(module, name) for name in wrappers}
             self._tables.append((vars(module), originals, wrappers))
-            self._wrapper_of.update({id(originals[name]): wrapper for name, wrapper in wrappers.items()})
+            for name, wrapper in wrappers.items():
+                self._pair(originals[name], wrapper)
+        self._functions = dict(functions)
         self._modules_seen = None
         self._elsewhere = []
         self._main = []
@@ -41,6 +46,7 @@ class References:
                 return
             seen = self._loaded_modules()
             if seen != self._modules_seen:
+                self._wrap_functions()
                 self._elsewhere = self._find(sys.modules.items())
                 self._modules_seen = seen
             # Scripts and notebooks import while they run, so their own names are looked up each time.
@@ -49,6 +55,17 @@ class References:
                 namespace.update(wrappers)
             for name, _, wrapper in self._methods:
                 setattr(paddle_names.Tensor, name, wrapper)
+
+    def _pair(self, original, wrapper):
+        self._wrapper_of[id(original)] = wrapper
+        self._original_of[id(wrapper)] = original
+
+    def _wrap_functions(self):
+        for (module_name, name), wrap in list(self._functions.items()):
+            original = getattr(sys.modules.get(module_name), name, None)
+            if original is not None:
+                self._pair(original, wrap(original))
+                del self._functions[module_name, name]
 
     def restore(self):
         """Restore every reference, unless another caller still needs the wrappers."""
@@ -60,6 +77,18 @@ class References:
                 setattr(paddle_names.Tensor, name, original)
             for namespace, originals, _ in self._all():
                 namespace.update(originals)
+            self._restore_new_names()
+
+    def _restore_new_names(self):
+        """Restore names that were bound to a wrapper meanwhile: a module was loaded, a script imported an operator."""
+        modules = [sys.modules["__main__"]]
+        if self._loaded_modules() != self._modules_seen:
+            modules = list(sys.modules.values())
+        for module in modules:
+            namespace = getattr(module, "__dict__", None) or {}
+            for name, value in list(namespace.items()):
+                if id(value) in self._original_of:
+                    namespace[name] = self._original_of[id(value)]
 
     def _all(self):
         return [*self._tables, *self._elsewhere, *self._main]
@@ -73,8 +102,8 @@ class References:
         found = []
         for module_name, module in list(modules):
             namespace = getattr(module, "__dict__", None)
-            if namespace is None or module_name.startswith(paddle_names.RAW_TABLES):
-                continue
+            if namespace is None or module_name.startswith((*paddle_names.RAW_TABLES, __package__)):
+                continue  # this package itself needs the originals
             originals = {name: value for name, value in list(namespace.items()) if id(value) in self._wrapper_of}
             if originals:
                 wrappers = {name: self._wrapper_of[id(value)] for name, value in originals.items()}
