@@ -5,15 +5,13 @@ import importlib
 import inspect
 from pathlib import Path
 
-import yaml
-
 from image_classification.config import load_config
+from image_classification.weights import read_variants
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "image_classification"
 FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
 CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
-REGISTRY = PACKAGE / "weights" / "registry"
 
 
 def builder(folder):
@@ -40,7 +38,4 @@ def build(config_path, **changes):
 @functools.cache
 def published():
     """Return {variant: its entry in the registry of weights}, over all families."""
-    entries = {}
-    for path in sorted(REGISTRY.glob("*.yaml")):
-        entries |= yaml.safe_load(path.read_text())
-    return entries
+    return {name: entry for variants in read_variants().values() for name, entry in variants.items()}

@@ -74,6 +74,8 @@ class Head(nn.Layer):
 class ConvNeXt(nn.Layer):
     """ConvNeXt of four stages; stage s has `depths[s]` blocks of `dims[s]` channels."""
 
+    head_names = ("head.fc",)  # what another number of classes replaces
+
     def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], in_channels: int, num_classes: int,
                  drop_path: float):
         super().__init__()

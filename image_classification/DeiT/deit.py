@@ -22,6 +22,8 @@ from image_classification.layers import (
 class Deit(nn.Layer):
     """DeiT; `distilled` adds `dist_token` and `head_dist`."""
 
+    head_names = ("head", "head_dist")  # what another number of classes replaces
+
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, num_heads: int, mlp_ratio: float, distilled: bool, dropout: float,
                  attention_dropout: float, drop_path: float):

@@ -89,6 +89,8 @@ BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 class ResNet(nn.Layer):
     """ResNet of `len(layers)` stages; stage s has `layers[s]` blocks of width `base_width * 2**s`."""
 
+    head_names = ("fc",)  # what another number of classes replaces
+
     def __init__(self, block: str, layers: tuple[int, ...], in_channels: int, num_classes: int, base_width: int,
                  groups: int, width_per_group: int, small_stem: bool):
         super().__init__()

@@ -169,6 +169,8 @@ class Head(nn.Layer):
 class SwinTransformer(nn.Layer):
     """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`."""
 
+    head_names = ("head.fc",)  # what another number of classes replaces
+
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depths: tuple[int, ...], num_heads: tuple[int, ...], window_size: int, mlp_ratio: float,
                  dropout: float, attention_dropout: float, drop_path: float):

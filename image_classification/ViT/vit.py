@@ -25,6 +25,8 @@ POOLS = ("token", "avg")
 class VisionTransformer(nn.Layer):
     """ViT whose head reads the class token ("token") or the mean over the patch tokens ("avg")."""
 
+    head_names = ("head",)  # what another number of classes replaces
+
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, class_token: bool, global_pool: str,
                  dropout: float, attention_dropout: float, drop_path: float):

@@ -1,0 +1,21 @@
+"""Pretrained weights: where they are, how they are read safely, and how they fit our models."""
+
+from .load import LoadReport, load_pretrained, transpose_linears
+from .preprocessing import preprocessing_of
+from .read import read_weights
+from .registry import find_entry, read_registry, read_variants
+from .source import find_weights
+from .write import write_weights
+
+__all__ = [
+    "LoadReport",
+    "find_entry",
+    "find_weights",
+    "load_pretrained",
+    "preprocessing_of",
+    "read_registry",
+    "read_variants",
+    "read_weights",
+    "transpose_linears",
+    "write_weights",
+]

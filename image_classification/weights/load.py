@@ -1,0 +1,113 @@
+"""Published or own weights into a model: every name checked both ways before anything changes."""
+
+import dataclasses
+import math
+
+import numpy as np
+from paddle import nn
+
+from ..runtime import UserError, get_logger
+from .keymap import translate
+from .position import resize_position_embedding
+from .read import read_weights
+from .source import find_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What loading did: `replaced` are the head's parameters that kept their fresh values."""
+
+    path: str
+    kind: str
+    dialect: str
+    num_tensors: int
+    replaced: tuple[str, ...]
+    resized: tuple[str, ...]
+
+
+def load_pretrained(model, source, replace_head=False):
+    """Fill the model's parameters and buffers from `source` and return a :class:`LoadReport`.
+
+    Args:
+        model: a float32 model of the zoo; nothing of it changes unless everything fits.
+        source: registry id, hub id, URL or file; see :func:`find_weights`.
+        replace_head: keep the model's own fresh head where the source has another number of classes.
+
+    Raises:
+        UserError: unmatched, missing and wrong-shape names, all of them counted; or the source cannot be read.
+    """
+    path = find_weights(source)
+    file = read_weights(path)
+    state = model.state_dict()
+    tensors, dialect = translate(file.tensors, list(state))
+    if file.layout == "torch":
+        tensors = transpose_linears(model, tensors)
+    tensors, resized = _fit_position_embeddings(model, state, tensors)
+    replaced = _replaceable_head(model, state, tensors) if replace_head else ()
+    _check(source, dialect, state, tensors, replaced)
+    used = {name: value for name, value in tensors.items() if name not in replaced}
+    for name, value in used.items():
+        state[name].set_value(np.asarray(value, np.float32, order="C"))
+    report = LoadReport(str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized))
+    _log(source, report)
+    return report
+
+
+def transpose_linears(model, tensors):
+    """Return the tensors with the weights of linear layers transposed between PyTorch's and Paddle's layout.
+
+    The layer's type decides, never the shape: a square weight looks the same both ways.
+    """
+    linears = {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
+    return {name: value.T if name in linears and value.ndim == 2 else value for name, value in tensors.items()}
+
+
+def _fit_position_embeddings(model, state, tensors):
+    """Return the tensors with `pos_embed` resampled to the model's grid, and the names of those that changed."""
+    name = "pos_embed"
+    if name not in state or name not in tensors or tensors[name].ndim != 3:
+        return tensors, []
+    prefix = model.num_prefix_tokens
+    tokens, wanted = tensors[name].shape[1], state[name].shape[1]
+    if tokens == wanted or math.isqrt(tokens - prefix) ** 2 != tokens - prefix:
+        return tensors, []
+    return tensors | {name: resize_position_embedding(tensors[name], wanted, prefix)}, [name]
+
+
+def _replaceable_head(model, state, tensors):
+    """Return the head's names whose number of classes differs, or that the source lacks or alone has."""
+    head = {name for name in {*state, *tensors} if name.startswith(tuple(f"{part}." for part in model.head_names))}
+
+    def differs(name):
+        if name not in state or name not in tensors:
+            return True
+        (*inputs, classes), (*own_inputs, own_classes) = tensors[name].shape, state[name].shape
+        return inputs == own_inputs and classes != own_classes
+
+    return sorted(filter(differs, head))
+
+
+def _check(source, dialect, state, tensors, replaced):
+    missing = [name for name in state if name not in tensors and name not in replaced]
+    unknown = [name for name in tensors if name not in state and name not in replaced]
+    shapes = [
+        f"{name} {list(tensors[name].shape)} instead of {list(state[name].shape)}"
+        for name in state
+        if name in tensors and name not in replaced and list(tensors[name].shape) != state[name].shape
+    ]
+    parts = []
+    for words, names in (("lacks", missing), ("has unmatched", unknown), ("has other shapes:", shapes)):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            parts.append(f"it {words} {', '.join(names[:4])}{more}")
+    if parts:
+        raise UserError(f"-pretrained: {source} ({dialect}) does not fit this model: {'; '.join(parts)}")
+
+
+def _log(source, report):
+    logger = get_logger()
+    logger.info("pretrained: %s (%s, %s), %d tensors", source, report.kind, report.dialect, report.num_tensors)
+    if report.resized:
+        logger.info("pretrained: %s interpolated to this image size", ", ".join(report.resized))
+    if report.replaced:
+        logger.info("pretrained: another number of classes, fresh head: %s", ", ".join(report.replaced))

@@ -1,0 +1,92 @@
+"""From what a user calls weights to a file on this machine: registry id, hub id, URL or path."""
+
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from ..data.download import Source, download_once
+from ..runtime import UserError
+from .registry import find_entry, hub_url, read_registry
+
+CACHE_VARIABLE = "PADDLE_ZOO_WEIGHTS"
+HUB_ID = re.compile(r"(?:hf-hub:|hf:)([\w.-]+/[\w.-]+)")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def cache_folder():
+    """Return where downloads are kept: $PADDLE_ZOO_WEIGHTS, else ~/.cache/paddle_zoo/weights."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "paddle_zoo" / "weights")
+
+
+def find_weights(source):
+    """Return the path of a weight file, downloaded if need be.
+
+    Args:
+        source: a file with or without .pdparams, file:// or https:// URL, `hf-hub:owner/name`, or a registry id.
+
+    Raises:
+        UserError: there is no such file or id, or the download failed; the text says which file to put where.
+    """
+    for candidate in (Path(source), Path(f"{source}.pdparams")):
+        if candidate.is_file():
+            return candidate
+    if source.startswith("file://"):
+        return _existing(Path(urllib.request.url2pathname(urllib.parse.urlsplit(source).path)))
+    if source.startswith(("https://", "http://")):
+        name = Path(urllib.parse.urlsplit(source).path).name
+        if not name:
+            raise UserError(f"-pretrained: {source}: names no file")
+        return _download(source, name, _digest_in_name(name))
+    hub = HUB_ID.fullmatch(source)
+    if hub:
+        return _download(hub_url(hub[1]), hub[1].replace("/", "--") + ".safetensors", None)
+    if source.endswith((".pdparams", ".pth", ".pt", ".safetensors")) and source not in read_registry():
+        _existing(Path(source))
+    entry = find_entry(source)
+    return _download(entry.url, entry.file_name, entry.digest)
+
+
+def _existing(path):
+    if not path.is_file():
+        raise UserError(f"-pretrained: {path}: no such file")
+    return path
+
+
+def _digest_in_name(name):
+    """Return the hash that torchvision puts into its file names (`resnet50-0676ba61.pth`), or None."""
+    match = re.fullmatch(r".*-([0-9a-f]{8,64})\.pth", name)
+    return f"sha256:{match[1]}" if match else None
+
+
+def _download(url, file_name, digest):
+    folder = cache_folder()
+    if (folder / file_name).is_file():
+        return folder / file_name
+    try:
+        return download_once(Source(url, file_name, digest or _announced_digest(url)), folder)
+    except UserError as error:
+        raise UserError(
+            f"-pretrained: {error}. Without a network: get {url} elsewhere and put it at {folder / file_name}"
+        ) from None
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+
+
+def _announced_digest(url):
+    """Return the SHA-256 that the hub gives for a large file in its first answer, or None."""
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.build_opener(_StayHere).open(request, timeout=30) as response:
+            headers = response.headers
+    except urllib.error.HTTPError as error:  # the redirect to the storage, which is not followed
+        headers = error.headers
+    except OSError:
+        return None  # the download itself reports what is wrong
+    tag = (headers.get("X-Linked-ETag") or "").strip('W/"')
+    return f"sha256:{tag}" if SHA256.fullmatch(tag) else None

@@ -1,0 +1,108 @@
+"""Arrays to weight files: safetensors, PyTorch's zip format (without torch) and Paddle's pickle."""
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from ..runtime import UserError, atomic_write
+
+SAFETENSORS_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
+TORCH_STORAGES = {
+    "float64": "DoubleStorage",
+    "float32": "FloatStorage",
+    "float16": "HalfStorage",
+    "int64": "LongStorage",
+    "int32": "IntStorage",
+}
+
+
+def write_weights(path, tensors):
+    """Write named arrays in the format of the file's ending; the layout of the arrays is the caller's business.
+
+    Raises:
+        UserError: an ending other than .safetensors, .pth, .pt or .pdparams.
+    """
+    writers = {".safetensors": _safetensors, ".pth": _torch, ".pt": _torch, ".pdparams": _paddle}
+    ending = Path(path).suffix
+    if ending not in writers:
+        raise UserError(f"{path}: cannot write {ending or 'a file without ending'!r}: allowed are {', '.join(writers)}")
+    arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    with atomic_write(path) as file:
+        writers[ending](file, arrays)
+
+
+def _safetensors(file, arrays):
+    header = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + array.nbytes
+        code = SAFETENSORS_CODES[array.dtype.name]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
+    file.write(struct.pack("<Q", len(text)) + text)
+    for array in arrays.values():
+        file.write(array.data)
+
+
+def _paddle(file, arrays):
+    pickle.dump(arrays, file, protocol=4)
+
+
+def _torch(file, arrays):
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", _torch_pickle(arrays))
+        archive.writestr("archive/byteorder", b"little")
+        for index, array in enumerate(arrays.values()):
+            archive.writestr(f"archive/data/{index}", array.tobytes())
+        archive.writestr("archive/version", b"3\n")
+
+
+def _torch_pickle(arrays):
+    """Return the pickle that torch.save would write for {name: tensor}, as opcodes: a pickler would need torch."""
+    out = io.BytesIO()
+    out.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK)
+    for index, (name, array) in enumerate(arrays.items()):
+        stride = [step // array.itemsize for step in array.strides]
+        _text(out, name)
+        _global(out, "torch._utils", "_rebuild_tensor_v2")
+        out.write(pickle.MARK)  # the arguments: storage, offset, shape, stride, requires_grad, hooks
+        out.write(pickle.MARK)
+        _text(out, "storage")
+        _global(out, "torch", TORCH_STORAGES[array.dtype.name])
+        _text(out, str(index))
+        _text(out, "cpu")
+        _number(out, array.size)
+        out.write(pickle.TUPLE + pickle.BINPERSID)
+        _number(out, 0)
+        for numbers in (array.shape, stride):
+            out.write(pickle.MARK)
+            for number in numbers:
+                _number(out, number)
+            out.write(pickle.TUPLE)
+        out.write(pickle.NEWFALSE)
+        _global(out, "collections", "OrderedDict")
+        out.write(pickle.EMPTY_TUPLE + pickle.REDUCE)
+        out.write(pickle.TUPLE + pickle.REDUCE)
+    out.write(pickle.SETITEMS + pickle.STOP)
+    return out.getvalue()
+
+
+def _text(out, text):
+    data = text.encode()
+    out.write(pickle.BINUNICODE + struct.pack("<I", len(data)) + data)
+
+
+def _number(out, number):
+    data = int(number).to_bytes(8, "little", signed=True)
+    out.write(pickle.LONG1 + b"\x08" + data)
+
+
+def _global(out, module, name):
+    out.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())

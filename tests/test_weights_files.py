@@ -1,0 +1,256 @@
+"""Weight files: each format reads back bit for bit, and a hostile or broken one runs nothing and says why."""
+
+import collections
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification.runtime import UserError
+from image_classification.weights import read_weights, write_weights
+from image_classification.weights.unpickle import load_pickle
+
+FORMATS = ("safetensors", "pth", "pdparams")
+
+
+@pytest.fixture
+def tensors():
+    rng = np.random.default_rng(0)
+    return {
+        "fc.weight": rng.standard_normal((3, 4)).astype(np.float32),
+        "fc.bias": rng.standard_normal(3).astype(np.float16),
+        "bn.num": np.array(7, np.int64),
+        "empty": np.zeros((0, 2), np.float32),
+    }
+
+
+def equal(found, expected):
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == value.dtype and found[name].shape == value.shape and np.array_equal(found[name], value)
+        for name, value in expected.items()
+    )
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_written_file_reads_back_bit_equal(tmp_path, tensors, ending):
+    path = tmp_path / f"w.{ending}"
+    write_weights(path, tensors)
+    assert equal(read_weights(path).tensors, tensors)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_format_is_recognised_by_content_not_by_name(tmp_path, tensors, ending):
+    write_weights(tmp_path / f"w.{ending}", tensors)
+    (tmp_path / f"w.{ending}").rename(tmp_path / "weights")
+    assert equal(read_weights(tmp_path / "weights").tensors, tensors)
+
+
+def test_safetensors_file_equals_the_reference_library(tmp_path, tensors):
+    numpy = pytest.importorskip("safetensors.numpy")
+    write_weights(tmp_path / "ours.safetensors", tensors)
+    assert equal(numpy.load_file(tmp_path / "ours.safetensors"), tensors)
+    numpy.save_file(tensors, tmp_path / "theirs.safetensors")
+    assert equal(read_weights(tmp_path / "theirs.safetensors").tensors, tensors)
+
+
+def test_bfloat16_reads_as_the_same_values_in_float32(tmp_path):
+    values = np.array([1.0, -0.5, 3.140625, np.inf], np.float32)  # exact in bfloat16
+    header = b'{"x":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}'
+    halves = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + halves)
+    np.testing.assert_array_equal(read_weights(path).tensors["x"], values.reshape(2, 2))
+
+
+def test_file_of_paddle_save_reads_bit_equal_and_the_other_way_round(tmp_path):
+    layer = paddle.nn.Sequential(paddle.nn.Linear(3, 2), paddle.nn.BatchNorm2D(2))
+    expected = {name: value.numpy() for name, value in layer.state_dict().items()}
+    paddle.save(layer.state_dict(), str(tmp_path / "plain.pdparams"))
+    paddle.save({"model": layer.state_dict(), "epoch": 3}, str(tmp_path / "nested.pdparams"))
+    assert equal(read_weights(tmp_path / "plain.pdparams").tensors, expected)
+    assert equal(read_weights(tmp_path / "nested.pdparams").tensors, expected)
+    write_weights(tmp_path / "ours.pdparams", expected)
+    assert equal(paddle.load(str(tmp_path / "ours.pdparams"), return_numpy=True), expected)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_pickle_protocol_of_numpy_arrays_is_read(tmp_path, tensors, protocol):
+    path = tmp_path / "w"
+    path.write_bytes(pickle.dumps(collections.OrderedDict(tensors), protocol=protocol))
+    assert equal(read_weights(path).tensors, tensors)
+
+
+def legacy_torch_file(numbers):
+    """Return the bytes of a torch.save file of before PyTorch 1.6 with one float32 tensor "w" [2, 2], transposed."""
+    pid = b"(U\x07storagectorch\nFloatStorage\nU\x01aU\x03cpuK\x04NtQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00K\x02K\x02\x86K\x01K\x02\x86\x89}tR"
+    out = io.BytesIO()
+    for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "protocol_version": 1001}):
+        out.write(pickle.dumps(value, protocol=2))
+    out.write(b"\x80\x02}U\x01w" + tensor + b"s.")
+    out.write(pickle.dumps(["a"], protocol=2))
+    out.write(struct.pack("<q", len(numbers)) + np.array(numbers, "<f4").tobytes())
+    return out.getvalue()
+
+
+def test_legacy_torch_file_with_strides_is_read(tmp_path):
+    path = tmp_path / "old.pth"
+    path.write_bytes(legacy_torch_file([1, 2, 3, 4]))
+    np.testing.assert_array_equal(read_weights(path).tensors["w"], [[1, 3], [2, 4]])
+
+
+class Command:
+    """A pickle of this object is a program that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def torch_zip(path, content, compression=zipfile.ZIP_STORED, storages=()):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", content)
+        for name, data in storages:
+            archive.writestr(f"archive/data/{name}", data)
+
+
+def hostile_files(folder, victim):
+    """Yield files of each format that try to run `os.mkdir(victim)`, in each way that a pickle knows."""
+    program = pickle.dumps({"w": Command(victim)}, protocol=2)
+    (folder / "reduce.pdparams").write_bytes(program)
+    (folder / "reduce5.pdparams").write_bytes(pickle.dumps({"w": Command(victim)}, protocol=5))
+    torch_zip(folder / "reduce.pth", program)
+    magic = b"".join(pickle.dumps(v, protocol=2) for v in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    (folder / "reduce_legacy.pth").write_bytes(magic + program)
+    name = str(victim).encode()
+    inst = b"\x80\x02(X" + struct.pack("<I", len(name)) + name + b"ios\nmkdir\n."
+    (folder / "inst.pdparams").write_bytes(inst)
+    obj = b"\x80\x02(cos\nmkdir\nX" + struct.pack("<I", len(name)) + name + b"o."
+    (folder / "obj.pdparams").write_bytes(obj)
+    # setting the class of an allowed stand-in, or its slots, must not work either
+    (folder / "build.pdparams").write_bytes(b"\x80\x02ccollections\nOrderedDict\n}U\x05buildcos\nmkdir\nsb.")
+    (folder / "build2.pdparams").write_bytes(b"\x80\x02ccollections\nOrderedDict\nN}U\x05buildK\x01s\x86b.")
+    return sorted(folder.iterdir())
+
+
+def test_hostile_pickle_in_any_format_runs_nothing(tmp_path):
+    folder, victim = tmp_path / "files", tmp_path / "victim"
+    folder.mkdir()
+    files = hostile_files(folder, victim)
+    assert len(files) == 8
+    for path in files:
+        with pytest.raises(UserError, match=path.name) as caught:
+            read_weights(path)
+        assert "\n" not in str(caught.value)
+        assert not victim.exists(), path.name
+    pickle.loads((folder / "reduce.pdparams").read_bytes())  # the same bytes are a working program
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_file_cut_anywhere_is_one_clear_error(tmp_path, tensors, ending):
+    whole = tmp_path / f"w.{ending}"
+    write_weights(whole, tensors)
+    content = whole.read_bytes()
+    for size in range(0, len(content), max(1, len(content) // 40)):
+        path = tmp_path / "cut"
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError, match="cut") as caught:
+            read_weights(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_corrupt_bytes_never_raise_anything_but_a_user_error(tmp_path, tensors):
+    rng = np.random.default_rng(0)
+    for ending in FORMATS:
+        whole = tmp_path / f"w.{ending}"
+        write_weights(whole, tensors)
+        content = np.frombuffer(whole.read_bytes(), np.uint8)
+        for _ in range(150):
+            broken = content.copy()
+            broken[rng.integers(0, len(broken), 3)] = rng.integers(0, 256, 3)
+            path = tmp_path / "broken"
+            path.write_bytes(broken.tobytes())
+            try:
+                read_weights(path)
+            except UserError as error:
+                assert "\n" not in str(error)
+
+
+def peak_megabytes_of(call):
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError) as caught:
+            call()
+        return tracemalloc.get_traced_memory()[1] / 1e6, str(caught.value)
+    finally:
+        tracemalloc.stop()
+
+
+def test_zip_bomb_is_refused_within_bounded_memory(tmp_path):
+    path = tmp_path / "bomb.pth"
+    torch_zip(path, b"\x80\x02}.", zipfile.ZIP_DEFLATED, [("0", bytes(200 << 20))])
+    megabytes, message = peak_megabytes_of(lambda: read_weights(path))
+    assert "compressed" in message and megabytes < 5
+
+
+def test_memo_index_of_a_pickle_reserves_no_memory(tmp_path):
+    path = tmp_path / "memo.pdparams"
+    path.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # the C interpreter would reserve 34 GB here
+    megabytes, message = peak_megabytes_of(lambda: read_weights(path))
+    assert "holds no tensors" in message and megabytes < 5
+
+
+def test_tensors_that_share_a_storage_cannot_unfold_without_bound(tmp_path):
+    count = 4 << 20
+    pid = b"(U\x07storagectorch\nBFloat16Storage\nU\x010U\x03cpuJ" + struct.pack("<i", count) + b"tQ"
+    shape = b"(J" + struct.pack("<i", count) + b"t(K\x01t"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00" + shape + b"\x89}tR"
+    entries = b"".join(b"U\x03%03d" % index + tensor + b"s" for index in range(500))
+    path = tmp_path / "shared.pth"
+    torch_zip(path, b"\x80\x02}" + entries + b".", storages=[("0", bytes(2 * count))])
+    megabytes, message = peak_megabytes_of(lambda: read_weights(path))  # 500 tensors of 16 MB in a file of 8 MB
+    assert "overlap" in message and megabytes < 120
+
+
+def test_tensor_larger_than_its_storage_is_refused(tmp_path):
+    pid = b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x01tQ"
+    huge = struct.pack("<i", 2**31 - 1)
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00(J" + huge + b"t(K\x00t\x89}tR"
+    path = tmp_path / "stride0.pth"
+    torch_zip(path, b"\x80\x02}U\x01w" + tensor + b"s.", storages=[("0", bytes(4))])
+    with pytest.raises(UserError, match="2147483647 elements in a storage of 1"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no weight file"),
+        (b"<!DOCTYPE html><html>not found</html>", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "no weight file"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "header claims"),
+        (struct.pack("<Q", 2) + b"{}", "no tensors"),
+        (pickle.dumps([1, 2]), "no tensors"),
+    ],
+)
+def test_what_is_no_weight_file_is_named(tmp_path, content, message):
+    path = tmp_path / "x.pth"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"x.pth.*{message}"):
+        read_weights(path)
+
+
+def test_plain_values_of_a_training_state_survive(tmp_path):
+    state = {"epoch": 3, "rng": [b"\x00\xff", (1, 2)], "x": 1.5, "name": "ä", "none": None, "big": 2**70}
+    found = load_pickle(io.BytesIO(pickle.dumps(state, protocol=4)), "state")
+    assert found == state | {"rng": [b"\x00\xff", [1, 2]]}
