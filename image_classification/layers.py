@@ -98,6 +98,23 @@ class PatchEmbed(nn.Layer):
         return self.proj(images).flatten(2).transpose([0, 2, 1])  # [B, C, H', W'] -> [B, C, N] -> [B, N, C]
 
 
+def attention(qkv, num_heads: int, scale: float, dropout=None):
+    """Return softmax(scale q k^T) v, [B, N, C], for the packed projection `qkv`, [B, N, 3C] read as [B, N, 3, h, d].
+
+    C is a tensor-parallel process's share of the channels. `dropout` is applied to the attention weights, [B, h, N, N].
+    """
+    batch, tokens, width = qkv.shape
+    # Read as [B, N, 3h, d]: one 4-D transpose for the three of them; a 5-D transpose, or slices with their scattered
+    # gradients, take up to 1.5 times as long on a CPU.
+    qkv = qkv.reshape([batch, tokens, 3 * num_heads, width // (3 * num_heads)]).transpose([0, 2, 1, 3])
+    query, key, value = paddle.split(qkv, 3, axis=1)  # 3 x [B, h, N, d]
+    # scaling the query (N x d) is cheaper than the scores (N x N) and keeps float16 scores small
+    weights = F.softmax(paddle.matmul(query * scale, key, transpose_y=True), axis=-1)  # [B, h, N, N]
+    if dropout is not None:
+        weights = dropout(weights)
+    return paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([batch, tokens, width // 3])
+
+
 class Attention(nn.Layer):
     """Multi-head self-attention over [B, N, C], with query, key and value in one packed projection."""
 
@@ -115,17 +132,8 @@ class Attention(nn.Layer):
         self.proj_drop = Dropout(dropout)
 
     def forward(self, x):
-        batch, tokens, _ = x.shape
-        # The packed layout is [B, N, 3, h, d]. It is read as [B, N, 3h, d]: one 4-D transpose for the three of them;
-        # a 5-D transpose, or slices with their scattered gradients, take up to 1.5 times as long on a CPU.
-        qkv = self.qkv(x).reshape([batch, tokens, 3 * self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
-        query, key, value = paddle.split(qkv, 3, axis=1)  # 3 x [B, h, N, d]
-        # scaling the query (N x d) is cheaper than the scores (N x N) and keeps float16 scores small
-        scores = paddle.matmul(query * self.scale, key, transpose_y=True)  # [B, h, N, N]
-        weights = self.attn_drop(F.softmax(scores, axis=-1))
-        x = paddle.matmul(weights, value).transpose([0, 2, 1, 3])  # [B, N, h, d]
-        x = x.reshape([batch, tokens, self.num_heads * self.head_dim])  # C, or a tensor-parallel process's share of it
-        return self.proj_drop(self.proj(x))
+        dropout = self.attn_drop if self.training and self.attn_drop.p else None
+        return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout)))
 
 
 class Mlp(nn.Layer):

@@ -7,7 +7,10 @@
 Depends on paddle alone, so that the folder can be lifted into another code base.
 """
 
+from . import onednn
 from .dispatch import backend_name, dispatch
 from .reference import UnsupportedOperator
 
 __all__ = ["UnsupportedOperator", "backend_name", "dispatch"]
+
+onednn.register()

@@ -1,0 +1,51 @@
+"""The backend that computes bfloat16 with the oneDNN of Paddle's wheel, on CPUs with AVX512-BF16 or AMX.
+
+Each kernel serves the calls it has a fast implementation for and passes the others on to the reference. Results differ
+from the reference by at most one rounding of the result; subnormal bfloat16 numbers count as zero, as the CPU's
+instructions define it.
+"""
+
+import platform
+
+from . import kernels, onednn_attention, onednn_elementwise, onednn_matmul, onednn_normalization
+from . import onednn_library as library
+
+NAME = "onednn"
+
+_AVX512_BF16 = 0xE7
+_AMX_BF16 = 0xFEF
+
+KERNELS = {
+    "cast": onednn_elementwise.cast,
+    "linear": onednn_matmul.linear,
+    "matmul": onednn_matmul.matmul,
+    "gelu": onednn_elementwise.gelu,
+    "relu": onednn_elementwise.relu,
+    "add": onednn_elementwise.add,
+    "attention": onednn_attention.attention,
+    "softmax": onednn_normalization.softmax,
+    "layer_norm": onednn_normalization.layer_norm,
+}
+
+# Paddle's own float32 kernels for these are single-threaded or slow backward.
+FLOAT32_KERNELS = frozenset({"gelu", "softmax", "layer_norm"})
+
+
+def instruction_set():
+    """Return "amx" or "avx512_bf16", what oneDNN multiplies bfloat16 matrices with here, or None where it cannot."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    loaded = library.load()
+    if loaded is None:
+        return None
+    isa = loaded.isa()
+    if isa & _AMX_BF16 == _AMX_BF16:
+        return "amx"
+    return "avx512_bf16" if isa & _AVX512_BF16 == _AVX512_BF16 else None
+
+
+def register():
+    """Add this backend to the table of fast kernels where the machine and Paddle's wheel can run it."""
+    name = instruction_set()
+    if name is not None:
+        kernels.register(kernels.Backend(NAME, f"{NAME} {name}", frozenset({"bfloat16"}), KERNELS, FLOAT32_KERNELS))

@@ -1,0 +1,238 @@
+"""ctypes binding to the oneDNN that ships with Paddle: status checks, memory descriptors, attributes, primitives.
+
+The C API of oneDNN 3 works on opaque handles, so calling it needs neither a compiler nor a header. Only what the
+kernels of this package use is bound. The numbers below are oneDNN's own (``dnnl_types.h``); :func:`load` asks the
+library for the names of the ones that could drift and refuses a library that disagrees.
+
+oneDNN in Paddle's wheel is built for OpenMP and shares libiomp5 and its thread pool with Paddle, so
+``OMP_NUM_THREADS`` rules both, and with that runtime ``dnnl_primitive_execute`` returns when the result is written.
+"""
+
+import ctypes
+import functools
+import os
+import threading
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+
+BFLOAT16, FLOAT32 = 2, 3
+FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD, BACKWARD_DATA = 0x40, 0x60, 0x80, 0xA0
+
+CONVOLUTION_DIRECT = 0x1
+LINEAR, GELU_TANH, GELU_ERF, RELU_USE_DST = 0x26, 0x2B, 0x31, 0x100
+POOL_MAX, POOL_AVG_INCLUDE_PADDING, POOL_AVG_EXCLUDE_PADDING = 0x1FF, 0x2FF, 0x3FF
+BINARY_ADD, BINARY_MUL = 0x1FFF0, 0x1FFF1
+REDUCTION_SUM = 0x2FFF4
+SOFTMAX = 0x30000
+USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT = 1, 2, 4
+
+SRC, SRC_1, DST = 1, 2, 17
+WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE = 33, 41, 49, 50, 51, 52, 64
+DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_BIAS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 169, 255, 256
+
+QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
+MAX_DIMENSIONS = 12
+
+_EXPECTED_NAMES = (
+    ("dnnl_dt2str", {BFLOAT16: b"bf16", FLOAT32: b"f32"}),
+    ("dnnl_prop_kind2str", {FORWARD_TRAINING: b"forward_training", BACKWARD_DATA: b"backward_data"}),
+    (
+        "dnnl_alg_kind2str",
+        {
+            CONVOLUTION_DIRECT: b"convolution_direct",
+            RELU_USE_DST: b"eltwise_relu_use_dst_for_bwd",
+            LINEAR: b"eltwise_linear",
+            GELU_TANH: b"eltwise_gelu_tanh",
+            GELU_ERF: b"eltwise_gelu_erf",
+            POOL_MAX: b"pooling_max",
+            BINARY_ADD: b"binary_add",
+            REDUCTION_SUM: b"reduction_sum",
+            SOFTMAX: b"softmax_accurate",
+        },
+    ),
+)
+
+_Dimensions = c_int64 * MAX_DIMENSIONS
+
+
+class OneDNNError(RuntimeError):
+    """oneDNN refused a call: usually a shape, layout or data type for which it has no implementation."""
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [
+        ("major", c_int),
+        ("minor", c_int),
+        ("patch", c_int),
+        ("commit", c_char_p),
+        ("cpu_runtime", c_uint),
+        ("gpu_runtime", c_uint),
+    ]
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [("index", c_int), ("memory", c_void_p)]
+
+
+_STATUS = ("success", "out of memory", "invalid arguments", "not implemented", "last implementation", "runtime error")
+
+_HANDLE = POINTER(c_void_p)
+_SIGNATURES = {
+    "dnnl_engine_create": (_HANDLE, c_int, c_size_t),
+    "dnnl_stream_create": (_HANDLE, c_void_p, c_uint),
+    "dnnl_stream_wait": (c_void_p,),
+    "dnnl_memory_desc_create_with_strides": (_HANDLE, c_int, POINTER(c_int64), c_int, POINTER(c_int64)),
+    "dnnl_memory_desc_create_with_tag": (_HANDLE, c_int, POINTER(c_int64), c_int, c_int),
+    "dnnl_memory_desc_clone": (_HANDLE, c_void_p),
+    "dnnl_memory_desc_destroy": (c_void_p,),
+    "dnnl_memory_create": (_HANDLE, c_void_p, c_void_p, c_void_p),
+    "dnnl_memory_set_data_handle": (c_void_p, c_void_p),
+    "dnnl_memory_destroy": (c_void_p,),
+    "dnnl_primitive_create": (_HANDLE, c_void_p),
+    "dnnl_primitive_execute": (c_void_p, c_void_p, c_int, POINTER(_Argument)),
+    "dnnl_primitive_destroy": (c_void_p,),
+    "dnnl_primitive_desc_destroy": (c_void_p,),
+    "dnnl_primitive_desc_query": (c_void_p, c_int, c_int, c_void_p),
+    "dnnl_primitive_attr_create": (_HANDLE,),
+    "dnnl_primitive_attr_destroy": (c_void_p,),
+    "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
+    "dnnl_primitive_attr_set_scales_mask": (c_void_p, c_int, c_int),
+    "dnnl_post_ops_create": (_HANDLE,),
+    "dnnl_post_ops_destroy": (c_void_p,),
+    "dnnl_post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
+    "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int, c_int),
+    "dnnl_post_ops_append_binary": (c_void_p, c_int, c_void_p),
+}
+
+_P, _I, _F, _U, _D = c_void_p, c_int, c_float, c_uint, POINTER(c_int64)
+# After (primitive descriptor, engine); every one ends with the attributes.
+_DESCRIPTIONS = {
+    "matmul": (_P, _P, _P, _P),  # source, weights, bias, destination
+    "binary": (_I, _P, _P, _P),
+    "reduction": (_I, _P, _P, _F, _F),
+    "eltwise_forward": (_I, _I, _P, _P, _F, _F),
+    "eltwise_backward": (_I, _P, _P, _P, _F, _F, _P),
+    "softmax_forward": (_I, _I, _P, _P, _I),
+    "softmax_backward": (_I, _P, _P, _P, _I, _P),
+    "layer_normalization_forward": (_I, _P, _P, _P, _I, _F, _U),
+    "layer_normalization_backward": (_I, _P, _P, _P, _P, _I, _I, _F, _U, _P),
+    "batch_normalization_forward": (_I, _P, _P, _F, _U),
+    "batch_normalization_backward": (_I, _P, _P, _P, _F, _U, _P),
+    "convolution_forward": (_I, _I, _P, _P, _P, _P, _D, _D, _D, _D),
+    "convolution_backward_data": (_I, _P, _P, _P, _D, _D, _D, _D, _P),
+    "convolution_backward_weights": (_I, _P, _P, _P, _P, _D, _D, _D, _D, _P),
+    "pooling_forward": (_I, _I, _P, _P, _D, _D, _D, _D, _D),
+    "pooling_backward": (_I, _P, _P, _D, _D, _D, _D, _D, _P),
+}
+
+
+class Library:
+    """The loaded library with one CPU engine and one stream. Not created directly: see :func:`load`."""
+
+    def __init__(self, path):
+        self._dll = ctypes.CDLL(path)
+        version = self._bind_version().contents
+        self.version = (version.major, version.minor, version.patch)
+        if version.major != 3:
+            raise OneDNNError(f"oneDNN {version.major}.{version.minor} found, the binding is for oneDNN 3")
+        self._check_names()
+        for name, argument_types in _SIGNATURES.items():
+            function = getattr(self._dll, name)
+            function.argtypes, function.restype = argument_types, c_int
+            setattr(self, name[len("dnnl_") :], function)
+        self.memory_desc_get_size = self._dll.dnnl_memory_desc_get_size
+        self.memory_desc_get_size.argtypes, self.memory_desc_get_size.restype = (c_void_p,), c_size_t
+        self.memory_desc_equal = self._dll.dnnl_memory_desc_equal
+        self.memory_desc_equal.argtypes, self.memory_desc_equal.restype = (c_void_p, c_void_p), c_int
+        self.query_md = self._dll.dnnl_primitive_desc_query_md
+        self.query_md.argtypes, self.query_md.restype = (c_void_p, c_int, c_int), c_void_p
+        self._descriptions = {}
+        for name, argument_types in _DESCRIPTIONS.items():
+            version = "_v2" if name.startswith("layer_normalization") else ""
+            function = getattr(self._dll, f"dnnl_{name}_primitive_desc_create{version}")
+            function.argtypes, function.restype = (_HANDLE, c_void_p, *argument_types, c_void_p), c_int
+            self._descriptions[name] = function
+        self._reorder = self._dll.dnnl_reorder_primitive_desc_create
+        self._reorder.argtypes, self._reorder.restype = (_HANDLE, _P, _P, _P, _P, _P), c_int
+        self.engine = self.new("oneDNN engine", self.engine_create, 1, 0)
+        self.stream = self.new("oneDNN stream", self.stream_create, self.engine, 1)
+        # A cached primitive's memory objects are set before each call, and ctypes lets other threads run meanwhile.
+        self.lock = threading.Lock()
+
+    def _bind_version(self):
+        function = self._dll.dnnl_version
+        function.argtypes, function.restype = (), POINTER(_Version)
+        return function()
+
+    def _check_names(self):
+        for name, expected in _EXPECTED_NAMES:
+            function = getattr(self._dll, name)
+            function.argtypes, function.restype = (c_int,), c_char_p
+            for number, text in expected.items():
+                if function(number) != text:
+                    raise OneDNNError(f"{name}({number}) is {function(number)!r}, the binding expects {text!r}")
+
+    def isa(self):
+        """Return oneDNN's bit mask of the instruction sets it will use on this machine."""
+        function = self._dll.dnnl_get_effective_cpu_isa
+        function.argtypes, function.restype = (), c_uint
+        return function()
+
+    @staticmethod
+    def check(status, what):
+        """Raise :class:`OneDNNError` unless the status is success."""
+        if status:
+            raise OneDNNError(f"{what}: {_STATUS[status] if status < len(_STATUS) else status}")
+
+    def new(self, what, create, *arguments):
+        """Return the handle that a creating function writes to its first argument."""
+        handle = c_void_p()
+        self.check(create(byref(handle), *arguments), what)
+        return handle.value
+
+    def description(self, name, *arguments):
+        """Return a primitive descriptor: oneDNN's choice of an implementation for these memory descriptors."""
+        if name == "reorder":
+            source, destination, attributes = arguments
+            return self.new(name, self._reorder, source, self.engine, destination, self.engine, attributes)
+        return self.new(name, self._descriptions[name], self.engine, *arguments)
+
+    def number_of_inputs(self, description):
+        """Return how many input arguments the primitive takes."""
+        number = c_int()
+        self.check(self.primitive_desc_query(description, QUERY_NUMBER_OF_INPUTS, 0, byref(number)), "query")
+        return number.value
+
+    def implementation(self, description):
+        """Return the name of the implementation that oneDNN chose, such as ``brg_matmul:avx512_core_bf16``."""
+        text = c_char_p()
+        self.check(self.primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(text)), "query")
+        return text.value.decode()
+
+
+def dimensions(values):
+    """Return the numbers as the fixed-size array that oneDNN reads dimensions from."""
+    return _Dimensions(*values)
+
+
+def argument_array(pairs):
+    """Return the array of (argument number, memory handle) that executing a primitive takes."""
+    return (_Argument * len(pairs))(*(_Argument(index, memory) for index, memory in pairs))
+
+
+def library_path():
+    """Return where Paddle's wheel keeps oneDNN; the file need not exist."""
+    import paddle
+
+    return os.path.join(os.path.dirname(paddle.__file__), "libs", "libdnnl.so.3")
+
+
+@functools.cache
+def load():
+    """Return the :class:`Library`, or None where the wheel has no usable oneDNN."""
+    path = library_path()
+    if not os.path.exists(path):
+        return None
+    try:
+        return Library(path)
+    except (OSError, AttributeError, OneDNNError):
+        return None

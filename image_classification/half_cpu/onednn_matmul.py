@@ -1,0 +1,186 @@
+"""Matrix products: linear layers and batched matmul, forward and backward, on bfloat16 or float32 tensors.
+
+Sums are kept in float32 and rounded once, when the result is written. Backward passes keep the inputs in the dtype they
+came in, so a bfloat16 layer saves half of what a float32 layer saves.
+"""
+
+from typing import NamedTuple
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import onednn_library as onednn
+from .onednn_primitives import (
+    Layout,
+    bound,
+    cache,
+    contiguous,
+    dense,
+    layout,
+    new_tensor,
+    numel,
+    paddle_operators,
+    servable,
+)
+
+_CPU = paddle.CPUPlace()
+
+
+class View(NamedTuple):
+    """Where an operand begins in memory and how it lies there. The tensor behind it must stay alive."""
+
+    pointer: int
+    layout: Layout
+
+    @property
+    def transposed(self):
+        """The same memory with the last two axes exchanged."""
+        data_type, shape, strides = self.layout
+        shape = (*shape[:-2], shape[-1], shape[-2])
+        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])))
+
+
+def view(tensor):
+    """Return the view of a tensor as it lies in memory."""
+    return View(tensor.data_ptr(), layout(tensor))
+
+
+def matrix(tensor, rows, columns):
+    """Return the view of a dense tensor as a matrix."""
+    return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns))
+
+
+def _describe(library, builder, left, right, bias, out, post_ops):
+    md = builder.md
+    description = library.description("matmul", md(left), md(right), md(bias), md(out), builder.attributes(post_ops))
+    names = (onednn.SRC, onednn.WEIGHTS, onednn.DST) if bias is None else (
+        onednn.SRC, onednn.WEIGHTS, onednn.DST, onednn.BIAS)
+    return description, names
+
+
+def multiply(left, right, out, bias=None, post_ops=()):
+    """Write ``left @ right (+ bias)``, after the post operations, to ``out``; all are views with as many axes."""
+    if bias is None:
+        cache.get(_describe, left.layout, right.layout, None, out.layout, post_ops)(
+            left.pointer, right.pointer, out.pointer
+        )
+    else:
+        cache.get(_describe, left.layout, right.layout, bias.layout, out.layout, post_ops)(
+            left.pointer, right.pointer, out.pointer, bias.pointer
+        )
+
+
+def sum_rows(tensor, rows, columns, dtype):
+    """Return the column sums, [columns], of a dense matrix: a product with ones, which oneDNN does 40 times as fast
+    as a reduction over the outer axis."""
+    ones = paddle_operators.full([1, rows], 1.0, tensor.dtype, _CPU)
+    result = new_tensor(dtype, [columns])
+    multiply(matrix(ones, 1, rows), matrix(tensor, rows, columns), matrix(result, 1, columns))
+    return result
+
+
+class Linear(PyLayer):
+    """x [..., K] @ weight [K, N] + bias [N]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        """Return [..., N] in the dtype of x."""
+        ctx.needs = (not x.stop_gradient, not weight.stop_gradient, bias is not None and not bias.stop_gradient)
+        x, bias = contiguous(x), None if bias is None else contiguous(bias)
+        columns, features = weight.shape
+        rows = numel(x) // columns
+        out = new_tensor(x.dtype, [*x.shape[:-1], features])
+        multiply(
+            matrix(x, rows, columns),
+            view(weight),
+            matrix(out, rows, features),
+            None if bias is None else matrix(bias, 1, features),
+        )
+        ctx.save_for_backward(x, weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of x, weight and bias in their dtypes."""
+        x, weight = ctx.saved_tensor()
+        needs_x, needs_weight, needs_bias = ctx.needs
+        columns, features = weight.shape
+        rows = numel(x) // columns
+        gradient = contiguous(gradient)
+        gradient_matrix = matrix(gradient, rows, features)
+        x_gradient = weight_gradient = bias_gradient = None
+        if needs_x:
+            x_gradient = new_tensor(x.dtype, x.shape)
+            multiply(gradient_matrix, view(weight).transposed, matrix(x_gradient, rows, columns))
+        if needs_weight:
+            weight_gradient = new_tensor(weight.dtype, weight.shape)
+            multiply(matrix(x, rows, columns).transposed, gradient_matrix, matrix(weight_gradient, columns, features))
+        if needs_bias:
+            bias_gradient = sum_rows(gradient, rows, features, ctx.bias_dtype)
+        return (x_gradient, weight_gradient) if ctx.bias_dtype is None else (x_gradient, weight_gradient, bias_gradient)
+
+
+class BatchedMatmul(PyLayer):
+    """left [..., M, K] @ right [..., K, N] with equal leading axes, each optionally transposed."""
+
+    @staticmethod
+    def forward(ctx, left, right, transpose_left, transpose_right):
+        """Return [..., M, N] in the common dtype."""
+        left_view = view(left).transposed if transpose_left else view(left)
+        right_view = view(right).transposed if transpose_right else view(right)
+        out = new_tensor(left.dtype, [*left.shape[:-2], left_view.layout.shape[-2], right_view.layout.shape[-1]])
+        multiply(left_view, right_view, view(out))
+        ctx.save_for_backward(left, right)
+        ctx.transposed = (transpose_left, transpose_right)
+        ctx.needs = (not left.stop_gradient, not right.stop_gradient)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of both factors."""
+        left, right = ctx.saved_tensor()
+        transpose_left, transpose_right = ctx.transposed
+        left_gradient = right_gradient = None
+        gradient_view = view(gradient)
+        if ctx.needs[0]:
+            left_gradient = new_tensor(left.dtype, left.shape)
+            out = view(left_gradient)
+            right_view = view(right) if transpose_right else view(right).transposed
+            multiply(gradient_view, right_view, out.transposed if transpose_left else out)
+        if ctx.needs[1]:
+            right_gradient = new_tensor(right.dtype, right.shape)
+            out = view(right_gradient)
+            left_view = view(left) if transpose_left else view(left).transposed
+            multiply(left_view, gradient_view, out.transposed if transpose_right else out)
+        return left_gradient, right_gradient
+
+
+def linear(original, args, kwargs):
+    """Kernel of ``linear(x, weight, bias)``."""
+    values = bound(args, kwargs, ("x", "weight", "bias"), ())
+    if values is None:
+        return NotImplemented
+    x, weight, bias = values
+    if not servable(x, weight, *(() if bias is None else (bias,))) or weight.ndim != 2 or x.ndim == 0:
+        return NotImplemented
+    if x.shape[-1] != weight.shape[0] or bias is not None and (bias.ndim != 1 or bias.shape[0] != weight.shape[1]):
+        return NotImplemented  # Paddle words the error
+    return Linear.apply(x, weight, bias)
+
+
+def matmul(original, args, kwargs):
+    """Kernel of ``matmul(x, y, transpose_x=False, transpose_y=False)``: right a matrix, or equal leading axes."""
+    values = bound(args, kwargs, ("x", "y", "transpose_x", "transpose_y"), (False, False))
+    if values is None:
+        return NotImplemented
+    left, right, transpose_left, transpose_right = values
+    if not servable(left, right) or right.ndim < 2 or left.ndim < 2:
+        return NotImplemented
+    if right.ndim == 2 and not transpose_left and not transpose_right:
+        return Linear.apply(left, right, None) if left.shape[-1] == right.shape[0] else NotImplemented
+    if left.ndim != right.ndim or left.shape[:-2] != right.shape[:-2]:
+        return NotImplemented
+    if left.shape[-2 if transpose_left else -1] != right.shape[-1 if transpose_right else -2]:
+        return NotImplemented  # Paddle words the error
+    return BatchedMatmul.apply(left, right, bool(transpose_left), bool(transpose_right))

@@ -1,0 +1,161 @@
+"""Softmax over the last axis and layer normalisation, on bfloat16 or float32 tensors.
+
+Statistics, exponentials and sums are float32 in both; the result is rounded once.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import onednn_library as onednn
+from .onednn_primitives import DATA_TYPES, bound, cache, contiguous, dense, new_tensor, numel, servable
+
+_FLOAT32 = paddle.float32
+
+
+def _describe_softmax(library, builder, rows):
+    md = builder.md(rows)
+    description = library.description("softmax_forward", onednn.FORWARD_TRAINING, onednn.SOFTMAX, md, md, 1, None)
+    return description, (onednn.SRC, onednn.DST)
+
+
+def _describe_softmax_backward(library, builder, rows):
+    md = builder.md(rows)
+    hint = builder.hint("softmax_forward", onednn.FORWARD_TRAINING, onednn.SOFTMAX, md, md, 1, None)
+    description = library.description("softmax_backward", onednn.SOFTMAX, md, md, md, 1, hint, None)
+    return description, (onednn.DST, onednn.DIFF_DST, onednn.DIFF_SRC)
+
+
+def softmax_rows(pointer, out_pointer, rows):
+    """Write the softmax of each row of the matrix at `pointer`; both may be the same memory."""
+    cache.get(_describe_softmax, rows)(pointer, out_pointer)
+
+
+def softmax_rows_backward(result_pointer, gradient_pointer, out_pointer, rows):
+    """Write the gradient of a softmax from its result and its result's gradient; the last two may be the same."""
+    cache.get(_describe_softmax_backward, rows)(result_pointer, gradient_pointer, out_pointer)
+
+
+def _rows(tensor, columns):
+    return dense(tensor.dtype, numel(tensor) // columns, columns)
+
+
+class Softmax(PyLayer):
+    """Softmax over the last axis."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return the probabilities in the dtype of x."""
+        x = contiguous(x)
+        out = new_tensor(x.dtype, x.shape)
+        softmax_rows(x.data_ptr(), out.data_ptr(), _rows(x, x.shape[-1]))
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x."""
+        (result,) = ctx.saved_tensor()
+        gradient = contiguous(gradient)
+        out = new_tensor(result.dtype, result.shape)
+        softmax_rows_backward(
+            result.data_ptr(), gradient.data_ptr(), out.data_ptr(), _rows(result, result.shape[-1])
+        )
+        return out
+
+
+def softmax(original, args, kwargs):
+    """Kernel of ``softmax(x, axis)``."""
+    values = bound(args, kwargs, ("x", "axis", "out"), (-1, None))
+    if values is None or values[2] is not None:
+        return NotImplemented
+    x, axis, _ = values
+    if not servable(x) or axis not in (-1, x.ndim - 1) or x.ndim == 0:
+        return NotImplemented
+    return Softmax.apply(x)
+
+
+def _layer_norm_forward(builder, rows, statistics, parameters_type, epsilon):
+    return (
+        "layer_normalization_forward",
+        onednn.FORWARD_TRAINING,
+        builder.md(rows),
+        builder.md(rows),
+        builder.md(statistics),
+        parameters_type,
+        epsilon,
+        onednn.USE_SCALE | onednn.USE_SHIFT,
+        None,
+    )
+
+
+def _describe_layer_norm(library, builder, rows, statistics, parameters_type, epsilon):
+    description = library.description(*_layer_norm_forward(builder, rows, statistics, parameters_type, epsilon))
+    return description, (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
+
+
+def _describe_layer_norm_backward(library, builder, rows, statistics, parameters_type, epsilon):
+    md = builder.md(rows)
+    description = library.description(
+        "layer_normalization_backward",
+        onednn.BACKWARD,
+        md,
+        md,
+        md,
+        builder.md(statistics),
+        parameters_type,
+        parameters_type,
+        epsilon,
+        onednn.USE_SCALE | onednn.USE_SHIFT,
+        builder.hint(*_layer_norm_forward(builder, rows, statistics, parameters_type, epsilon)),
+        None,
+    )
+    numbers = [onednn.SRC, onednn.MEAN, onednn.VARIANCE, onednn.SCALE, onednn.DIFF_DST]
+    numbers += [onednn.DIFF_SRC, onednn.DIFF_SCALE, onednn.DIFF_SHIFT]
+    if library.number_of_inputs(description) == 6:
+        numbers.append(onednn.SHIFT)  # oneDNN 3.6 counts the shift as an input and does not read it
+    return description, numbers
+
+
+class LayerNorm(PyLayer):
+    """Normalisation of each row [columns] to mean 0 and variance 1, then scale and shift."""
+
+    @staticmethod
+    def forward(ctx, x, scale, shift, epsilon, columns):
+        """Return the normalised rows in the dtype of x."""
+        ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
+        x = contiguous(x)
+        out = new_tensor(x.dtype, x.shape)
+        rows = numel(x) // columns
+        mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
+        ctx.key = (dense(x.dtype, rows, columns), dense(_FLOAT32, rows), DATA_TYPES[scale.dtype], epsilon)
+        cache.get(_describe_layer_norm, *ctx.key)(
+            x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
+        )
+        ctx.save_for_backward(x, scale, mean, variance)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of x, scale and shift."""
+        x, scale, mean, variance = ctx.saved_tensor()
+        gradient = contiguous(gradient)
+        results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (x, scale, scale)]
+        primitive = cache.get(_describe_layer_norm_backward, *ctx.key)
+        pointers = [tensor.data_ptr() for tensor in (x, mean, variance, scale, gradient, *results)]
+        if primitive.arity > len(pointers):
+            pointers.append(scale.data_ptr())
+        primitive(*pointers)
+        return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
+
+
+def layer_norm(original, args, kwargs):
+    """Kernel of ``layer_norm(x, scale, bias, epsilon, begin_norm_axis)``; a half x may have float32 parameters."""
+    values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "begin_norm_axis"), (None, None, 1e-5, 1))
+    if values is None:
+        return NotImplemented
+    x, scale, shift, epsilon, _ = values
+    if not servable(x) or scale is None or shift is None:
+        return NotImplemented
+    if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
+        return NotImplemented
+    return LayerNorm.apply(x, scale, shift, float(epsilon), numel(scale))

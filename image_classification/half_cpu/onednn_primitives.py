@@ -1,0 +1,271 @@
+"""Primitives on tensors: each is built once per (operation, shapes, strides, data types) and kept in a bounded cache.
+
+A :class:`Layout` says how oneDNN sees one tensor. :func:`primitive` looks a primitive up or builds it, and calling the
+primitive with data pointers runs it to the end. The pointers must belong to tensors that live until the call returns.
+"""
+
+import collections
+import math
+from typing import NamedTuple
+
+import paddle
+
+from . import onednn_library as onednn
+
+DATA_TYPES = {paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
+CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 40, a ResNet-50 step about 200
+
+_CPU = paddle.CPUPlace()
+
+
+class paddle_operators:
+    """Paddle's own operators. Kept in a class because a dispatch replaces every module's references to operators."""
+
+    empty = staticmethod(paddle._C_ops.empty)
+    full = staticmethod(paddle._C_ops.full)
+    transpose = staticmethod(paddle._C_ops.transpose)
+
+
+def bound(args, kwargs, names, defaults):
+    """Return the values of a call's parameters in the order of `names`, or None if the call names another one.
+
+    `defaults` belong to the last names.
+    """
+    values = list(args)
+    if len(values) > len(names) or len(kwargs) > len(names) - len(values):
+        return None
+    missing = object()
+    filler = [missing] * (len(names) - len(defaults)) + list(defaults)
+    values += filler[len(values) :]
+    for name, value in kwargs.items():
+        if name not in names[len(args) :]:
+            return None
+        values[names.index(name)] = value
+    return None if any(value is missing for value in values) else values
+
+
+class Layout(NamedTuple):
+    """A tensor as oneDNN sees it: its number format, shape, and strides in elements (None: oneDNN chooses)."""
+
+    data_type: int
+    shape: tuple
+    strides: tuple | None
+
+
+def dense_strides(shape):
+    """Return the strides of a dense row-major tensor, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def layout(tensor):
+    """Return the layout of a tensor as it lies in memory."""
+    return Layout(DATA_TYPES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides))
+
+
+def dense(dtype, *shape):
+    """Return the layout of a dense row-major tensor of a Paddle dtype."""
+    return Layout(DATA_TYPES[dtype], shape, dense_strides(shape))
+
+
+def numel(tensor):
+    """Return the number of elements; Tensor.size goes through NumPy and takes ten times as long."""
+    return math.prod(tensor.shape)
+
+
+def servable(tensor, *others):
+    """Return True for tensors that are not empty and share a number format that oneDNN knows."""
+    dtype = tensor.dtype
+    if dtype not in DATA_TYPES or not numel(tensor):
+        return False
+    return all(other.dtype is dtype and numel(other) for other in others)
+
+
+def new_tensor(dtype, shape):
+    """Return a dense CPU tensor with arbitrary content."""
+    return paddle_operators.empty(shape, dtype, _CPU)
+
+
+def contiguous(tensor):
+    """Return the tensor itself if it is dense row-major, else a dense copy."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def is_channels_last(tensor):
+    """Return True for an image batch [B, C, H, W] that lies in memory as [B, H, W, C]."""
+    if tensor.ndim != 4:
+        return False
+    _, channels, height, width = tensor.shape
+    return tensor.strides == [height * width * channels, 1, width * channels, channels]
+
+
+def new_channels_last(dtype, shape):
+    """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
+    batch, channels, height, width = shape
+    dense_tensor = paddle_operators.empty([batch, height, width, channels], dtype, _CPU)
+    return paddle_operators.transpose(dense_tensor, [0, 3, 1, 2])
+
+
+def settled(tensor):
+    """Return the tensor itself if it is dense row-major or channels-last, else a dense copy."""
+    return tensor if tensor.is_contiguous() or is_channels_last(tensor) else tensor.contiguous()
+
+
+def new_like(tensor):
+    """Return a tensor with arbitrary content and the dtype, shape and memory order of a settled tensor."""
+    if tensor.is_contiguous():
+        return paddle_operators.empty(tensor.shape, tensor.dtype, _CPU)
+    return new_channels_last(tensor.dtype, tensor.shape)
+
+
+class Primitive:
+    """A built primitive with one memory object per argument; call it with as many data pointers, in that order."""
+
+    __slots__ = ("_library", "_handle", "_description", "_memories", "_arguments", "implementation", "sizes")
+
+    def __init__(self, library, description, argument_numbers):
+        self._library = library
+        self._handle = self._memories = None
+        self._description = description
+        self.implementation = library.implementation(description)
+        self._handle = library.new("primitive", library.primitive_create, description)
+        self._memories = []
+        self.sizes = []
+        for number in argument_numbers:
+            md = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, number)
+            self.sizes.append(library.memory_desc_get_size(md))
+            self._memories.append(library.new("memory", library.memory_create, md, library.engine, None))
+        self._arguments = onednn.argument_array(list(zip(argument_numbers, self._memories, strict=True)))
+
+    def __call__(self, *pointers):
+        library = self._library
+        set_pointer = library.memory_set_data_handle
+        with library.lock:
+            for memory, pointer in zip(self._memories, pointers, strict=True):
+                set_pointer(memory, pointer)
+            status = library.primitive_execute(self._handle, library.stream, len(pointers), self._arguments)
+            library.stream_wait(library.stream)
+        if status:
+            library.check(status, self.implementation)
+
+    @property
+    def arity(self):
+        """The number of pointers that a call takes."""
+        return len(self._memories)
+
+    def __del__(self):
+        library = self._library
+        for memory in self._memories or ():
+            library.memory_destroy(memory)
+        if self._handle:
+            library.primitive_destroy(self._handle)
+        library.primitive_desc_destroy(self._description)
+
+
+class Builder:
+    """Makes the memory descriptors and attributes of one primitive and frees them when it is built."""
+
+    def __init__(self, library):
+        self._library = library
+        self._descriptors = []
+        self._attributes = []
+        self._post_ops = []
+        self._hints = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        library = self._library
+        for handles, destroy in (
+            (self._descriptors, library.memory_desc_destroy),
+            (self._attributes, library.primitive_attr_destroy),
+            (self._post_ops, library.post_ops_destroy),
+            (self._hints, library.primitive_desc_destroy),
+        ):
+            for handle in handles:
+                destroy(handle)
+
+    def md(self, layout):
+        """Return a memory descriptor, or None for None (an argument that is not there)."""
+        if layout is None:
+            return None
+        data_type, shape, strides = layout
+        if strides is None:
+            arguments = (self._library.memory_desc_create_with_tag, len(shape), onednn.dimensions(shape), data_type, 1)
+        else:
+            arguments = (
+                self._library.memory_desc_create_with_strides,
+                len(shape),
+                onednn.dimensions(shape),
+                data_type,
+                onednn.dimensions(strides),
+            )
+        handle = self._library.new("memory descriptor", *arguments)
+        self._descriptors.append(handle)
+        return handle
+
+    def hint(self, name, *arguments):
+        """Return the forward descriptor that a backward descriptor is derived from."""
+        handle = self._library.description(name, *arguments)
+        self._hints.append(handle)
+        return handle
+
+    def attributes(self, post_ops):
+        """Return attributes with the post operations ``("eltwise", algorithm, alpha, beta)``, None for none."""
+        if not post_ops:
+            return None
+        library = self._library
+        chain = library.new("post operations", library.post_ops_create)
+        self._post_ops.append(chain)
+        for kind, *numbers in post_ops:
+            library.check(library.post_ops_append_eltwise(chain, *numbers), kind)
+        attributes = library.new("attributes", library.primitive_attr_create)
+        self._attributes.append(attributes)
+        library.check(library.primitive_attr_set_post_ops(attributes, chain), "post operations")
+        return attributes
+
+
+class Cache:
+    """The most recently used primitives. A key that oneDNN refused is remembered too: asking again costs nothing."""
+
+    def __init__(self, size=CACHE_SIZE):
+        self.size = size
+        self._entries = collections.OrderedDict()
+
+    def __len__(self):
+        return len(self._entries)
+
+    def get(self, build, *key):
+        """Return the primitive that ``build(library, builder, *key) -> (description, argument numbers)`` describes.
+
+        Raises:
+            OneDNNError: oneDNN has no implementation for it.
+        """
+        entries = self._entries
+        entry = entries.get((build, key))
+        if entry is None:
+            entry = entries[build, key] = self._build(build, key)
+            if len(entries) > self.size:
+                entries.popitem(last=False)
+        else:
+            entries.move_to_end((build, key))
+        if isinstance(entry, onednn.OneDNNError):
+            raise entry
+        return entry
+
+    @staticmethod
+    def _build(build, key):
+        library = onednn.load()
+        try:
+            with Builder(library) as builder:
+                description, argument_numbers = build(library, builder, *key)
+                return Primitive(library, description, argument_numbers)
+        except onednn.OneDNNError as error:
+            return error
+
+
+cache = Cache()

@@ -1,0 +1,201 @@
+"""The oneDNN kernels against the float32 reference, forward and backward."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu, layers
+from image_classification.half_cpu import onednn
+
+pytestmark = pytest.mark.skipif(
+    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
+)
+
+BFLOAT16, FLOAT32 = "bfloat16", "float32"
+
+
+class Calls:
+    """Counts the calls that a kernel served, so that no test compares the reference with itself."""
+
+    def __init__(self, monkeypatch, *names):
+        self.served = 0
+        table = dict(onednn.KERNELS)
+        for name in names:
+            table[name] = self._counted(table[name])
+        backend = half_cpu.kernels.Backend(
+            "counted", "counted", frozenset({BFLOAT16}), table, onednn.FLOAT32_KERNELS
+        )
+        monkeypatch.setitem(half_cpu.kernels._BACKENDS, "counted", backend)
+
+    def _counted(self, kernel):
+        def counted(original, args, kwargs):
+            result = kernel(original, args, kwargs)
+            self.served += result is not NotImplemented
+            return result
+
+        return counted
+
+
+def tensors(shapes, dtype=BFLOAT16, seed=0, scale=1.0):
+    """Return random leaf tensors that require gradients."""
+    generator = np.random.default_rng(seed)
+    values = [(generator.standard_normal(shape) * scale).astype("float32") for shape in shapes]
+    result = [paddle.to_tensor(value).astype(dtype) for value in values]
+    for tensor in result:
+        tensor.stop_gradient = False
+    return result
+
+
+def run(function, inputs, backend):
+    """Return (result, gradients of the inputs) with a fixed random gradient of the result."""
+    for tensor in inputs:
+        tensor.clear_gradient(False)
+    with half_cpu.dispatch(backend=backend):
+        result = function(*inputs)
+    seed = paddle.to_tensor(np.random.default_rng(1).standard_normal(result.shape).astype("float32"))
+    paddle.autograd.backward([result], [seed.astype(result.dtype)])
+    gradients = [tensor.grad for tensor in inputs]
+    return result, [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def assert_within_one_rounding(actual, expected, backward=False):
+    """Both were summed in float32, in another order, and rounded to bfloat16 once: neighbours at most, 2^-7 apart.
+
+    Where a sum cancels, its float32 error counts relative to the summands: 2^-16 of the largest value. A backward pass
+    that reads a rounded intermediate (probabilities) is allowed one more rounding of the largest gradient, 2^-7.
+    """
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
+    largest = np.abs(expected).max()
+    bound = 2.0**-7 * np.abs(expected) + (2.0**-7 if backward else 2.0**-16) * largest
+    assert (np.abs(actual - expected) <= bound).all(), np.abs(actual - expected).max() / largest
+
+
+CASES = {
+    "linear": ("linear", lambda x, w, b: F.linear(x, w, b), [(3, 5, 32), (32, 48), (48,)], False),
+    "linear-no-bias": ("matmul", lambda x, w: paddle.matmul(x, w), [(3, 5, 32), (32, 48)], False),
+    "linear-odd-sizes": ("linear", lambda x, w, b: F.linear(x, w, b), [(7, 13), (13, 11), (11,)], False),
+    "linear-size-one": ("linear", lambda x, w, b: F.linear(x, w, b), [(1, 1), (1, 1), (1,)], False),
+    "linear-vector": ("linear", lambda x, w, b: F.linear(x, w, b), [(32,), (32, 48), (48,)], False),
+    "linear-strided": (
+        "linear", lambda x, w, b: F.linear(x.transpose([1, 0, 2]), w, b), [(3, 5, 8), (8, 4), (4,)], False),
+    "linear-weight-strided": ("linear", lambda x, w, b: F.linear(x, w.T, b), [(3, 8), (4, 8), (4,)], False),
+    "matmul-batched": ("matmul", lambda x, y: paddle.matmul(x, y), [(2, 3, 5, 8), (2, 3, 8, 7)], False),
+    "matmul-right": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 3, 5, 8), (2, 3, 7, 8)], False),
+    "matmul-left": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_x=True), [(2, 8, 5), (2, 8, 7)], False),
+    "matmul-both": ("matmul", lambda x, y: paddle.matmul(x, y, True, True), [(2, 8, 5), (2, 7, 8)], False),
+    "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
+    "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
+    "gelu-tanh": ("gelu", lambda x: F.gelu(x, approximate=True), [(3, 5, 33)], False),
+    "gelu-strided": ("gelu", lambda x: F.gelu(x.transpose([1, 0])), [(5, 33)], False),
+    "relu": ("relu", lambda x: F.relu(x), [(3, 5, 33)], False),
+    "relu-scalar": ("relu", lambda x: F.relu(x), [()], False),
+    "add": ("add", lambda x, y: x + y, [(3, 5, 33), (3, 5, 33)], False),
+    "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
+    "softmax": ("softmax", lambda x: F.softmax(x), [(3, 5, 33)], True),
+    "softmax-size-one": ("softmax", lambda x: F.softmax(x, axis=1), [(3, 1)], True),
+    "layer_norm": ("layer_norm", lambda x, w, b: F.layer_norm(x, 33, w, b, 1e-6), [(3, 5, 33), (33,), (33,)], False),
+    "layer_norm-two-axes": (
+        "layer_norm", lambda x, w, b: F.layer_norm(x, [5, 33], w, b, 1e-6), [(3, 5, 33), (165,), (165,)], False),
+    "attention": ("attention", lambda qkv: layers.attention(qkv, 4, 0.25), [(2, 13, 3 * 4 * 16)], True),
+    "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_against_reference_differs_by_at_most_one_rounding(case, monkeypatch):
+    name, function, shapes, rounded_intermediate = CASES[case]
+    calls = Calls(monkeypatch, name)
+    inputs = tensors(shapes)
+    expected, expected_gradients = run(function, inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served
+    assert_within_one_rounding(actual, expected)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert_within_one_rounding(gradient, expected_gradient, backward=rounded_intermediate)
+
+
+@pytest.mark.parametrize("case", ["gelu", "softmax", "layer_norm"])
+def test_float32_kernel_against_paddle_agrees_to_float32_accuracy(case, monkeypatch):
+    name, function, shapes, _ = CASES[case]
+    calls = Calls(monkeypatch, name)
+    inputs = tensors(shapes, FLOAT32)
+    expected, expected_gradients = run(function, inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served
+    # 1e-5 of the largest value: sums of 33 to 165 float32 terms and oneDNN's erf and exp, good to 2^-20
+    for one, other in zip([actual, *gradients], [expected, *expected_gradients], strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-5 * float(other.abs().max()))
+
+
+def test_cast_to_bfloat16_equals_paddle_bit_for_bit():
+    values = np.concatenate([
+        np.random.default_rng(0).standard_normal(1000).astype("float32") * 10.0 ** np.arange(-30, 20).repeat(20),
+        [0.0, -0.0, np.inf, -np.inf, 3.3895e38, 1.00390625, 1.01171875],  # largest, and ties to even
+    ]).astype("float32")
+    x = paddle.to_tensor(values)
+    result = onednn.KERNELS["cast"](None, (x, paddle.bfloat16), {})
+    assert (result.view("int16").numpy() == x.astype(BFLOAT16).view("int16").numpy()).all()
+    back = onednn.KERNELS["cast"](None, (result, paddle.float32), {})
+    assert (back.numpy() == result.astype(FLOAT32).numpy()).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_with_inf_and_nan_hides_neither(case):
+    _, function, shapes, _ = CASES[case]
+    inputs = tensors(shapes)
+    values = inputs[0].detach().astype(FLOAT32).numpy().copy()
+    values.reshape(-1)[[0, -1]] = np.inf, np.nan
+    inputs[0] = paddle.to_tensor(values).astype(BFLOAT16)
+    inputs[0].stop_gradient = False
+    expected, _ = run(function, inputs, "reference")
+    actual, _ = run(function, inputs, "onednn")
+    actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
+    # Whether inf or NaN comes out depends on the order of the terms; oneDNN's softmax of a row with NaN is 0 or NaN where
+    # Paddle's is NaN throughout, and NaN for inf where Paddle's is finite. A finite check must find every such row.
+    assert (np.isfinite(actual).all(axis=-1) <= np.isfinite(expected).all(axis=-1)).all()
+
+
+@pytest.mark.parametrize(
+    "name, shapes, constants",
+    [
+        ("linear", [(0, 8), (8, 4), (4,)], ()),
+        ("matmul", [(2, 0, 8), (2, 8, 4)], ()),
+        ("gelu", [(0, 3)], ()),
+        ("relu", [(0, 3)], ()),
+        ("softmax", [(2, 0)], (-1,)),
+        ("add", [(0,), (0,)], ()),
+        ("layer_norm", [(0, 3), (3,), (3,)], (1e-6, 1)),
+        ("attention", [(2, 0, 24)], (2, 0.5)),
+        ("cast", [(0, 3)], (paddle.float32,)),
+    ],
+)
+def test_kernel_of_empty_tensors_leaves_them_to_the_reference(name, shapes, constants):
+    inputs = [paddle.zeros(shape, dtype=BFLOAT16) for shape in shapes]
+    assert onednn.KERNELS[name](None, (*inputs, *constants), {}) is NotImplemented
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu", "softmax"])
+def test_kernel_of_float16_leaves_it_to_the_reference(name):
+    assert onednn.KERNELS[name](None, (paddle.ones([3], dtype="float16"),), {}) is NotImplemented
+
+
+def test_linear_without_matching_shapes_raises_paddles_error():
+    x, weight = tensors([(3, 8), (7, 4)])
+    with half_cpu.dispatch(), pytest.raises(ValueError, match="(?i)dim|shape"):
+        F.linear(x, weight)
+
+
+def test_gradients_of_frozen_inputs_are_not_computed():
+    x, weight, bias = tensors([(3, 8), (8, 4), (4,)])
+    x.stop_gradient = bias.stop_gradient = True
+    _, (x_gradient, weight_gradient, bias_gradient) = run(F.linear, [x, weight, bias], "onednn")
+    assert x_gradient is None and bias_gradient is None and weight_gradient is not None
+
+
+def test_linear_keeps_bfloat16_activations_only():
+    x, weight = tensors([(4, 8), (8, 4)])
+    with half_cpu.dispatch():
+        node = F.linear(x, weight).grad_fn
+    assert node.name() == "GradNodePyLayer_Linear"
