@@ -55,7 +55,9 @@ class Data:
         "bilinear", "how images are scaled", choices=("nearest", "bilinear", "bicubic", "lanczos")
     )
     TRAIN_CROP: str = option(
-        "random_resized", "training: random_resized, pad (CIFAR) or none", choices=("random_resized", "pad", "none")
+        "random_resized",
+        "training: random_resized, simple (DeiT III), pad (CIFAR) or none",
+        choices=("random_resized", "simple", "pad", "none"),
     )
     CROP_SCALE: tuple[float, float] = option((0.08, 1.0), "random_resized: share of the image's area, from and to")
     CROP_RATIO: tuple[float, float] = option((0.75, 4 / 3), "random_resized: width / height of the crop, from and to")
@@ -120,6 +122,21 @@ class Train:
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
     SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
+    COLOR_JITTER: tuple[float, ...] = option((0.0,), "strength for brightness, contrast, saturation[, hue <= 0.5]")
+    AUTO_AUGMENT: bool = option(False, "AutoAugment; at most one of AUTO_, RAND_, TRIVIAL_ and THREE_AUGMENT")
+    AUTO_AUGMENT_POLICY: str = option("imagenet", "learned policy of AUTO_AUGMENT", choices=("imagenet", "cifar10"))
+    RAND_AUGMENT: bool = option(False, "RandAugment")
+    RAND_AUGMENT_LAYERS: int = option(2, "RandAugment: operations on each image", minimum=1)
+    RAND_AUGMENT_MAGNITUDE: int = option(9, "RandAugment: strength", minimum=0, maximum=30)
+    TRIVIAL_AUGMENT: bool = option(False, "TrivialAugment")
+    THREE_AUGMENT: bool = option(False, "DeiT III's 3-Augment: grey, solarize or blur")
+    RANDOM_ERASE_PROB: float = option(0.0, "random erasing: probability", minimum=0, maximum=1)
+    RANDOM_ERASE_MODE: str = option("pixel", "random erasing: what fills the box", choices=("pixel", "random", "mean"))
+    REPEATED_AUG: int = option(1, "differently augmented copies of each image that stand side by side", minimum=1)
+    MIXUP_ALPHA: float = option(0.0, "Mixup: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
+    CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
+    MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
+    MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
     CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)

@@ -4,8 +4,11 @@ import functools
 import os
 
 from ..runtime import UserError, get_logger
+from .jitter import ColorJitter, RandomErasing
 from .loader import Loader
+from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
+from .policies import AutoAugment, RandAugment, ThreeAugment, TrivialAugment
 from .sampler import eval_order, train_order
 from .samples import SampleMaker
 from .sources import build_dataset
@@ -18,6 +21,8 @@ def build_train_loader(config, rank=0, world_size=1):
     """Return the training loader of one of ``world_size`` data-parallel ranks.
 
     All ranks get the same number of full batches; the rest of the shuffled epoch is dropped.
+
+    With Mixup or CutMix on, labels are soft: float32 [B, num_classes].
 
     Raises:
         UserError: see :func:`build_dataset`; also a data set smaller than one global batch.
@@ -40,11 +45,57 @@ def build_train_loader(config, rank=0, world_size=1):
         interpolation=data.INTERPOLATION,
         library=data.RESIZE_LIBRARY,
         scaled_decode=data.SCALED_DECODE,
+        image_steps=_image_steps(config),
+        pixel_steps=_pixel_steps(config),
     )
     order = functools.partial(
-        _train_order, len(dataset), config.SEED, batch_size=data.BATCH_SIZE, rank=rank, world_size=world_size
+        train_order,
+        len(dataset),
+        config.SEED,
+        batch_size=data.BATCH_SIZE,
+        rank=rank,
+        world_size=world_size,
+        repeats=config.TRAIN.REPEATED_AUG,
     )
-    return _loader(config, dataset, transform, order, data.BATCH_SIZE, world_size, training=True)
+    loader = _loader(config, dataset, transform, order, data.BATCH_SIZE, world_size, training=True)
+    mix = build_batch_transform(config)
+    if mix is not None:
+        loader.mix = lambda images, labels, epoch, batch: mix(
+            images, labels, batch_rng(config.SEED, epoch, batch, rank)
+        )
+    return loader
+
+
+def _image_steps(config):
+    train = config.TRAIN
+    policies = {
+        "AUTO_AUGMENT": lambda: AutoAugment(train.AUTO_AUGMENT_POLICY),
+        "RAND_AUGMENT": lambda: RandAugment(train.RAND_AUGMENT_LAYERS, train.RAND_AUGMENT_MAGNITUDE),
+        "TRIVIAL_AUGMENT": TrivialAugment,
+        "THREE_AUGMENT": ThreeAugment,
+    }
+    chosen = [key for key in policies if getattr(train, key)]
+    if len(chosen) > 1:
+        raise UserError(f"TRAIN.{chosen[0]} and TRAIN.{chosen[1]} exclude each other")
+    steps = [policies[key]() for key in chosen]
+    if any(train.COLOR_JITTER):
+        steps.append(ColorJitter(*_jitter_strengths(train.COLOR_JITTER)))
+    return steps
+
+
+def _jitter_strengths(values):
+    """Return (brightness, contrast, saturation, hue); one number stands for the first three, as in timm."""
+    strengths = tuple(values) * 3 if len(values) == 1 else tuple(values)
+    if len(strengths) not in (3, 4) or min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
+        raise UserError(f"TRAIN.COLOR_JITTER: {list(values)} is not 1, 3 or 4 numbers >= 0, the fourth <= 0.5")
+    return strengths
+
+
+def _pixel_steps(config):
+    train, data = config.TRAIN, config.DATA
+    if not train.RANDOM_ERASE_PROB:
+        return []
+    return [RandomErasing(train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE, data.IMAGENET_MEAN, data.IMAGENET_STD)]
 
 
 def build_eval_loader(config, rank=0, world_size=1):
@@ -63,10 +114,6 @@ def build_eval_loader(config, rank=0, world_size=1):
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
     return _loader(config, dataset, transform, lambda epoch: fixed, batch_size, world_size, training=False)
-
-
-def _train_order(num_images, seed, epoch, **share):
-    return train_order(num_images, seed, epoch, **share)
 
 
 def _loader(config, dataset, transform, order, batch_size, world_size, training):

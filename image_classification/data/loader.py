@@ -14,7 +14,8 @@ class Loader:
     """Iterates over (images float32 [B, C, H, W] normalised, labels int64 [B]) of one epoch.
 
     ``order(epoch)`` gives this rank's int64 [n, 2] of (image, repeat). The last batch may be smaller; an order made for
-    training has none. Only one iteration of a loader can be under way at a time.
+    training has none. ``mix(images, labels, epoch, batch)``, where set, replaces both of a finished batch. Only one
+    iteration of a loader can be under way at a time.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Loader:
         self.num_workers = num_workers
         self.num_images = len(order(0))
         self.epoch = 0
+        self.mix = None
         self._maker = maker
         self._order = order
         self._normalize = normalize
@@ -57,11 +59,13 @@ class Loader:
         """
         order, epoch = self._order(self.epoch), self.epoch
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        batches = batches[start_batch:]
-        return self._iterate_workers(batches, epoch) if self.num_workers else self._iterate_here(batches, epoch)
+        numbers = range(start_batch, len(batches))
+        iterate = self._iterate_workers if self.num_workers else self._iterate_here
+        return iterate(batches, numbers, epoch)
 
-    def _iterate_here(self, batches, epoch):
-        for batch in batches:
+    def _iterate_here(self, batches, numbers, epoch):
+        for number in numbers:
+            batch = batches[number]
             images = np.empty((len(batch), *self._image_shape), np.uint8)
             labels = np.empty(len(batch), np.int64)
             valid = np.ones(len(batch), bool)
@@ -69,9 +73,9 @@ class Loader:
                 label = self._maker.make(epoch, index, repeat, images[position], self._note_skipped)
                 valid[position] = label is not None
                 labels[position] = -1 if label is None else label
-            yield from self._finish(images, labels, valid)
+            yield from self._finish(images, labels, valid, epoch, number)
 
-    def _iterate_workers(self, batches, epoch):
+    def _iterate_workers(self, batches, numbers, epoch):
         if self._pool is None:
             self._pool = WorkerPool(
                 self._maker,
@@ -85,21 +89,23 @@ class Loader:
         try:
             generation = pool.new_generation()
             waiting = {}  # batch -> tasks not yet answered
-            for number in range(min(self._num_slots, len(batches))):
+            for number in numbers[: self._num_slots]:
                 waiting[number] = self._submit(number, batches[number], epoch)
-            for number, batch in enumerate(batches):
+            for number in numbers:
                 while waiting[number]:
                     for ticket, skipped in pool.collect():
                         waiting[ticket] -= 1
                         for index, reason in skipped:
                             self._note_skipped(index, reason)
-                slot, size = number % self._num_slots, len(batch)
+                slot, size = number % self._num_slots, len(batches[number])
                 memory = pool.memory
                 finished = list(
                     self._finish(
                         memory.images[slot, :size],
                         memory.labels[slot, :size].copy(),
                         memory.valid[slot, :size].astype(bool),
+                        epoch,
+                        number,
                     )
                 )
                 following = number + self._num_slots
@@ -120,11 +126,12 @@ class Loader:
             self._pool.submit(number, number % self._num_slots, start, epoch, batch[start : start + chunk])
         return len(starts)
 
-    def _finish(self, images, labels, valid):
+    def _finish(self, images, labels, valid, epoch, number):
         if not valid.all():
             images, labels = images[valid], labels[valid]
         if len(labels):
-            yield self._normalize(images), labels
+            images = self._normalize(images)
+            yield (images, labels) if self.mix is None else self.mix(images, labels, epoch, number)
 
     def _note_skipped(self, index, reason):
         if index not in self._skipped:

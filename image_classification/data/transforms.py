@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from .decode import REDUCTIONS, decode, jpeg_size
+from .image_ops import to_image, to_pixels
 
 CV2_INTERPOLATIONS = {
     "nearest": cv2.INTER_NEAREST,
@@ -80,7 +81,12 @@ def center_crop(pixels, size, library="cv2"):
 
 
 class TrainTransform:
-    """Random crop and flip of one image; everything random comes from the generator of that sample."""
+    """Random crop, flip, augmentation of one image; everything random comes from the generator of that sample.
+
+    Args:
+        image_steps: called in turn with (Pillow image, generator), each returns a Pillow image: policy, colour jitter.
+        pixel_steps: likewise for uint8 [H, W, C], last of all: random erasing.
+    """
 
     def __init__(
         self,
@@ -94,10 +100,14 @@ class TrainTransform:
         interpolation="bilinear",
         library="cv2",
         scaled_decode=True,
+        image_steps=(),
+        pixel_steps=(),
     ):
         self.image_size = image_size
         self.channels = channels
         self.scaled_decode = scaled_decode and library == "cv2"
+        self.image_steps = tuple(image_steps)
+        self.pixel_steps = tuple(pixel_steps)
         self.crop = crop
         self.crop_scale = tuple(crop_scale)
         self.crop_ratio = tuple(crop_ratio)
@@ -111,6 +121,13 @@ class TrainTransform:
         pixels = self._crop(content, rng)
         if self.hflip and rng.random() < self.hflip:
             pixels = pixels[:, ::-1]
+        if self.image_steps:
+            image = to_image(pixels)
+            for step in self.image_steps:
+                image = step(image, rng)
+            pixels = to_pixels(image)
+        for step in self.pixel_steps:
+            pixels = step(pixels, rng)
         return pixels
 
     def _crop(self, content, rng):
@@ -118,12 +135,21 @@ class TrainTransform:
             return self._resize(self._random_resized_crop(content, rng))
         size = self.image_size
         pixels = decode(content, self.library, self.channels)
+        if self.crop == "simple":  # DeiT III: short side to the size, 4 pixels of mirrored border, a window of the size
+            height, width = _short_side(*pixels.shape[:2], size, round)
+            pixels = resize(pixels, height, width, self.interpolation, self.library)
+            return self._window(np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="reflect"), rng)
         if self.crop == "pad":  # the CIFAR recipe of He et al. (2015): pad, then cut the size out at a random place
             pad = self.crop_padding
             pixels = np.pad(self._resize(pixels), ((pad, pad), (pad, pad), (0, 0)))
-            top, left = rng.integers(0, 2 * pad + 1, size=2)
-            return pixels[top : top + size, left : left + size]
+            return self._window(pixels, rng)
         return self._resize(pixels)
+
+    def _window(self, pixels, rng):
+        size = self.image_size
+        top = int(rng.integers(pixels.shape[0] - size + 1))
+        left = int(rng.integers(pixels.shape[1] - size + 1))
+        return pixels[top : top + size, left : left + size]
 
     def _random_resized_crop(self, content, rng):
         shape = jpeg_size(content) if self.scaled_decode else None
@@ -159,12 +185,13 @@ class EvalTransform:
     def __call__(self, content, rng=None):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
         pixels = decode(content, self.library, self.channels)
-        height, width = self._scaled(*pixels.shape[:2])
+        # torchvision truncates the long side, PaddleClas rounds it
+        height, width = _short_side(*pixels.shape[:2], self.resize_size, int if self.library == "pil" else round)
         scaled = resize(pixels, height, width, self.interpolation, self.library)
         return center_crop(scaled, self.image_size, self.library)
 
-    def _scaled(self, height, width):
-        short, long = min(height, width), max(height, width)
-        exact = self.resize_size * long / short
-        long = int(exact) if self.library == "pil" else round(exact)  # torchvision truncates, PaddleClas rounds
-        return (self.resize_size, long) if height <= width else (long, self.resize_size)
+
+def _short_side(height, width, size, to_integer):
+    """Return (height, width) scaled so that the shorter one is ``size``."""
+    long = to_integer(size * max(height, width) / min(height, width))
+    return (size, long) if height <= width else (long, size)
