@@ -1,0 +1,66 @@
+"""Fetch, verify and unpack a public data set, or check one that is there.
+
+    python tools/prepare_dataset.py cifar10 /dataset/cifar10
+    python tools/prepare_dataset.py caltech101 /dataset/caltech101
+    python tools/prepare_dataset.py imagenet2012 /dataset/imagenet --check
+
+``--check`` decodes every image of both splits and lists the corrupt ones; nothing is written.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from image_classification.config import build_config
+from image_classification.data import build_dataset
+from image_classification.data.decode import CorruptImage, decode
+from image_classification.data.sources import DATASETS, DOWNLOADS
+from image_classification.runtime import UserError
+
+NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "caltech101": 101, "digits": 10}
+
+
+def main(arguments=None):
+    """Prepare or check one data set and return the exit code: 0 sound, 1 corrupt images, 2 wrong input."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("dataset", choices=sorted(DATASETS), help="name, as in DATA.DATASET")
+    parser.add_argument("folder", help="folder of the data set, as in DATA.DATA_PATH")
+    parser.add_argument("--check", action="store_true", help="decode every image, download nothing")
+    parser.add_argument("--num-classes", type=int, help="as in MODEL.NUM_CLASSES (default: that of the data set)")
+    options = parser.parse_args(arguments)
+    num_classes = options.num_classes or NUM_CLASSES.get(options.dataset, 1000)
+    download = options.dataset in DOWNLOADS and not options.check
+    data = {"DATASET": options.dataset, "DATA_PATH": options.folder, "DOWNLOAD": download}
+    num_corrupt = 0
+    try:
+        config = build_config([("arguments", {"DATA": data, "MODEL": {"NUM_CLASSES": num_classes}})])
+        for split in ("train", "val"):
+            dataset = build_dataset(config, split)
+            if options.check:
+                num_corrupt += _check(dataset, split)
+            print(f"{split}: {len(dataset)} images, {dataset.num_classes} classes")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 1 if num_corrupt else 0
+
+
+def _check(dataset, split):
+    """Decode every image, print the corrupt ones and return how many they are."""
+    found = 0
+    for index in tqdm(range(len(dataset)), desc=split, unit="image", disable=not sys.stderr.isatty()):
+        try:
+            content, _ = dataset.read(index)
+            decode(content)
+        except CorruptImage as error:
+            found += 1
+            print(f"corrupt: {dataset.describe(index)} ({error})")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Write a picture of the first training batch, as the model sees it, augmentation included.
+
+    python tools/show_batch.py batch.png -cfg=image_classification/ViT/configs/vit_tiny_digits.yaml
+    python tools/show_batch.py batch.png -cfg=... -data_path=/dataset/imagenet -opts TRAIN.RAND_AUGMENT=True
+
+Takes every option of the training commands. Below each image stands its label; a mixed image has its two largest.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import cv2
+import numpy as np
+
+from image_classification.config import load_config
+from image_classification.data import build_train_loader
+from image_classification.runtime import UserError, atomic_write
+
+MAX_IMAGES = 64
+FORMATS = (".png", ".jpg", ".webp")
+BORDER = 4
+CAPTION = 16
+SMALLEST_TILE = 96  # pixels; smaller images are enlarged so that the captions can be read
+
+
+def main(arguments=None):
+    """Write the picture and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__)
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    path, options = arguments[0], arguments[1:]
+    try:
+        config = load_config(options, _find_builder(options))
+        loader = build_train_loader(config)
+        images, labels = next(iter(loader))
+        loader.close()
+        picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)
+        suffix = Path(path).suffix.lower()
+        if suffix not in FORMATS:
+            raise UserError(f"{path}: ends in none of {', '.join(FORMATS)}")
+        content = cv2.imencode(suffix, picture[:, :, ::-1])[1]
+        with atomic_write(path) as file:
+            file.write(content.tobytes())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {len(images[:MAX_IMAGES])} of {len(images)} images")
+    return 0
+
+
+def _find_builder(options):
+    """Return ``build_model`` of the model folder that ``-cfg`` lies in: its signature explains the MODEL section."""
+    words = [word.lstrip("-") for option in options for word in option.split("=", 1)]
+    if "cfg" not in words[:-1]:
+        return None
+    folder = Path(words[words.index("cfg") + 1]).resolve().parent.parent.name
+    if not (ROOT / "image_classification" / folder / f"{folder.lower()}.py").is_file():
+        return None
+    return importlib.import_module(f"image_classification.{folder}.{folder.lower()}").build_model
+
+
+def draw(config, images, labels, class_names):
+    """Return uint8 [height, width, 3], the images float32 [B, C, H, W] in a grid with their captions."""
+    mean = np.reshape(config.DATA.IMAGENET_MEAN, (-1, 1, 1))
+    std = np.reshape(config.DATA.IMAGENET_STD, (-1, 1, 1))
+    tiles = [
+        _tile((image * std + mean) * 255, _caption(label, class_names))
+        for image, label in zip(images, labels, strict=True)
+    ]
+    columns = int(np.ceil(np.sqrt(len(tiles))))
+    blank = np.full_like(tiles[0], 255)
+    tiles += [blank] * (-len(tiles) % columns)
+    return np.vstack([np.hstack(tiles[start : start + columns]) for start in range(0, len(tiles), columns)])
+
+
+def _tile(image, caption):
+    pixels = np.clip(np.round(image), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else np.ascontiguousarray(pixels)
+    factor = max(1, round(SMALLEST_TILE / pixels.shape[1]))
+    pixels = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+    tile = cv2.copyMakeBorder(
+        pixels, BORDER, BORDER + CAPTION, BORDER, BORDER, cv2.BORDER_CONSTANT, value=(255, 255, 255)
+    )
+    place = (BORDER, tile.shape[0] - BORDER)
+    return cv2.putText(tile, caption, place, cv2.FONT_HERSHEY_SIMPLEX, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
+
+
+def _caption(label, class_names):
+    if np.ndim(label) == 0:
+        return class_names[int(label)][:16]
+    largest = [int(index) for index in np.argsort(-label, kind="stable")[:2] if label[index] > 0]
+    return " ".join(f"{class_names[index][:8]} {label[index]:.2f}" for index in largest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
