@@ -9,9 +9,11 @@ import pytest
 from data_samples import cifar10_members, encoded, photo, write_class_folders
 from model_zoo import PACKAGE, ROOT, builder
 
+from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config, to_yaml
 from image_classification.data.tfrecord import frame, index_text, serialize_example
+from image_classification.hooks import Hook
 from image_classification.optim import build_schedule
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
@@ -139,16 +141,18 @@ def smoke_trainer(name, data_paths, *argv, opts=()):
     return build_trainer(build_parts(config, build_model, SingleProcess()))
 
 
-class Losses:
-    """A hook that keeps the mean training loss of each epoch and the rate of each step."""
+class StopAfterTwoEpochs(Hook):
+    """Asks for a stop, as a signal would."""
 
-    priority = 50
+    def after_epoch(self, trainer):
+        trainer.stop_requested = trainer.progress.epoch == 2
+
+
+class Losses(Hook):
+    """Keeps the mean training loss of each epoch and the rate of each step."""
 
     def __init__(self):
         self.losses, self.rates = [], []
-
-    def __getattr__(self, event):
-        return lambda trainer: None
 
     def after_update(self, trainer):
         self.rates.append(trainer.optimizer.get_lr())
@@ -219,6 +223,31 @@ def test_accumulation_of_the_same_global_batch_gives_the_same_weights(data_paths
     for other in weights[1:]:
         for name, value in weights[0].items():
             np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["auto", "naive"])
+def test_resumed_large_batch_run_ends_with_the_same_weights(mode, data_paths, tmp_path):
+    def start():
+        # from its default of 2**32 naive float16 would skip the whole run
+        scale = ["AMP.INITIAL_SCALE=1024"] if mode == "naive" else []
+        opts = ["AMP.DTYPE=none", "TRAIN.MODEL_EMA=True", "TRAIN.MODEL_EMA_DECAY=0.9", *scale]
+        return smoke_trainer(LARGE_BATCH, data_paths, f"-amp_mode={mode}", opts=opts)
+
+    straight = start()
+    straight.fit()
+    first = start()
+    first.hooks.append(StopAfterTwoEpochs())
+    first.fit()
+    assert 0 < first.progress.step < straight.progress.step
+    path = checkpoint.Store(tmp_path, keep=1).save(first.state(), "half")
+    second = start()
+    second.load_state(checkpoint.load(path), path)
+    second.fit()
+    assert second.progress.step == straight.progress.step
+    for name, value in straight.model.state_dict().items():
+        np.testing.assert_array_equal(second.model.state_dict()[name].numpy(), value.numpy(), err_msg=name)
+    for name, value in straight.ema.state_dict().items():
+        np.testing.assert_array_equal(second.ema.state_dict()[name].numpy(), value.numpy(), err_msg=name)
 
 
 def test_smoke_lies_between_the_yaml_and_the_command_line(tmp_path):

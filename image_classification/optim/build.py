@@ -2,7 +2,7 @@
 
 import paddle
 
-from ..runtime import UserError
+from ..runtime import UserError, get_logger
 from .groups import parameter_settings
 from .rules import Lamb, Lars, Lion
 
@@ -32,11 +32,18 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
         # Paddle reads these two from the tensor; masters are plain tensors and have neither.
         setting.tensor.optimize_attr = {"learning_rate": setting.lr_scale}
         setting.tensor.regularizer = None
+    decayed = {setting.tensor.name for setting in settings if setting.weight_decay}
+    get_logger().info(
+        "optimizer: %s, weight decay %g on %d of %d tensors",
+        options.NAME,
+        train_config.WEIGHT_DECAY,
+        len(decayed),
+        len(settings),
+    )
     tensors = [setting.tensor for setting in settings]
     lr = float(train_config.BASE_LR)
     kind = options.NAME.lower()
     if kind == "adamw":
-        decayed = {setting.tensor.name for setting in settings if setting.weight_decay}
         return paddle.optimizer.AdamW(
             lr,
             *options.BETAS,

@@ -17,9 +17,9 @@ HALF = (paddle.float16, paddle.bfloat16)
 def optimizer_state(optimizer, named_params):
     """Return {"<structured name>/<slot>": tensor}, complete also before the first step.
 
-    Holds every accumulator: moments, velocities, powers of the betas. Half precision, which a mode without master weights
-    has, comes as float32, so that the state fits every mode. Other tensors are the optimizer's own: copy what must
-    survive the next step. The learning rate is not in it: the schedule gives it anew.
+    Holds every accumulator: moments, velocities, powers of the betas. Those of a mode without master weights are half
+    precision and come as float32, so that the state fits every mode. Other tensors are the optimizer's own: copy what
+    must survive the next step. The learning rate is not in it: the schedule gives it anew.
     """
     accumulators = _accumulators(optimizer, named_params)
     return {key: tensor.astype("float32") if tensor.dtype in HALF else tensor for key, tensor in accumulators.items()}
