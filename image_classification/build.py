@@ -45,9 +45,11 @@ def build_parts(config, build_model, parallel):
     model = make_model(config, build_model)
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         load_weights(config, model)
+    model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
     model = precision.convert_model(model)
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
+    parallel.seed_dropout(config.SEED)
     return Parts(config, device, parallel, model, precision, build_criterion(config), train_loader, eval_loader)
 
 
@@ -97,6 +99,7 @@ def build_trainer(parts, folder=None, report=None):
     config, model, precision = parts.config, parts.model, parts.precision
     named_params = precision.master_params(model)
     optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
+    optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     hooks = [EmaHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
     if folder is not None:

@@ -14,13 +14,14 @@ def evaluate(model, precision, loader, parallel):
     Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training criterion is, so that recipes
     can be compared.
     """
+    parallel.average_buffers(model)
     model.eval()
     start = time.time()
     accumulator = Accumulator()
     with paddle.no_grad(), progress_bar(loader.num_images, "evaluate", "img", parallel.is_main) as bar:
         for images, labels in loader:
             with precision.forward_context():
-                logits = model(paddle.to_tensor(images))
+                logits = parallel.predict(model, paddle.to_tensor(images))
             accumulator.add(logits.astype("float32"), labels)
             bar.update(len(labels))
     model.train()

@@ -22,6 +22,16 @@ def run_single(build_model, argv=None):
     sys.exit(_run_guarded(build_model, sys.argv[1:] if argv is None else argv, _single_process))
 
 
+def run_multi(build_model, argv=None):
+    """Train or evaluate in this process, one of several that a launcher or main_multi_gpu.py started, then exit.
+
+    Exit codes: those of :func:`run_single`, and 4 when another process failed first.
+    """
+    from .parallel import connected
+
+    sys.exit(_run_guarded(build_model, sys.argv[1:] if argv is None else argv, connected))
+
+
 def _single_process(config):
     from .parallel.single import SingleProcess
 
@@ -42,10 +52,13 @@ def _run_guarded(build_model, argv, setup_parallel):
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except RuntimeError as error:
+        from .parallel.exit_codes import EXIT_PEER_LOST, PeerLost
         from .trainer import TrainingError
 
         if isinstance(error, TrainingError):
             return _fail(error, EXIT_TRAINING_ERROR)
+        if isinstance(error, PeerLost):
+            return _fail(error, EXIT_PEER_LOST)
         raise
 
 
@@ -115,8 +128,9 @@ def evaluate(parts, folder, report):
     if parts.config.MODEL.RESUME:
         weights = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
         state = checkpoint.load(weights)
-        checkpoint.check_matches(parts.precision.model_state_dict(parts.model), state["model"], weights, "-resume")
-        parts.precision.load_model_state_dict(parts.model, state["model"])
+        own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(state["model"])
+        checkpoint.check_matches(own, loaded, weights, "-resume")
+        parts.precision.load_model_state_dict(parts.model, loaded)
     result = evaluate_model(parts.model, parts.precision, parts.eval_loader, parts.parallel)
     report.update(
         top1=result["top1"],
@@ -151,7 +165,7 @@ def dry_run(parts):
         images, labels = next(iter(parts.eval_loader))
         parts.model.eval()
         with paddle.no_grad(), parts.precision.forward_context():
-            logits = parts.model(paddle.to_tensor(images))
+            logits = parts.parallel.predict(parts.model, paddle.to_tensor(images))
         logger.info(f"one batch of {len(labels)} images: logits {logits.shape} {logits.dtype}")
     else:
         trainer = build_trainer(parts)

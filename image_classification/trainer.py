@@ -12,13 +12,12 @@ import math
 import time
 
 import numpy as np
-import paddle
 
 from . import checkpoint
 from .config import to_yaml
 from .evaluation import evaluate
 from .optim import load_optimizer_state, optimizer_state
-from .runtime import get_logger, rng_state, set_rng_state
+from .runtime import get_logger
 
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
 
@@ -99,6 +98,25 @@ class Timer:
         return self.last["images"] / self.last["batch_cost"] if self.last["batch_cost"] else 0.0
 
 
+class MicroBatches:
+    """The next ``window`` batches of an epoch, and how long the training waited for them."""
+
+    def __init__(self, batches, window):
+        self.batches = batches
+        self.window = window
+        self.reader_seconds = 0.0
+
+    def __len__(self):
+        return self.window
+
+    def __iter__(self):
+        for _ in range(self.window):
+            start = time.perf_counter()
+            batch = next(self.batches)
+            self.reader_seconds += time.perf_counter() - start
+            yield batch
+
+
 def num_correct(logits, labels):
     """Return how many images have their label (the largest share of a soft label) as top-1, still on the device."""
     target = labels if labels.ndim == 1 else labels.argmax(axis=-1)
@@ -176,25 +194,20 @@ class Trainer:
     def train_step(self, batches, window):
         """Make one optimizer step of ``window`` micro-batches."""
         start = time.perf_counter()
-        reader_seconds, num_images = 0.0, 0
+        num_images = 0
         self.optimizer.set_lr(self.schedule.lr(self.progress.step))
-        for _ in range(window):
-            before = time.perf_counter()
-            images, labels = next(batches)
-            reader_seconds += time.perf_counter() - before
-            num_images += len(labels)
-            self.accumulate(paddle.to_tensor(images), paddle.to_tensor(labels), window)
+        micro_batches = MicroBatches(batches, window)
+        for loss, correct, count in self.parallel.train_window(self.model, self.precision, self.measure, micro_batches):
+            self.mean.add(loss, correct, count)
+            num_images += count
         self.progress.batch += window
         self._count(self.precision.step(self.optimizer))
-        self.timer.add(time.perf_counter() - start, reader_seconds, num_images * self.parallel.data_size)
+        seconds = time.perf_counter() - start
+        self.timer.add(seconds, micro_batches.reader_seconds, num_images * self.parallel.data_size)
 
-    def accumulate(self, images, labels, window):
-        """Add the gradients of one micro-batch."""
-        with self.precision.forward_context():
-            logits = self.model(images)
-            loss = self.criterion(logits, labels)
-        self.precision.backward(loss / window)
-        self.mean.add(loss, num_correct(logits.detach(), labels), len(labels))
+    def measure(self, logits, labels):
+        """Return the loss and the number of correct images of one micro-batch."""
+        return self.criterion(logits, labels), num_correct(logits.detach(), labels)
 
     def _count(self, result):
         progress, self.last_result = self.progress, result
@@ -226,23 +239,26 @@ class Trainer:
         named = self.precision.master_params(self.model)
         return {
             "format": checkpoint.FORMAT,
-            "model": self.precision.model_state_dict(self.model),
-            "optimizer": optimizer_state(self.optimizer, named),
+            "model": self.parallel.merge(self.precision.model_state_dict(self.model)),
+            "optimizer": self.parallel.merge(optimizer_state(self.optimizer, self.parallel.owned(named))),
             "precision": {
                 "mode": self.precision.mode, "dtype": self.precision.dtype, "state": self.precision.state_dict(),
             },  # fmt: skip
-            "ema": self.ema.state_dict(),
+            "ema": self.parallel.merge(self.ema.state_dict()),
             "progress": dataclasses.asdict(self.progress) | {"sums": mean_sums.tolist()},
-            "rng": self.parallel.gather(rng_state()),
+            "rng": self.parallel.gather(self.parallel.rng_state()),
+            "topology": self.parallel.describe(),
             "config": to_yaml(self.config),
         }
 
     def load_state(self, state, path):
         """Continue from what :meth:`state` returned, in this or in another precision mode."""
         own = self.precision.model_state_dict(self.model)
-        checkpoint.check_matches(own, state["model"], path, "-resume")
-        self.precision.load_model_state_dict(self.model, state["model"])
-        load_optimizer_state(self.optimizer, self.precision.master_params(self.model), state["optimizer"])
+        model = self.parallel.cut(state["model"])
+        checkpoint.check_matches(own, model, path, "-resume")
+        self.precision.load_model_state_dict(self.model, model)
+        named = self.parallel.owned(self.precision.master_params(self.model))
+        load_optimizer_state(self.optimizer, named, self.parallel.cut(state["optimizer"], named))
         saved = state["precision"]
         if saved["mode"] == self.precision.mode and saved["dtype"] == self.precision.dtype:
             self.precision.load_state_dict(saved["state"])
@@ -251,9 +267,12 @@ class Trainer:
                 f"-resume: {path} was trained as {saved['mode']}/{saved['dtype']}; continuing as "
                 f"{self.precision.mode}/{self.precision.dtype} with a fresh loss scale {self.precision.loss_scale:g}"
             )
-        self.ema.load_state_dict(state["ema"])
+        self.ema.load_state_dict(self.parallel.cut(state["ema"]))
         fields = dict(state["progress"])
         self.mean.sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
-        if self.parallel.rank < len(state["rng"]):
-            set_rng_state(state["rng"][self.parallel.rank])
+        if state.get("topology", self.parallel.describe()) == self.parallel.describe():
+            self.parallel.set_rng_state(state["rng"][self.parallel.rank])
+        else:  # draws that some processes must share cannot be taken from others
+            self.parallel.seed_dropout(self.config.SEED + self.progress.step)
+            get_logger().info(f"-resume: saved by {state['topology']}; dropout goes on with new draws")

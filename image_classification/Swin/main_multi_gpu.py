@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from image_classification.runtime import prepare_process
+from image_classification.parallel.entry import prepare_processes
 
-prepare_process()  # threads, before Paddle is imported
+prepare_processes()  # ranks and threads, before Paddle is imported; with -ngpus this starts the processes
 
 from image_classification.launch import run_multi
 from image_classification.Swin.swin import build_model

@@ -41,12 +41,18 @@ FLAGS = {
     "Machine": {
         "device": ("DEVICE", ""),
         "ngpus": ("NGPUS", ""),
+        "launcher": ("PARALLEL.LAUNCHER", ""),
+        "rank": ("PARALLEL.RANK", ""),
+        "world_size": ("PARALLEL.WORLD_SIZE", ""),
+        "host": ("PARALLEL.HOST", ""),
+        "port": ("PARALLEL.PORT", ""),
     },
 }
 
 SWITCHES = {
     "amp": ("AMP", "train and evaluate in mixed precision: mode auto unless the YAML or -amp_mode names another"),
     "eval": ("EVAL", "evaluate only"),
+    "sync_bn": ("PARALLEL.SYNC_BN", "batch norms use the statistics of all data-parallel processes"),
     "deterministic": ("DETERMINISTIC", "two runs give the same bits"),
     "dry_run": ("DRY_RUN", "resolve the configuration, build everything, run one batch, print what would happen"),
 }
@@ -90,7 +96,7 @@ def load_config(argv, build_model=None, prog=None):
                 layers.append((f"command line -{flag}", _nested(key, value)))
     for flag, (key, _) in SWITCHES.items():
         if flag != "amp" and getattr(arguments, flag):
-            layers.append((f"command line -{flag}", {key: True}))
+            layers.append((f"command line -{flag}", _nested(key, True)))
     for word in arguments.opts:
         key, equals, value = word.partition("=")
         if not equals or not key:

@@ -3,3 +3,39 @@
 `env` finds this process's place and knows no Paddle; `context.Context` is what the trainer asks of the other processes,
 `single.SingleProcess` the same when there are none.
 """
+
+import contextlib
+import os
+
+
+@contextlib.contextmanager
+def connected(config):
+    """Give what the trainer asks of the other processes: a Context, or a SingleProcess when there are none.
+
+    `entry.prepare_processes` must have given this process its rank.
+
+    Raises:
+        UserError: the degrees do not fit the number of processes, or the precision does not run under them.
+    """
+    yield setup(config)
+
+
+def setup(config):
+    """Return what :func:`connected` gives."""
+    from .support import check_supported
+    from .topology import resolve_degrees
+
+    world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    kinds = config.PARALLEL
+    degrees = resolve_degrees(world_size, kinds.DATA, kinds.TENSOR, kinds.PIPELINE, kinds.SHARDING)
+    check_supported(config.AMP.MODE, {name.upper(): degree for name, degree in degrees.items() if name != "sep"})
+    if world_size == 1:
+        from .single import SingleProcess
+
+        return SingleProcess()
+    from paddle.distributed import fleet
+
+    from .context import Context, init_processes
+
+    init_processes(degrees)
+    return Context(degrees, fleet.get_hybrid_communicate_group())

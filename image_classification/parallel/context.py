@@ -4,17 +4,18 @@ Axes of the topology, outermost first, so that the processes that talk most are 
 data > pipeline > sharding > tensor.
 """
 
+import contextlib
+import io
 import itertools
 import logging
 import os
+import warnings
 
 import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from image_classification.runtime import UserError
-
-from . import gloo, tensor
+from . import gloo, tensor, zero
 from .consolidate import Layout
 from .group import Group
 from .pipeline import Pipeline, Stage
@@ -22,39 +23,28 @@ from .reduction import ParallelReduction
 from .single import SingleProcess
 from .sync_batch_norm import convert_sync_batch_norm
 
+# our name of each axis: fleet's name
 AXES = {"data": "data", "pipeline": "pipe", "sharding": "sharding", "sep": "sep", "tensor": "model"}
+FLEET_DEGREES = {"data": "dp", "pipeline": "pp", "sharding": "sharding", "tensor": "mp"}
 
 
-def init_processes():
-    """Connect the processes of the run that `env.prepare` found; nothing happens when there is one."""
-    world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
-    if world_size == 1:
-        return
-    for name in ("paddle.distributed.fleet.base.topology", "Distributed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+def init_processes(degrees):
+    """Connect the processes of the run that `env.prepare` found, more than one, and start fleet with these degrees."""
+    logging.getLogger("paddle.distributed.fleet.utils.log_util").setLevel(logging.WARNING)
     if gloo.active():
         gloo.install()
         if os.environ["PADDLE_TRAINER_ID"] != "0":
             gloo.wait_for_master(os.environ["PADDLE_MASTER"])
-    dist.init_parallel_env()
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {f"{name}_degree": degrees[axis] for axis, name in FLEET_DEGREES.items()}
+    warnings.filterwarnings("ignore", message="Current global rank .* is not in group")
+    with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
+        fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
 
 
-def resolve_degrees(world_size, data=None, tensor=1, pipeline=1, sharding=1):
-    """Return the degrees by axis with `data` filled in.
-
-    Raises:
-        UserError: the product is not the number of processes.
-    """
-    model = tensor * pipeline * sharding
-    if data is None:
-        if world_size % model:
-            raise UserError(f"PARALLEL: TENSOR {tensor} x PIPELINE {pipeline} x SHARDING {sharding} = {model} does not "
-                            f"divide the {world_size} processes")
-        data = world_size // model
-    if data * model != world_size:
-        raise UserError(f"PARALLEL: DATA {data} x TENSOR {tensor} x PIPELINE {pipeline} x SHARDING {sharding} = "
-                        f"{data * model}, but there are {world_size} processes")
-    return {"data": data, "pipeline": pipeline, "sharding": sharding, "sep": 1, "tensor": tensor}
+def _fleet_topology(degrees, fleet_groups):
+    topology = fleet.CommunicateTopology(list(AXES.values()), [degrees[axis] for axis in AXES])
+    return topology, fleet_groups or fleet.HybridCommunicateGroup(topology)
 
 
 class Context(SingleProcess):
@@ -63,16 +53,17 @@ class Context(SingleProcess):
     Attributes:
         world, data, pipeline, tensor, sharding: groups of processes; `data` spans the sharding ranks too, because
             ZeRO's processes see different images.
+        degrees: number of processes by axis.
         layout: which part of each parameter is here, once `shard_model` was called.
     """
 
-    def __init__(self, degrees=None):
+    def __init__(self, degrees, fleet_groups=None):
         self.rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         self.world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         self.is_main = self.rank == 0
-        self.degrees = degrees or resolve_degrees(self.world_size)
+        self.degrees = degrees
+        self._topology, self._fleet_groups = _fleet_topology(degrees, fleet_groups)
         self.world = Group("world", range(self.world_size), self.rank)
-        self._barriers = itertools.count()
         self._make_groups()
         self.data_rank, self.data_size = self.data.index, self.data.size
         self.layout = Layout(self.tensor, self.pipeline, self.sharding)
@@ -85,9 +76,7 @@ class Context(SingleProcess):
         self._speaks = self.tensor.index == 0 and self.pipeline.index == 0
 
     def _make_groups(self):
-        topology = fleet.CommunicateTopology(list(AXES.values()), [self.degrees[axis] for axis in AXES])
-        fleet_groups = fleet.HybridCommunicateGroup(topology)
-        self.fleet_groups = fleet_groups
+        fleet_groups = self._fleet_groups
         self.pipeline = self._group("pipeline", fleet_groups.get_pipe_parallel_group())
         self.sharding = self._group("sharding", fleet_groups.get_sharding_parallel_group())
         self.tensor = self._group("tensor", fleet_groups.get_model_parallel_group())
@@ -100,7 +89,7 @@ class Context(SingleProcess):
             self.data = self._group("data", fleet_groups.create_fuse_group(["data", "sharding"])[1])
         # Point-to-point messages need groups of two on gloo, made by all processes in the same order.
         before = after = None
-        for ranks in topology.get_comm_list("pipe"):
+        for ranks in self._topology.get_comm_list("pipe"):
             for first, second in itertools.pairwise(ranks):
                 group = dist.new_group([first, second])
                 if self.rank == second:
@@ -157,8 +146,33 @@ class Context(SingleProcess):
     def merge(self, state):
         return state if self.layout.is_whole else self.layout.merge(state)
 
-    def cut(self, state):
-        return self.layout.cut(state)
+    def cut(self, state, owned=None):
+        part = self.layout.cut(state)
+        if owned is None or self.sharding.size == 1:
+            return part
+        names = {name for name, _ in owned}
+        return {key: value for key, value in part.items() if key.split("/")[0] in names}
+
+    def shard_optimizer(self, optimizer, named_params):
+        if self.sharding.size == 1:
+            return optimizer
+        self._sharded_optimizer = zero.shard_optimizer(optimizer, self._fleet_groups, named_params)
+        return self._sharded_optimizer
+
+    def owned(self, named_params):
+        if self.sharding.size == 1:
+            return named_params
+        return zero.owned(self._sharded_optimizer, named_params, self.sharding.index)
+
+    def rng_state(self):
+        with tensor.dropout_stream():
+            shared = super().rng_state()
+        return super().rng_state() | {"tensor_parallel": shared}
+
+    def set_rng_state(self, state):
+        with tensor.dropout_stream():
+            super().set_rng_state(state["tensor_parallel"])
+        super().set_rng_state(state)
 
     def broadcast(self, tensors):
         """Replace each tensor by that of rank 0."""
@@ -202,6 +216,6 @@ class Context(SingleProcess):
     def barrier(self):
         """Return when every process came here, however long that takes."""
         if gloo.active():
-            gloo.store_barrier(f"zoo/barrier/{next(self._barriers)}", self.world_size)
+            gloo.store_barrier("zoo/barrier", self.world_size)
         else:
             dist.barrier()

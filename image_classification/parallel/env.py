@@ -4,9 +4,11 @@ Paddle reads its own PADDLE_* variables and no others. `prepare` translates what
 says into them; call it before anything asks for rank and world size (threads, device, logger). Knows no Paddle.
 """
 
+import contextlib
 import os
 import re
 import socket
+import time
 import zlib
 from collections.abc import Callable, MutableMapping
 from typing import NamedTuple
@@ -82,6 +84,17 @@ def export_device(place: Environment, device: str, environ: MutableMapping[str, 
         environ["PADDLE_DISTRI_BACKEND"] = "gloo"
     elif "," in environ.get("FLAGS_selected_gpus", ",") or not environ["FLAGS_selected_gpus"]:
         environ["FLAGS_selected_gpus"] = str(place.local_rank)
+
+
+def free_port():
+    """Return a port that nobody listens on, outside the range that the system hands out by itself."""
+    start = zlib.crc32(f"{os.getpid()}.{time.monotonic_ns()}".encode())
+    for offset in range(NUM_PORTS):
+        port = FIRST_PORT + (start + offset) % NUM_PORTS
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise UserError("there is no free port on this host")
 
 
 class _Variables:

@@ -121,18 +121,19 @@ def sums_float16_wrongly(dtype):
 
 
 def store_barrier(name, world_size, timeout_seconds=BARRIER_TIMEOUT_SECONDS):
-    """Return once `world_size` processes called this with the same unused name; waits longer than gloo's 30 s.
+    """Return once `world_size` processes called this with the same name as often; waits longer than gloo's 30 s.
 
     Raises:
         TimeoutError: the others did not come in time.
     """
     store = collective._default_store
-    store.add(name, 1)
+    round_size = -(-store.add(name, 1) // world_size) * world_size  # nobody is in the next round before this one ends
     deadline = time.monotonic() + timeout_seconds
     pause = 0.002
-    while store.add(name, 0) < world_size:
+    while store.add(name, 0) < round_size:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{store.add(name, 0)} of {world_size} processes came to {name} in {timeout_seconds} s")
+            missing = round_size - store.add(name, 0)
+            raise TimeoutError(f"{missing} of {world_size} processes did not come to {name} in {timeout_seconds} s")
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
 

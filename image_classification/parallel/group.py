@@ -13,16 +13,13 @@ import paddle
 import paddle.distributed as dist
 
 from . import gloo
+from .exit_codes import PeerLost
 
 # Long enough for a launcher to notice the rank that died first, so that its message, not ours, is shown as the cause.
 LINGER_SECONDS = 3.0
 # gloo gives up after 30 s by itself; over NCCL nothing would end a wait for a process that hangs.
 HANG_SECONDS = 60
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-class PeerLost(RuntimeError):
-    """Another process died, hangs or left; this one cannot go on."""
 
 
 class Group:

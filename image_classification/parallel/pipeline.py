@@ -124,7 +124,7 @@ class Pipeline:
         for _ in range(warmup):
             run.send_back(run.backward())
         results = run.results if self.after is None else [[0.0, 0.0]] * window
-        results = self.stages.broadcast(paddle.to_tensor(results, dtype="float64"), self.stages.size - 1).tolist()
+        results = self.stages.broadcast(paddle.to_tensor(results, dtype="float64"), self.stages.size - 1)
         return [(loss, correct, count) for (loss, correct), count in zip(results, run.counts, strict=True)]
 
     def predict(self, model, images, wire_dtype=None):
@@ -186,7 +186,7 @@ class _Window:
             output = self.model(activation)
             if self.pipeline.after is None:
                 output, correct = self.measure(output, paddle.to_tensor(labels))
-                self.results.append([output.item(), float(correct)])
+                self.results.append([output.item(), correct.item()])
             elif self.precision.mode == "naive":
                 # The model returns float32 at its border; what it computed in half precision loses nothing here.
                 output = output.astype(self.precision.dtype)

@@ -3,6 +3,7 @@
 import paddle
 
 from ..amp import Reduction
+from ..runtime import rng_state, set_rng_state
 
 
 class SingleProcess:
@@ -51,9 +52,21 @@ class SingleProcess:
         """Seed the draws of training, after the model was built from the common seed."""
         paddle.seed(seed)
 
-    def shard_optimizer(self, optimizer):
-        """Return the optimizer of this process's share of the states."""
+    def shard_optimizer(self, optimizer, named_params):
+        """Return the optimizer that updates this process's share of the parameters and spreads the result."""
         return optimizer
+
+    def owned(self, named_params):
+        """Return those (name, parameter) whose optimizer state is on this process."""
+        return named_params
+
+    def rng_state(self):
+        """Return the state of every random generator of this process."""
+        return rng_state()
+
+    def set_rng_state(self, state):
+        """Restore what :meth:`rng_state` returned on a process at the same place of the same topology."""
+        set_rng_state(state)
 
     def train_window(self, model, precision, measure, micro_batches):
         """Add the gradients of a window of micro-batches; yield (loss, correct, count) of each.
@@ -79,6 +92,6 @@ class SingleProcess:
         """Return the whole state, {name: value}, for the parts that the processes hold; valid where `is_main`."""
         return state
 
-    def cut(self, state):
-        """Return this process's part of a whole state."""
+    def cut(self, state, owned=None):
+        """Return this process's part of a whole state; of an optimizer's, the part of the ``owned`` parameters."""
         return state

@@ -125,7 +125,7 @@ class ShardedDropout(nn.Layer):
     def forward(self, x):
         if self.p == 0.0 or not self.training:
             return x
-        with fleet.meta_parallel.get_rng_state_tracker().rng_state(DROPOUT_STREAM):
+        with dropout_stream():
             return F.dropout(x, self.p)
 
 
@@ -136,9 +136,9 @@ def seed_dropout(seed):
     tracker.add(DROPOUT_STREAM, seed)
 
 
-def dropout_state():
-    """Return the stream of :func:`seed_dropout` as Paddle's generator states, None before it was seeded."""
-    return fleet.meta_parallel.get_rng_state_tracker().get_states_tracker().get(DROPOUT_STREAM)
+def dropout_stream():
+    """Return a context in which Paddle draws from the stream of :func:`seed_dropout`."""
+    return fleet.meta_parallel.get_rng_state_tracker().rng_state(DROPOUT_STREAM)
 
 
 def shard_model(model, group):

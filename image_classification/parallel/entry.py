@@ -1,0 +1,95 @@
+"""What `main_multi_gpu.py` does before it imports Paddle: find this process's place, or start the processes."""
+
+import faulthandler
+import importlib.metadata
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import yaml
+
+from image_classification.config import build_config
+from image_classification.config.command_line import make_parser
+from image_classification.config.merge import read_yaml
+from image_classification.runtime import UserError, prepare_process
+
+from . import env, spawn
+
+SECTIONS = ("NGPUS", "DEVICE", "PARALLEL")
+FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", "rank": "PARALLEL.RANK",
+         "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT"}  # fmt: skip
+
+
+def prepare_processes(argv=None):
+    """Give this process its rank and threads; without a launcher, start NGPUS processes, wait for them and exit.
+
+    Call it before Paddle is imported. A mistake of the user is one line on stderr and exit code 2.
+    """
+    try:
+        settings = read_settings(sys.argv[1:] if argv is None else argv)
+        place = find_place(settings)
+        device = _device(settings)
+        count = settings.NGPUS if settings.NGPUS > 0 else max(1, visible_gpus())
+        if device == "gpu" and count > visible_gpus():
+            raise UserError(f"-ngpus={count}: there are {visible_gpus()} visible GPUs")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    if place.world_size == 1 and place.launcher == "none" and count > 1:
+        sys.exit(spawn.run_workers(count))
+    if place.world_size > 1:
+        env.export_device(place, device)
+        faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
+    prepare_process()
+
+
+def find_place(settings, environ=os.environ):
+    """Return this process's :class:`env.Environment` and write it into the variables that Paddle reads."""
+    parallel = settings.PARALLEL
+    if spawn.is_worker(environ):
+        spawn.die_with_parent()
+        return env.prepare("paddle", environ)
+    if parallel.RANK is None and parallel.WORLD_SIZE is None:
+        return env.prepare(parallel.LAUNCHER, environ)
+    if parallel.RANK is None or parallel.WORLD_SIZE is None:
+        raise UserError("-rank and -world_size: give both or none")
+    place = env.hand_set(parallel.RANK, parallel.WORLD_SIZE, parallel.HOST, parallel.PORT)
+    if place.world_size > 1:
+        env.export(place, environ)
+    return place
+
+
+def read_settings(argv):
+    """Return the configuration of a command line as far as the start of the processes needs it."""
+    arguments = make_parser().parse_args(argv)
+    layers = []
+    if arguments.cfg and Path(arguments.cfg).is_file():  # else the complaint comes later, with the rest of them
+        layers = [(name, {key: mapping[key] for key in SECTIONS if key in mapping})
+                  for name, mapping in read_yaml(arguments.cfg)]  # fmt: skip
+    words = [(key, getattr(arguments, flag)) for flag, key in FLAGS.items() if getattr(arguments, flag) is not None]
+    words += [word.partition("=")[::2] for word in arguments.opts]
+    for key, text in words:
+        section, _, leaf = key.partition(".")
+        if section in SECTIONS:
+            value = yaml.safe_load(str(text))
+            layers.append(("command line", {section: {leaf: value} if leaf else value}))
+    return build_config(layers)
+
+
+def _device(settings):
+    name = settings.DEVICE.split(":")[0]
+    return name if name in ("cpu", "gpu") else ("gpu" if visible_gpus() else "cpu")
+
+
+def visible_gpus():
+    """Return the number of GPUs that Paddle would see; importing Paddle here would fix its number of threads."""
+    try:
+        importlib.metadata.distribution("paddlepaddle-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and chosen != "all":
+        return len([index for index in chosen.split(",") if index.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])

@@ -1,0 +1,123 @@
+"""The processes of one host, started by `main_multi_gpu.py -ngpus=N` itself, watched, and ended together."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from . import env
+from .exit_codes import EXIT_PEER_LOST
+
+PARENT = "IMAGE_CLASSIFICATION_PARENT"  # process id of the watcher, set for each worker
+GRACE_SECONDS = 8.0  # after the first failure, for the others to notice and say why
+TAIL_LINES = 40
+_PR_SET_PDEATHSIG = 1
+
+
+def is_worker(environ=os.environ):
+    """Return whether this process was started by :func:`run_workers`."""
+    return PARENT in environ
+
+
+def run_workers(count):
+    """Start this very command `count` times, one rank each, and return the exit code of the whole.
+
+    Rank 0 writes to the terminal; of the others only the end of their output is shown, if they fail. Ctrl-C and SIGTERM
+    are passed on. When a process fails the others end, too, at the latest after a few seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="zoo_") as folder:
+        watcher = _Watcher(count, folder)
+        previous = {number: signal.signal(number, watcher.pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return watcher.watch()
+        finally:
+            watcher.kill()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def die_with_parent():
+    """End this worker like on SIGTERM when its watcher is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(os.environ[PARENT]):
+        sys.exit("the process that started this one is gone")
+
+
+class _Watcher:
+    def __init__(self, count, folder):
+        self.folder = folder
+        port = env.free_port()
+        self.processes = [self._start(rank, count, port) for rank in range(count)]
+
+    def _start(self, rank, count, port):
+        environ = dict(os.environ)
+        env.export(env.Environment("spawn", rank, count, rank, count, f"127.0.0.1:{port}"), environ)
+        environ[PARENT] = str(os.getpid())
+        environ.pop("FLAGS_selected_gpus", None)
+        output = None if rank == 0 else open(self._log(rank), "wb")  # noqa: SIM115, the child keeps it
+        # A session of its own: Ctrl-C reaches the watcher only, which passes it on once.
+        process = subprocess.Popen(
+            [sys.executable, *sys.argv], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        if output is not None:
+            output.close()
+        return process
+
+    def _log(self, rank):
+        return os.path.join(self.folder, f"rank_{rank}.log")
+
+    def pass_on(self, number, frame):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def watch(self):
+        while all(code is None or code == 0 for code in self._codes()):
+            if all(code == 0 for code in self._codes()):
+                return 0
+            time.sleep(0.1)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while None in self._codes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self._explain()
+
+    def _codes(self):
+        return [process.poll() for process in self.processes]
+
+    def _explain(self):
+        """Say which process failed first and why; return the exit code that tells it best."""
+        codes = self._codes()
+        hung = [rank for rank, code in enumerate(codes) if code is None]
+        for rank in hung:
+            self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
+        time.sleep(0.2 if hung else 0)
+        culprits = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_PEER_LOST)] or hung
+        if codes[0] and all(codes[rank] == codes[0] for rank in culprits):
+            culprits = [0]  # all say the same, and rank 0 has said it
+        for rank in culprits:
+            how = {None: "did not end by itself: it hangs"}.get(codes[rank], f"ended with {_code_name(codes[rank])}")
+            if rank == 0:
+                print(f"error: rank 0 {how}", file=sys.stderr)
+            else:
+                print(f"error: rank {rank} {how}; the end of its output:", file=sys.stderr)
+                with open(self._log(rank), errors="replace") as log:
+                    sys.stderr.writelines(f"[rank {rank}] {line}" for line in log.readlines()[-TAIL_LINES:])
+        sys.stderr.flush()
+        code = next((codes[rank] for rank in culprits if codes[rank]), EXIT_PEER_LOST)
+        return 128 - code if code < 0 else code
+
+    def kill(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its loader's workers
+            process.wait()
+
+
+def _code_name(code):
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,115 @@
+"""Real processes for tests: started together, ended together, and never left behind."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ProcessFailed(AssertionError):
+    """A process ended badly or the whole took too long; the text has the end of each log."""
+
+
+def free_port():
+    """Return a port that nobody listens on now; outside the range of outgoing connections."""
+    with socket.socket() as probe:
+        for port in range(20000 + os.getpid() % 9000, 32000):
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise RuntimeError("no free port")
+
+
+def clean_environment(**extra):
+    """Return this process's environment without any launcher's variables."""
+    prefixes = ("PADDLE_", "OMPI_", "SLURM_", "PMI", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "FLAGS_selected")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return kept | threads | {"PYTHONPATH": str(ROOT), "GLOG_minloglevel": "2"} | extra
+
+
+def start_ranks(script, num_ranks, folder, *arguments):
+    """Start `script` once per rank with torchrun's variables; outputs go to folder/rank_<r>.log."""
+    folder = Path(folder)
+    port = str(free_port())
+    processes = []
+    for rank in range(num_ranks):
+        environment = clean_environment(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        )  # fmt: skip
+        with open(folder / f"rank_{rank}.log", "w") as log:
+            command = [sys.executable, str(script), str(folder), *map(str, arguments)]
+            processes.append(subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
+            ))  # fmt: skip
+    return processes
+
+
+def run_ranks(script, num_ranks, folder, *arguments, timeout=120):
+    """Run `script` on every rank and return what each wrote to folder/rank_<r>.json.
+
+    Raises:
+        ProcessFailed: a rank failed (the others are killed at once), or the time was up.
+    """
+    processes = start_ranks(script, num_ranks, folder, *arguments)
+    deadline = time.monotonic() + timeout
+    try:
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                time.sleep(0.5)  # the others' own messages
+                break
+            time.sleep(0.05)
+        if any(process.poll() != 0 for process in processes):
+            raise ProcessFailed(_report(processes, folder))
+    finally:
+        kill_all(processes)
+    return [json.loads((Path(folder) / f"rank_{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def kill_all(processes):
+    """End every process and its children."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _report(processes, folder):
+    lines = []
+    for rank, process in enumerate(processes):
+        code = process.poll()
+        state = "still running" if code is None else f"exit code {code}"
+        tail = (Path(folder) / f"rank_{rank}.log").read_text(errors="replace").splitlines()[-25:]
+        lines += [f"--- rank {rank}: {state}", *tail]
+    return "\n".join(lines)
+
+
+def once_per_session(tmp_path_factory, name, produce):
+    """Return `produce(folder)`, computed by the first of pytest-xdist's workers that asks, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        base = base.parent
+    folder = base / name
+    with open(base / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = folder / "result.json"
+        if not result.exists():
+            folder.mkdir(exist_ok=True)
+            try:
+                answer = {"result": produce(folder)}
+            except ProcessFailed as error:
+                answer = {"error": str(error)}
+            result.write_text(json.dumps(answer))
+    answer = json.loads(result.read_text())
+    if "error" in answer:
+        raise ProcessFailed(answer["error"])
+    return answer["result"]
