@@ -1,5 +1,6 @@
 """Pretrained weights: where they are, how they are read safely, and how they fit our models."""
 
+from .export import export_tensors
 from .load import LoadReport, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of
 from .read import read_weights
@@ -9,6 +10,7 @@ from .write import write_weights
 
 __all__ = [
     "LoadReport",
+    "export_tensors",
     "find_entry",
     "find_weights",
     "load_pretrained",

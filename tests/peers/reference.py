@@ -1,0 +1,94 @@
+"""Runs in the peers' environment: answers jobs, one JSON object per line, with models of timm and torchvision.
+
+    {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
+
+makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
+logits for `images.npy`; "load" fills the model from a file of ours, strictly. Needs no Paddle.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# torchvision's wheels are built for CUDA, so its operators do not load on a CPU; none is used, all must be declared
+TORCHVISION_OPERATORS = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d", "qroi_align"):
+    TORCHVISION_OPERATORS.define(f"{name}(Tensor x) -> Tensor")
+    if name not in ("nms", "qnms", "qroi_align"):
+        TORCHVISION_OPERATORS.define(f"_{name}_backward(Tensor x) -> Tensor")
+
+import safetensors.torch
+import timm
+import torchvision
+from PIL import Image
+from torchvision import transforms
+
+
+def make_model(library, name, options):
+    model = timm.create_model(name, **options) if library == "timm" else torchvision.models.get_model(name, **options)
+    return model.eval()
+
+
+@torch.no_grad()
+def randomise(model):
+    """Change what initialisation leaves at 0 or 1, so that no bias, scale or statistic can be missed or mixed up."""
+    torch.manual_seed(0)
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        if name.endswith("running_var") or (value.ndim == 1 and name.endswith(("weight", "gamma"))):
+            value.uniform_(0.7, 1.3)
+        elif value.ndim == 1 or name.endswith("running_mean"):
+            value.normal_(0, 0.1)
+        elif any(part in name for part in ("token", "pos_embed", "relative_position_bias_table")):
+            value.normal_(0, 0.5)
+    return model
+
+
+def save(state, file_format, path):
+    state = {name: value.contiguous() for name, value in state.items()}
+    if file_format == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=file_format == "zip")
+
+
+def load(path):
+    if path.endswith(".safetensors"):
+        return safetensors.torch.load_file(path)
+    return torch.load(path, weights_only=True)
+
+
+@torch.no_grad()
+def answer(job):
+    folder = Path(job["folder"])
+    if job["action"] == "preprocess":
+        steps = [
+            transforms.Resize(job["resize"], transforms.InterpolationMode(job["interpolation"])),
+            transforms.CenterCrop(job["crop"]),
+            transforms.PILToTensor(),
+        ]
+        pixels = transforms.Compose(steps)(Image.open(folder / "image.png").convert("RGB"))
+        np.save(folder / "pixels.npy", pixels.permute(1, 2, 0).numpy())
+        return
+    model = make_model(job["library"], job["name"], job["options"])
+    if job["action"] == "make":
+        save(randomise(model).state_dict(), job["format"], job["file"])
+    else:
+        state = load(job["file"])
+        model.load_state_dict(state, strict=True)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    np.save(folder / "logits.npy", model(torch.from_numpy(np.load(folder / "images.npy"))).numpy())
+
+
+torch.set_num_threads(1)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        answer(json.loads(line))
+        print("done", flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
