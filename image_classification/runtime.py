@@ -5,9 +5,11 @@ Paddle is imported inside the functions that need it, because the number of thre
 
 import ast
 import contextlib
+import ctypes
 import io
 import logging
 import os
+import platform
 import random
 import resource
 import sys
@@ -43,9 +45,47 @@ def set_threads(num_threads=None):
         os.environ.setdefault(name, str(threads))
 
 
+def tune_mkl(cpuinfo="/proc/cpuinfo"):
+    """Let MKL use the vector instructions of a CPU that Intel did not make; call before Paddle is imported.
+
+    Paddle's wheel brings an MKL of 2019, which takes its slowest path on every other vendor's CPU: on an AMD Zen 4 a
+    float32 matrix product takes 2.6 times as long. A value that the user exported stays.
+    """
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8")
+    except OSError:
+        return
+    fields = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    fields = {name.strip(): value.split() for name, value in fields.items()}
+    flags = fields.get("flags", [])
+    if fields.get("vendor_id", ["GenuineIntel"]) == ["GenuineIntel"] or "avx2" not in flags or "fma" not in flags:
+        return
+    # MKL's own numbers of its code paths: 7 is AVX-512 (F, CD, BW, DQ, VL), 5 is AVX2.
+    has_avx512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"} <= set(flags)
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "7" if has_avx512 else "5")
+
+
+def tune_allocator():
+    """Keep freed memory in the process and return True where the C library is glibc.
+
+    By default glibc gives each block of 32 MiB and more back to the system when it is freed, and takes page faults for
+    the next one: GELU forward and backward on [8, 197, 3072] takes 1.6 to 2.4 times as long, an addition 8 times.
+    Values that the user exported (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_MAX_) stay.
+    """
+    if any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")):
+        return False
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of <malloc.h>
+    return bool(mallopt(trim_threshold, 2**31 - 1) and mallopt(mmap_max, 0))
+
+
 def prepare_process():
     """Set what must be set before Paddle is imported, and import it; every entry point calls this first."""
     set_threads()
+    tune_mkl()
+    tune_allocator()
     # MKL chooses its code path by the alignment of the buffers, so that two runs differ, unless it is told not to.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     os.environ.setdefault("GLOG_minloglevel", "2")

@@ -152,8 +152,8 @@ def test_kernel_with_inf_and_nan_hides_neither(case):
     expected, _ = run(function, inputs, "reference")
     actual, _ = run(function, inputs, "onednn")
     actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
-    # Whether inf or NaN comes out depends on the order of the terms; oneDNN's softmax of a row with NaN is 0 or NaN where
-    # Paddle's is NaN throughout, and NaN for inf where Paddle's is finite. A finite check must find every such row.
+    # Whether inf or NaN comes out depends on the order of the terms. Of a softmax row with NaN oneDNN makes 0 and NaN,
+    # Paddle NaN throughout; of one with inf oneDNN makes NaN, Paddle finite numbers. A check must find every such row.
     assert (np.isfinite(actual).all(axis=-1) <= np.isfinite(expected).all(axis=-1)).all()
 
 
