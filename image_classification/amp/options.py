@@ -235,15 +235,13 @@ class _Resolver:
     def _lists(self):
         found = {}
         for name in LISTS:
-            operators = self.options.get(name) or ()
-            if isinstance(operators, str) or not all(isinstance(operator, str) for operator in operators):
-                raise ValueError(f"{name} must be a list of operator names, not {operators!r}")
+            operators = self._names(name)
             for operator in operators:
                 if lists.operator_name(operator) is None:
                     nearest = difflib.get_close_matches(operator, lists.all_names(), 1, 0.6)
                     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
                     raise ValueError(f"{name}: Paddle has no operator {operator!r}{hint}")
-            found[name] = tuple(operators)
+            found[name] = operators
         both = {lists.operator_name(name) for name in found["white_list"]} & {
             lists.operator_name(name) for name in found["black_list"]
         }
@@ -252,10 +250,8 @@ class _Resolver:
         return found
 
     def _common(self):
-        layers = self.options.get("keep_float32") or ()
-        if isinstance(layers, str) or not all(isinstance(layer, str) for layer in layers):
-            raise ValueError(f"keep_float32 must be a list of layer names, not {layers!r}")
-        return {"keep_float32": tuple(layers), "warnings": tuple(self.warnings), **self._reporting()}
+        layers = self._names("keep_float32")
+        return {"keep_float32": layers, "warnings": tuple(self.warnings), **self._reporting()}
 
     def _reporting(self):
         verbosity = self.options.get("verbosity", 1)
@@ -263,6 +259,14 @@ class _Resolver:
             raise ValueError(f"verbosity must be 0, 1 or 2, not {verbosity!r}")
         flags = {name: self._flag(name, False) for name in REPORTING}
         return flags | {"verbosity": verbosity}
+
+    def _names(self, option):
+        names = self.options.get(option)
+        if names is None:
+            return ()
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{option} must be a list of names, not {names!r}")
+        return tuple(names)
 
     def _flag(self, name, default):
         value = self.options.get(name, default)

@@ -113,7 +113,7 @@ class LossScaler:
     """
 
     def __init__(self, rule="torch", **options):
-        if rule not in RULES:
+        if not isinstance(rule, str) or rule not in RULES:
             raise ValueError(f"unknown scaler rule {rule!r}; rules are {', '.join(RULES)}")
         row = RULES[rule]
         unknown = sorted(set(options) - set(OPTION_NAMES))
