@@ -8,7 +8,7 @@ from .config import Config
 from .ema import build_ema
 from .hooks import CheckpointHook, EmaHook, LogHook, RecordHook, ReportHook, load_hooks
 from .losses import build_criterion
-from .optim import build_optimizer, build_schedule
+from .optim import build_optimizer, build_schedule, check_parallel
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
 
@@ -96,6 +96,7 @@ def load_weights(config, model):
 
 def build_trainer(parts, folder=None, report=None):
     """Return the trainer with its hooks; without a folder it writes nothing."""
+    check_parallel(config.TRAIN, config.PARALLEL.TENSOR, config.PARALLEL.PIPELINE)
     config, model, precision = parts.config, parts.model, parts.precision
     named_params = precision.master_params(model)
     optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())

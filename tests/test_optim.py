@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from image_classification.config import Config
-from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
+from image_classification.optim import build_optimizer, check_parallel, load_optimizer_state, optimizer_state
 from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
@@ -374,6 +374,20 @@ def test_state_that_does_not_fit_is_an_error_and_changes_nothing(change, message
 def test_value_out_of_range_names_the_key(section, message):
     with pytest.raises(UserError, match=message):
         build_optimizer(named_tensors(), section)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+def test_rule_of_whole_tensors_refuses_tensor_parallelism(name):
+    with pytest.raises(UserError, match=rf"{name} takes the norms of whole tensors, which PARALLEL\.TENSOR 2"):
+        check_parallel(train(name), tensor=2)
+    check_parallel(train(name), pipeline=2)
+    check_parallel(train("Lion"), tensor=2)
+
+
+def test_layer_decay_refuses_a_pipeline():
+    with pytest.raises(UserError, match=r"LAYER_DECAY: 0\.9 needs all layers.*PARALLEL\.PIPELINE 2"):
+        check_parallel(train("AdamW", LAYER_DECAY=0.9), pipeline=2)
+    check_parallel(train("AdamW", LAYER_DECAY=0.9), tensor=2)
 
 
 def test_private_parts_of_paddle_that_state_and_rules_rely_on_exist():

@@ -76,6 +76,25 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
     raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
 
 
+def check_parallel(train_config, tensor=1, pipeline=1):
+    """Check that the optimizer would see what it needs where ``tensor`` x ``pipeline`` processes share one model.
+
+    Raises:
+        UserError: LAMB or LARS on parts of tensors, or layer-wise decay on some of the layers.
+    """
+    options = train_config.OPTIMIZER
+    if options.NAME.lower() in ("lamb", "lars") and tensor > 1:
+        raise UserError(
+            f"TRAIN.OPTIMIZER.NAME: {options.NAME} takes the norms of whole tensors, which PARALLEL.TENSOR {tensor} "
+            "cuts into parts; use AdamW, Momentum, SGD or Lion"
+        )
+    if options.LAYER_DECAY != 1 and pipeline > 1:
+        raise UserError(
+            f"TRAIN.OPTIMIZER.LAYER_DECAY: {options.LAYER_DECAY} needs all layers in one process, which "
+            f"PARALLEL.PIPELINE {pipeline} deals out; use 1.0"
+        )
+
+
 def _check(train_config):
     options = train_config.OPTIMIZER
     if len(options.BETAS) != 2 or not all(0 <= beta < 1 for beta in options.BETAS):
