@@ -95,7 +95,7 @@ def test_large_batch_recipe_is_the_one_of_the_readme(name):
     config, _ = load(name)
     assert config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * config.NGPUS == 32768
     assert (config.TRAIN.OPTIMIZER.NAME, config.TRAIN.WEIGHT_DECAY, config.TRAIN.GRAD_CLIP) == ("LAMB", 0.1, 1.0)
-    assert (config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS) == (150, 300)
+    assert (config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS, config.TRAIN.MIXUP_ALPHA) == (150, 300, 0.2)
     assert (config.AMP.MODE, config.AMP.DTYPE) == ("auto", "float16")
     large = "large" in name
     assert config.MODEL.ARGUMENTS["embed_dim"] == (1024 if large else 768)
@@ -215,7 +215,7 @@ def test_accumulation_of_the_same_global_batch_gives_the_same_weights(data_paths
             "-amp_mode=fp32",
             f"-batch_size={batch_size}",
             f"-accum_iter={accum_iter}",
-            opts=["AMP.DTYPE=none", "MODEL.DROPOUT=0.0", "TRAIN.NUM_EPOCHS=2"],
+            opts=["AMP.DTYPE=none", "MODEL.DROPOUT=0.0", "TRAIN.MIXUP_ALPHA=0.0", "TRAIN.NUM_EPOCHS=2"],
         )
         fit(trainer)
         assert trainer.progress.step == 4
