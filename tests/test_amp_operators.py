@@ -273,6 +273,24 @@ def test_auto_computes_binary_cross_entropy_in_float32():
         assert F.binary_cross_entropy(x, x).dtype == paddle.float32
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_level_1_refuses_float32_operators_in_place_on_half_values(dtype):
+    """Apex's rule: the float32 result has no place in a half tensor."""
+    with amp.build_precision("O1", dtype=dtype).forward_context():
+        x = tensor(ROWS, dtype, grad=False)
+        with pytest.raises(NotImplementedError, match="exp_ writes a float32 result"):
+            x.exp_()
+        assert tensor(ROWS, "float32", grad=False).exp_().dtype == paddle.float32
+
+
+def test_level_1_adds_in_place_in_the_dtype_of_the_target():
+    with amp.build_precision("O1", dtype="float16").forward_context():
+        half, wide = tensor(ROWS, "float16", grad=False), tensor(ROWS, "float32", grad=False)
+        assert half.clone().add_(wide).dtype == paddle.float16
+        assert wide.clone().add_(half).dtype == paddle.float32
+        assert F.relu_(half.clone()).dtype == paddle.float16
+
+
 def test_assignment_into_a_half_tensor_keeps_its_dtype():
     for mode in ("auto", "O1"):
         with amp.build_precision(mode, dtype="float16").forward_context():

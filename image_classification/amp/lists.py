@@ -50,7 +50,7 @@ MISSING_BLACK = _words(
 )
 
 # Operators of which only the first input decides and is cast; their weights and statistics stay as they are.
-FIRST_INPUT_DECIDES = _words("batch_norm layer_norm")
+FIRST_INPUT_DECIDES = _words("batch_norm sync_batch_norm layer_norm")
 
 # Apex O1. Softmin, std, normalize and other functions that Paddle composes of operators are in APEX_FLOAT_FUNCTIONS.
 APEX_HALF = _words(

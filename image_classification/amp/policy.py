@@ -49,6 +49,10 @@ class ApexPolicy:
             return "float32"
         if op_name in APEX_PROMOTE:
             return widest(tensors)
+        if op_name[-1] == "_" and op_name[:-1] in self.float32 and tensors[0].dtype in (FLOAT16, BFLOAT16):
+            raise NotImplementedError(
+                f"{op_name} writes a float32 result into a half tensor; call {op_name[:-1]} instead and keep its result"
+            )
         if op_name in APEX_BANNED and any(tensor.dtype in (FLOAT16, BFLOAT16) for tensor in tensors):
             raise NotImplementedError(
                 "binary_cross_entropy of half precision values is not safe: it takes the logarithm of a rounded "

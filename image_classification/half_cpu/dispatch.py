@@ -55,11 +55,12 @@ _BUILDING = threading.Lock()  # two first users must not each take the other's w
 class _Operator:
     """How one operator is served: its names and the rule for half tensors."""
 
-    __slots__ = ("name", "policy_name", "rule", "norm")
+    __slots__ = ("name", "policy_name", "inplace", "rule", "norm")
 
     def __init__(self, name):
         self.name = name
         self.policy_name = op_names.policy_name(name) if op_names.sees_policy(name) else None
+        self.inplace = op_names.is_inplace(name)
         self.norm = name in op_names.NORMS
         self.rule = _rule(name)
 
@@ -93,6 +94,8 @@ def _serve(scope, operator, original, args, kwargs):
             args, kwargs, tensors, half = _cast_inputs(scope, change, args, kwargs, DTYPES[wanted])
     if not half and operator.name not in scope.float32_kernels:
         return original(*args, **kwargs)
+    if operator.inplace and policy_cast is not None:
+        policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse
     if not tensors and not paddle.in_dynamic_mode():
         return original(*args, **kwargs)
     _ACTIVE.scope = None  # what a kernel or a rule calls is not dispatched again
@@ -240,7 +243,8 @@ class dispatch:
     Args:
         policy: object whose `cast(op_name, tensors)` returns "float16", "bfloat16" or "float32", the dtype to which the
             operator's floating inputs are cast first, or None to leave them. `tensors` are all tensors of the call in
-            order. It is asked for every operator that reads tensors, except casts, creation and in-place operators.
+            order. It is asked for every operator that reads tensors, except casts and creation. An in-place operator
+            on half tensors is announced with its underscore so that the policy can refuse it; the answer is ignored.
         backend: "auto", "reference" or the name of a registered backend.
 
     Raises:
