@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 
-from . import amp, checkpoint, data
+from . import amp, data
 from .config import Config
 from .ema import build_ema
 from .hooks import CheckpointHook, EmaHook, LogHook, RecordHook, ReportHook, load_hooks
@@ -11,6 +11,7 @@ from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_parallel
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
+from .weights import load_pretrained, with_preprocessing
 
 
 @dataclasses.dataclass
@@ -33,6 +34,7 @@ def build_parts(config, build_model, parallel):
     Raises:
         UserError: whatever is wrong with the configuration, the data or the files that it names.
     """
+    config = with_preprocessing(config)
     device = select_device(config.DEVICE)
     if config.DETERMINISTIC:
         set_deterministic()
@@ -44,7 +46,8 @@ def build_parts(config, build_model, parallel):
     precision = build_precision(config, device, parallel)
     model = make_model(config, build_model)
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
-        load_weights(config, model)
+        # a training run may have another number of classes than its weights
+        load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
     model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
     model = precision.convert_model(model)
     # every rank built the same weights from the common seed; dropout and the like differ from here on
@@ -86,18 +89,10 @@ def make_model(config, build_model):
         raise UserError(f"MODEL: {error}") from None
 
 
-def load_weights(config, model):
-    """Fill the model with the weights of ``-pretrained``."""
-    path = checkpoint.find(config.MODEL.PRETRAINED, "-pretrained")
-    weights = checkpoint.load_weights(path)
-    checkpoint.check_matches(model.state_dict(), weights, path, "-pretrained")
-    model.set_state_dict(weights)
-
-
 def build_trainer(parts, folder=None, report=None):
     """Return the trainer with its hooks; without a folder it writes nothing."""
-    check_parallel(config.TRAIN, config.PARALLEL.TENSOR, config.PARALLEL.PIPELINE)
     config, model, precision = parts.config, parts.model, parts.precision
+    check_parallel(config.TRAIN, config.PARALLEL.TENSOR, config.PARALLEL.PIPELINE)
     named_params = precision.master_params(model)
     optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)

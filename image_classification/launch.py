@@ -80,7 +80,7 @@ def run(config, build_model, parallel):
         return dry_run(parts)
     from .run_folder import RunFolder
 
-    folder = RunFolder.create(config) if parallel.is_main else None
+    folder = RunFolder.create(parts.config) if parallel.is_main else None
     path = parallel.gather(str(folder.path) if folder else None)[0]
     folder = RunFolder(path)
     logger = start_log(folder.path, parallel.rank)

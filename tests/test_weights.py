@@ -21,6 +21,7 @@ from image_classification.weights import (
     read_registry,
     read_variants,
     transpose_linears,
+    with_preprocessing,
     write_weights,
 )
 from image_classification.weights import source as source_module
@@ -260,3 +261,27 @@ def test_loaded_parameters_still_get_gradients(tmp_path):
     load_pretrained(model, path)
     model(paddle.zeros([2, 3, 32, 32])).sum().backward()
     assert model.conv1.weight.grad is not None
+
+
+def config_with(*words):
+    path = next(path for path in CONFIGS if path.stem == "resnet50")
+    return load_config([f"-cfg={path}", *words], builder(path.parents[1]))
+
+
+def test_evaluation_of_published_weights_takes_their_preprocessing():
+    config = with_preprocessing(config_with("-eval", "-pretrained=paddleclas/ResNet50"))
+    data = config.DATA
+    assert (data.CROP_PCT, data.INTERPOLATION, data.RESIZE_LIBRARY) == (0.875, "bilinear", "cv2")
+    assert config_with().DATA.RESIZE_LIBRARY == "pil"  # what the YAML says
+
+
+def test_training_from_published_weights_takes_their_normalisation_only():
+    words = ("-pretrained=torchvision/resnet50.V1", "-opts", "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]", "DATA.CROP_PCT=0.8")
+    data = with_preprocessing(config_with(*words)).DATA
+    assert data.IMAGENET_MEAN == (0.485, 0.456, 0.406) and data.CROP_PCT == 0.8
+
+
+@pytest.mark.parametrize("words", [("-opts", "DATA.PREPROCESSING=config"), ("-pretrained=some/file.pdparams",)])
+def test_preprocessing_stays_as_configured_where_asked_or_unknown(words):
+    config = config_with("-eval", "-pretrained=paddleclas/ResNet50", *words)
+    assert with_preprocessing(config).DATA == config.DATA

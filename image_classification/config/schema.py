@@ -64,6 +64,11 @@ class Data:
     CROP_PADDING: int = option(4, "pad: black pixels on each side before the random crop", minimum=0)
     HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
     CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
+    PREPROCESSING: str = option(
+        "weights",
+        "resize, crop, mean and deviation of published weights that -pretrained names: theirs, or this section's",
+        choices=("weights", "config"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,9 @@ class Model:
 
     NAME: str = option("", "name of the variant; the YAML's file name")
     NUM_CLASSES: int = option(1000, "classes of the last layer", minimum=1)
-    PRETRAINED: str | None = option(None, "weights to start from or to evaluate, with or without .pdparams")
+    PRETRAINED: str | None = option(
+        None, "weights to start from or to evaluate: file, URL, hf-hub:owner/name, or an id such as torchvision/resnet50.V2"
+    )
     RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams")
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
 

@@ -2,7 +2,7 @@
 
 from .export import export_tensors
 from .load import LoadReport, load_pretrained, transpose_linears
-from .preprocessing import preprocessing_of
+from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, read_registry, read_variants
 from .source import find_weights
@@ -19,5 +19,6 @@ __all__ = [
     "read_variants",
     "read_weights",
     "transpose_linears",
+    "with_preprocessing",
     "write_weights",
 ]

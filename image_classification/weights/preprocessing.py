@@ -1,5 +1,8 @@
 """The preprocessing that belongs to a set of weights, as keys of the DATA section."""
 
+import dataclasses
+
+from ..runtime import get_logger
 from .registry import read_registry
 
 KEYS = {
@@ -9,16 +12,37 @@ KEYS = {
     "mean": "IMAGENET_MEAN",
     "std": "IMAGENET_STD",
 }
+NORMALISATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 
 
 def preprocessing_of(source):
     """Return {DATA key: value} for the weights of a registry id, None for any other source.
 
-    With it an evaluation gives the figure that the publisher printed, whatever the YAML says. The image size is left to
-    the YAML: it is part of the architecture.
+    The image size is left to the YAML: it is part of the architecture.
     """
     entry = read_registry().get(source)
     if entry is None:
         return None
     values = {key: entry.preprocessing[name] for name, key in KEYS.items()}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def with_preprocessing(config):
+    """Return the configuration with the DATA keys that belong to the weights of MODEL.PRETRAINED, and log each change.
+
+    An evaluation takes all of them, so that it gives the figure that the publisher printed; a training run takes the
+    normalisation only. DATA.PREPROCESSING "config", or weights that are not in the registry, leave all as it is.
+    """
+    values = preprocessing_of(config.MODEL.PRETRAINED)
+    if values is None or config.MODEL.RESUME:
+        return config
+    if not config.EVAL:
+        values = {key: values[key] for key in NORMALISATION}
+    changes = {key: value for key, value in values.items() if getattr(config.DATA, key) != value}
+    own = config.DATA.PREPROCESSING == "config"
+    for key, value in changes.items():
+        current = getattr(config.DATA, key)
+        kept, instead = (current, value) if own else (value, current)
+        owner = "as configured" if own else f"belongs to {config.MODEL.PRETRAINED}"
+        get_logger().info("preprocessing: DATA.%s %s %s, instead of %s", key, kept, owner, instead)
+    return config if own else dataclasses.replace(config, DATA=dataclasses.replace(config.DATA, **changes))
