@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 from data_samples import cifar10_members, encoded, photo, write_class_folders
+from entry import report_of, run_well
 from model_zoo import PACKAGE, ROOT, builder
 
 from image_classification import checkpoint
@@ -223,6 +224,26 @@ def test_accumulation_of_the_same_global_batch_gives_the_same_weights(data_paths
     for other in weights[1:]:
         for name, value in weights[0].items():
             np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_two_processes_of_the_same_global_batch_give_the_same_weights(data_paths, tmp_path):
+    command = [
+        f"-cfg={RECIPES[LARGE_BATCH]}",
+        f"-data_path={data_paths['imagenet_tfrecord']}",
+        "-device=cpu",
+        "-amp_mode=fp32",
+        *["-opts", "RUNTIME.SMOKE=True", "AMP.DTYPE=none", "MODEL.DROPOUT=0.0", "TRAIN.MIXUP_ALPHA=0.0"],
+        "TRAIN.NUM_EPOCHS=2",
+    ]
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_well(*command[:4], "-batch_size=32", "-accum_iter=1", f"-output={one}", *command[4:])
+    split = ["-ngpus=2", "-batch_size=4", "-accum_iter=4", f"-output={two}"]
+    run_well(*command[:4], *split, *command[4:], script="main_multi_gpu.py")
+    assert report_of(two)["world_size"] == 2
+    assert report_of(two)["steps"] == report_of(one)["steps"] == 4
+    expected, weights = (checkpoint.load(folder / "latest.pdparams")["model"] for folder in (one, two))
+    for name, value in expected.items():
+        np.testing.assert_allclose(weights[name], value, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["auto", "naive"])
