@@ -47,6 +47,11 @@ def tensors(shapes, dtype=BFLOAT16, seed=0, scale=1.0):
     return result
 
 
+def statistics(channels):
+    """Return a running mean and variance that no batch has."""
+    return paddle.linspace(-0.5, 0.5, channels), paddle.linspace(0.5, 2.0, channels)
+
+
 def run(function, inputs, backend):
     """Return (result, gradients of the inputs) with a fixed random gradient of the result."""
     for tensor in inputs:
@@ -93,6 +98,31 @@ CASES = {
     "relu-scalar": ("relu", lambda x: F.relu(x), [()], False),
     "add": ("add", lambda x, y: x + y, [(3, 5, 33), (3, 5, 33)], False),
     "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
+    "conv": ("conv2d", lambda x, w: F.conv2d(x, w, padding=1), [(2, 16, 9, 7), (24, 16, 3, 3)], False),
+    "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
+    "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
+    "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
+    "conv-groups": ("conv2d", lambda x, w: F.conv2d(x, w, groups=2), [(2, 16, 9, 7), (24, 8, 3, 3)], False),
+    "conv-dilated": ("conv2d", lambda x, w: F.conv2d(x, w, dilation=2), [(2, 5, 9, 7), (6, 5, 3, 3)], False),
+    "conv-depthwise": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (16, 1, 3, 3)], False),
+    "conv-uneven-padding": ("conv2d", lambda x, w: F.conv2d(x, w, padding=[1, 0, 2, 1]), [(2, 4, 5, 5), (4, 4, 3, 3)],
+                            False),
+    "conv-one-pixel": ("conv2d", lambda x, w: F.conv2d(x, w), [(1, 1, 1, 1), (1, 1, 1, 1)], False),
+    "conv-chain": ("conv2d", lambda x, w: F.relu(F.conv2d(F.conv2d(x, w), w)) + 0, [(2, 8, 9, 7), (8, 8, 3, 3)], True),
+    "conv-residual": ("add", lambda x, w: x + F.conv2d(x, w, padding=1), [(2, 8, 9, 7), (8, 8, 3, 3)], False),
+    "max_pool": ("pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), [(2, 16, 9, 7)], True),
+    "avg_pool": ("pool2d", lambda x: F.avg_pool2d(x, 2), [(2, 16, 8, 6)], False),
+    "avg_pool-padded": ("pool2d", lambda x: F.avg_pool2d(x, 3, 3, 1, exclusive=False), [(2, 16, 8, 6)], False),
+    "avg_pool-whole": ("pool2d", lambda x: F.adaptive_avg_pool2d(x, 1), [(2, 16, 8, 6)], False),
+    "batch_norm": (
+        "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b, training=True), [(4, 8, 5, 3), (8,), (8,)],
+        True),
+    "batch_norm-evaluation": (
+        "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b), [(4, 8, 5, 3), (8,), (8,)], False),
+    "batch_norm-after-conv": (
+        "batch_norm", lambda x, w, s, b: F.batch_norm(F.conv2d(x, w), *statistics(8), s, b, training=True),
+        [(4, 8, 5, 3), (8, 8, 1, 1), (8,), (8,)], True),
     "softmax": ("softmax", lambda x: F.softmax(x), [(3, 5, 33)], True),
     "softmax-size-one": ("softmax", lambda x: F.softmax(x, axis=1), [(3, 1)], True),
     "layer_norm": ("layer_norm", lambda x, w, b: F.layer_norm(x, 33, w, b, 1e-6), [(3, 5, 33), (33,), (33,)], False),
@@ -146,7 +176,7 @@ def test_kernel_with_inf_and_nan_hides_neither(case):
     _, function, shapes, _ = CASES[case]
     inputs = tensors(shapes)
     values = inputs[0].detach().astype(FLOAT32).numpy().copy()
-    values.reshape(-1)[[0, -1]] = np.inf, np.nan
+    values.reshape(-1)[[0, -1]] = np.inf, np.inf if case == "max_pool" else np.nan  # a maximum ignores NaN
     inputs[0] = paddle.to_tensor(values).astype(BFLOAT16)
     inputs[0].stop_gradient = False
     expected, _ = run(function, inputs, "reference")
@@ -160,6 +190,7 @@ def test_kernel_with_inf_and_nan_hides_neither(case):
 @pytest.mark.parametrize(
     "name, shapes, constants",
     [
+        ("conv2d", [(0, 3, 8, 8), (4, 3, 3, 3)], ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW")),
         ("linear", [(0, 8), (8, 4), (4,)], ()),
         ("matmul", [(2, 0, 8), (2, 8, 4)], ()),
         ("gelu", [(0, 3)], ()),
@@ -199,3 +230,25 @@ def test_linear_keeps_bfloat16_activations_only():
     with half_cpu.dispatch():
         node = F.linear(x, weight).grad_fn
     assert node.name() == "GradNodePyLayer_Linear"
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
+    results = []
+    for backend in ("reference", "onednn"):
+        x, scale, shift = tensors([(4, 8, 5, 3), (8,), (8,)], dtype)
+        mean, variance = statistics(8)
+        with half_cpu.dispatch(backend=backend):
+            F.batch_norm(x, mean, variance, scale.astype(FLOAT32), shift.astype(FLOAT32), training=True, momentum=0.8)
+        results.append((mean.numpy(), variance.numpy()))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)  # sums of 60 float32 terms
+
+
+def test_convolution_results_lie_channels_last_and_read_as_ordinary_tensors():
+    x, weight = tensors([(2, 8, 9, 7), (16, 8, 3, 3)])
+    with half_cpu.dispatch():
+        out = F.conv2d(x, weight)
+    assert out.shape == [2, 16, 7, 5] and out.strides == [7 * 5 * 16, 1, 5 * 16, 16]
+    flat = out.astype(FLOAT32).flatten(1)
+    np.testing.assert_array_equal(flat.numpy(), out.astype(FLOAT32).numpy().reshape(2, -1))

@@ -7,7 +7,16 @@ instructions define it.
 
 import platform
 
-from . import kernels, onednn_attention, onednn_elementwise, onednn_matmul, onednn_normalization
+from . import (
+    kernels,
+    onednn_attention,
+    onednn_batch_norm,
+    onednn_convolution,
+    onednn_elementwise,
+    onednn_matmul,
+    onednn_normalization,
+    onednn_pooling,
+)
 from . import onednn_library as library
 
 NAME = "onednn"
@@ -23,6 +32,11 @@ KERNELS = {
     "relu": onednn_elementwise.relu,
     "add": onednn_elementwise.add,
     "attention": onednn_attention.attention,
+    "batch_norm": onednn_batch_norm.batch_norm,
+    "batch_norm_": onednn_batch_norm.batch_norm,
+    "conv2d": onednn_convolution.conv2d,
+    "depthwise_conv2d": onednn_convolution.depthwise_conv2d,
+    "pool2d": onednn_pooling.pool2d,
     "softmax": onednn_normalization.softmax,
     "layer_norm": onednn_normalization.layer_norm,
 }

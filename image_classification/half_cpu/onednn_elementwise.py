@@ -105,9 +105,13 @@ def ordered_like(tensor, other):
     """Return the tensor, or a copy of it, in the memory order of a settled tensor of the same shape."""
     if tensor.strides == other.strides:
         return tensor
+    return reorder_like(tensor, new_like(other))
+
+
+def reorder_like(tensor, out):
+    """Return `out` with the content of a tensor of the same shape, dtypes and memory orders as they are."""
     if 0 in tensor.strides:
-        tensor = tensor.contiguous()
-    out = new_like(other)
+        tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
     cache.get(_describe_reorder, layout(tensor), layout(out))(tensor.data_ptr(), out.data_ptr())
     return out
 

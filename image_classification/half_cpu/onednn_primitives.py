@@ -21,8 +21,11 @@ _CPU = paddle.CPUPlace()
 class paddle_operators:
     """Paddle's own operators. Kept in a class because a dispatch replaces every module's references to operators."""
 
+    add_ = staticmethod(paddle._C_ops.add_)
     empty = staticmethod(paddle._C_ops.empty)
     full = staticmethod(paddle._C_ops.full)
+    scale = staticmethod(paddle._C_ops.scale)
+    scale_ = staticmethod(paddle._C_ops.scale_)
     transpose = staticmethod(paddle._C_ops.transpose)
 
 

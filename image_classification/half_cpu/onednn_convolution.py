@@ -1,0 +1,191 @@
+"""Convolution of image batches [B, C, H, W], forward and backward.
+
+Inside, images lie in memory as [B, H, W, C], where oneDNN's bfloat16 convolutions are fastest. The results are
+ordinary tensors with such strides, so a chain of convolutions, normalisations, activations and sums stays in that order
+and only its first image and its last feature map are rearranged.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import onednn_library as onednn
+from .onednn_elementwise import reorder_like
+from .onednn_primitives import (
+    Layout,
+    bound,
+    cache,
+    contiguous,
+    is_channels_last,
+    layout,
+    new_channels_last,
+    new_tensor,
+    servable,
+)
+
+_UINT8 = paddle.uint8
+
+
+def channels_last(tensor):
+    """Return the tensor, or a copy of it, in the memory order [B, H, W, C]."""
+    if is_channels_last(tensor):
+        return tensor
+    return reorder_like(tensor, new_channels_last(tensor.dtype, tensor.shape))
+
+
+def geometry_of(strides, dilations, padding):
+    """Return oneDNN's numbers (strides, dilations, padding before, padding after) of a square or rectangular window."""
+    if len(padding) == 4:
+        before, after = (padding[0], padding[2]), (padding[1], padding[3])
+    else:
+        before = after = tuple(padding)
+    return tuple(strides), tuple(value - 1 for value in dilations), before, after
+
+
+def output_size(size, window, stride, dilation, before, after):
+    return (size + before + after - (dilation + 1) * (window - 1) - 1) // stride + 1
+
+
+def _forward(builder, source, weights, target, geometry):
+    md = builder.md
+    return (
+        "convolution_forward",
+        onednn.FORWARD_TRAINING,
+        onednn.CONVOLUTION_DIRECT,
+        md(source),
+        md(weights._replace(strides=None)),
+        None,
+        md(target),
+        *map(onednn.dimensions, geometry),
+        None,
+    )
+
+
+def _backward_data(builder, source, weights, target, geometry):
+    md = builder.md
+    return (
+        "convolution_backward_data",
+        onednn.CONVOLUTION_DIRECT,
+        md(source),
+        md(weights._replace(strides=None)),
+        md(target),
+        *map(onednn.dimensions, geometry),
+        builder.hint(*_forward(builder, source, weights, target, geometry)),
+        None,
+    )
+
+
+def _backward_weights(builder, source, weights, target, geometry):
+    md = builder.md
+    return (
+        "convolution_backward_weights",
+        onednn.CONVOLUTION_DIRECT,
+        md(source),
+        md(weights._replace(strides=None)),
+        None,
+        md(target),
+        *map(onednn.dimensions, geometry),
+        builder.hint(*_forward(builder, source, weights, target, geometry)),
+        None,
+    )
+
+
+# pass -> (arguments of its description, argument numbers; the weights come second)
+_PASSES = {
+    "forward": (_forward, (onednn.SRC, onednn.WEIGHTS, onednn.DST)),
+    "backward_data": (_backward_data, (onednn.DIFF_DST, onednn.WEIGHTS, onednn.DIFF_SRC)),
+    "backward_weights": (_backward_weights, (onednn.SRC, onednn.DIFF_WEIGHTS, onednn.DIFF_DST)),
+}
+
+
+def _describe(library, builder, name, *key):
+    arguments, numbers = _PASSES[name]
+    return library.description(*arguments(builder, *key)), numbers
+
+
+def _describe_weights(library, builder, name, *key):
+    """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes."""
+    arguments, numbers = _PASSES[name]
+    description = builder.hint(*arguments(builder, *key))
+    blocked = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, numbers[1])
+    plain = builder.md(key[1])
+    ends = (blocked, plain) if name == "backward_weights" else (plain, blocked)
+    return library.description("reorder", *ends, None), (onednn.SRC, onednn.DST)
+
+
+def _run(name, key, first, weight, last):
+    """Run one pass; `weight` is a plain tensor, read, or written by backward_weights."""
+    primitive = cache.get(_describe, name, *key)
+    rearrange = cache.get(_describe_weights, name, *key)
+    blocked = new_tensor(_UINT8, [primitive.sizes[1]])
+    if name != "backward_weights":
+        rearrange(weight.data_ptr(), blocked.data_ptr())
+    primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
+    if name == "backward_weights":
+        rearrange(blocked.data_ptr(), weight.data_ptr())
+
+
+class Convolution(PyLayer):
+    """x [B, C, H, W] with filters [O, C // groups, kh, kw]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, geometry, groups):
+        """Return [B, O, H', W'] in the dtype of x."""
+        ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
+        x, weight = channels_last(x), contiguous(weight)
+        strides, dilations, before, after = geometry
+        sizes = [
+            output_size(*numbers)
+            for numbers in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
+        ]
+        out = new_channels_last(x.dtype, [x.shape[0], weight.shape[0], *sizes])
+        filters = layout(weight)
+        if groups > 1:
+            shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
+            filters = Layout(filters.data_type, shape, (shape[1] * filters.strides[0], *filters.strides))
+        ctx.key = (layout(x), filters, layout(out), geometry)
+        _run("forward", ctx.key, x, weight, out)
+        ctx.save_for_backward(x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of x and the filters."""
+        x, weight = ctx.saved_tensor()
+        gradient = channels_last(gradient)
+        x_gradient = weight_gradient = None
+        if ctx.needs[0]:
+            x_gradient = new_channels_last(x.dtype, x.shape)
+            _run("backward_data", ctx.key, gradient, weight, x_gradient)
+        if ctx.needs[1]:
+            weight_gradient = new_tensor(weight.dtype, weight.shape)
+            _run("backward_weights", ctx.key, x, weight_gradient, gradient)
+        return x_gradient, weight_gradient
+
+
+def conv2d(original, args, kwargs):
+    """Kernel of ``conv2d(input, filter, strides, paddings, padding_algorithm, dilations, groups, data_format)``."""
+    names = ("input", "filter", "strides", "paddings", "padding_algorithm", "dilations", "groups", "data_format")
+    values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW"))
+    return NotImplemented if values is None else _convolution(*values)
+
+
+def depthwise_conv2d(original, args, kwargs):
+    """Kernel of ``depthwise_conv2d(input, filter, strides, paddings, padding_algorithm, groups, dilations, ...)``."""
+    names = ("input", "filter", "strides", "paddings", "padding_algorithm", "groups", "dilations", "data_format")
+    values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", 1, [1, 1], "NCHW"))
+    if values is None:
+        return NotImplemented
+    x, weight, strides, padding, algorithm, groups, dilations, data_format = values
+    return _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format)
+
+
+def _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format):
+    if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW":
+        return NotImplemented
+    if algorithm != "EXPLICIT" or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        return NotImplemented
+    geometry = geometry_of(strides, dilations, padding)
+    for numbers in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True):
+        if output_size(*numbers) < 1:
+            return NotImplemented  # Paddle words the error
+    return Convolution.apply(x, weight, geometry, groups)

@@ -1,0 +1,109 @@
+"""Maximum and mean pooling of image batches [B, C, H, W], forward and backward.
+
+Two things differ from the reference: a maximum over NaN and numbers is a number, and where maximum windows overlap,
+each sum of gradients (four at most for 3x3 windows at stride 2) is rounded to bfloat16.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import onednn_library as onednn
+from .onednn_convolution import channels_last, geometry_of, output_size
+from .onednn_primitives import bound, cache, layout, new_channels_last, new_tensor, servable
+
+_UINT8 = paddle.uint8
+
+
+def _output_sizes(x, window):
+    size, strides, before, after = window
+    return [output_size(*numbers) for numbers in zip(x.shape[2:], size, strides, (0, 0), before, after, strict=True)]
+
+
+def _pooling(builder, kind, algorithm, source, target, window):
+    size, strides, before, after = map(onednn.dimensions, window)
+    no_dilation = onednn.dimensions((0, 0))
+    md = builder.md
+    return (
+        "pooling_forward", kind, algorithm, md(source), md(target), strides, size, no_dilation, before, after, None
+    )  # fmt: skip
+
+
+def _describe_pooling(library, builder, kind, algorithm, source, target, window):
+    numbers = (onednn.SRC, onednn.DST)
+    if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
+        numbers += (onednn.WORKSPACE,)
+    return library.description(*_pooling(builder, kind, algorithm, source, target, window)), numbers
+
+
+def _describe_pooling_backward(library, builder, algorithm, source, target, window):
+    size, strides, before, after = map(onednn.dimensions, window)
+    no_dilation = onednn.dimensions((0, 0))
+    hint = builder.hint(*_pooling(builder, onednn.FORWARD_TRAINING, algorithm, source, target, window))
+    md = builder.md
+    description = library.description(
+        "pooling_backward", algorithm, md(source), md(target), strides, size, no_dilation, before, after, hint, None
+    )
+    numbers = (onednn.DIFF_DST, onednn.DIFF_SRC)
+    return description, (*numbers, onednn.WORKSPACE) if algorithm == onednn.POOL_MAX else numbers
+
+
+class Pooling(PyLayer):
+    """Maximum or mean over windows. The maximum keeps the positions (one byte each mostly), the mean keeps nothing."""
+
+    @staticmethod
+    def forward(ctx, x, algorithm, window):
+        """Return the pooled images."""
+        needs_gradient = not x.stop_gradient
+        x = channels_last(x)
+        out = new_channels_last(x.dtype, [*x.shape[:2], *_output_sizes(x, window)])
+        ctx.key = (algorithm, layout(x), layout(out), window)
+        ctx.shape = x.shape
+        if algorithm == onednn.POOL_MAX and needs_gradient:
+            primitive = cache.get(_describe_pooling, onednn.FORWARD_TRAINING, *ctx.key)
+            positions = new_tensor(_UINT8, [primitive.sizes[2]])
+            primitive(x.data_ptr(), out.data_ptr(), positions.data_ptr())
+            ctx.save_for_backward(positions)
+        else:
+            cache.get(_describe_pooling, onednn.FORWARD_INFERENCE, *ctx.key)(x.data_ptr(), out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x."""
+        gradient = channels_last(gradient)
+        out = new_channels_last(gradient.dtype, ctx.shape)
+        pointers = [gradient.data_ptr(), out.data_ptr()]
+        if ctx.key[0] == onednn.POOL_MAX:
+            (positions,) = ctx.saved_tensor()
+            pointers.append(positions.data_ptr())
+        cache.get(_describe_pooling_backward, *ctx.key)(*pointers)
+        return out
+
+
+_POOL2D = ("x", "kernel_size", "strides", "paddings", "ceil_mode", "exclusive", "data_format", "pooling_type",
+           "global_pooling", "adaptive", "padding_algorithm")  # fmt: skip
+
+
+def pool2d(original, args, kwargs):
+    """Kernel of ``pool2d(...)``: fixed windows, and the mean over the whole image."""
+    values = bound(args[: len(_POOL2D)], kwargs, _POOL2D, ())
+    if values is None:
+        return NotImplemented
+    x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
+    if not servable(x) or x.ndim != 4 or data_format != "NCHW" or ceil_mode or algorithm != "EXPLICIT":
+        return NotImplemented
+    if not isinstance(size, (list, tuple)) or not all(isinstance(value, int) for value in size):
+        return NotImplemented
+    if adaptive or whole:
+        if adaptive and list(size) != [1, 1]:
+            return NotImplemented
+        size, strides, padding = x.shape[2:], (1, 1), (0, 0)
+    strides, _, before, after = geometry_of(strides, (1, 1), padding)
+    window = (tuple(size), strides, before, after)
+    if min(_output_sizes(x, window)) < 1:
+        return NotImplemented  # Paddle words the error
+    if kind == "max":
+        return Pooling.apply(x, onednn.POOL_MAX, window)
+    if strides[0] < size[0] or strides[1] < size[1]:
+        return NotImplemented  # oneDNN sums the gradients of overlapping windows in bfloat16
+    return Pooling.apply(x, onednn.POOL_AVG_EXCLUDE_PADDING if exclusive else onednn.POOL_AVG_INCLUDE_PADDING, window)
