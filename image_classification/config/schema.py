@@ -78,7 +78,7 @@ class Model:
     NAME: str = option("", "name of the variant; the YAML's file name")
     NUM_CLASSES: int = option(1000, "classes of the last layer", minimum=1)
     PRETRAINED: str | None = option(
-        None, "weights to start from or to evaluate: file, URL, hf-hub:owner/name, or an id such as torchvision/resnet50.V2"
+        None, "weights to start from or to evaluate: file, URL, hf-hub:owner/name or an id: torchvision/resnet50.V2"
     )
     RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams")
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
@@ -149,6 +149,7 @@ class Train:
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
+    PROFILE_STEP: int | None = option(None, "first of ten steps that the profiler records; none: off", minimum=0)
     HOOKS: tuple[str, ...] = option((), "further hooks, each as module:Class")
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
     OPTIMIZER: Optimizer = section(Optimizer)
