@@ -29,6 +29,7 @@ FLAGS = {
         "resume": ("MODEL.RESUME", ""),
         "last_epoch": ("TRAIN.LAST_EPOCH", ""),
         "seed": ("SEED", ""),
+        "prof": ("TRAIN.PROFILE_STEP", ""),
         "output": ("OUTPUT", ""),
     },
     "Precision": {
@@ -103,17 +104,17 @@ def load_config(argv, build_model=None, prog=None):
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
         layers.append(("command line -opts", _nested(key, _parse_value(word, value))))
     config = build_config(layers, build_model)
+    if config.RUNTIME.SMOKE and smoke:
+        config = build_config([*layers[:of_files], *smoke, *layers[of_files:]], build_model)
+    elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
+        # the effective configuration of a smoke run has the key, and the small values already
+        raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
     return _resolve(config)
 
 
 def _resolve(config):
     """Fill in what depends on other keys, once, so that no later code has to know the rule."""
     data = dataclasses.replace(config.DATA, BATCH_SIZE_EVAL=config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
-    if config.RUNTIME.SMOKE and smoke:
-        config = build_config([*layers[:of_files], *smoke, *layers[of_files:]], build_model)
-    elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
-        # the effective configuration of a smoke run has the key, and the small values already
-        raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(
@@ -142,8 +143,9 @@ def make_parser(prog=None):
     for flag, (_, text) in SWITCHES.items():
         group.add_argument(*_spellings(flag), action="store_true", help=text)
     parser.add_argument_group("Any key").add_argument(
-        *_spellings("opts"), nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
-    )
+        *_spellings("opts"), nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+        help="set keys of the configuration",
+    )  # fmt: skip
     return parser
 
 
