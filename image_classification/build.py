@@ -6,7 +6,7 @@ import inspect
 from . import amp, data
 from .config import Config
 from .ema import build_ema
-from .hooks import CheckpointHook, EmaHook, LogHook, RecordHook, ReportHook, load_hooks
+from .hooks import CheckpointHook, EmaHook, LogHook, ProfilerHook, RecordHook, ReportHook, load_hooks
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_parallel
 from .runtime import UserError, seed_everything, select_device, set_deterministic
@@ -102,6 +102,8 @@ def build_trainer(parts, folder=None, report=None):
         hooks.append(CheckpointHook(folder))
         if parts.parallel.is_main:
             hooks += [RecordHook(folder), ReportHook(folder, report)]
+            if config.TRAIN.PROFILE_STEP is not None:
+                hooks.append(ProfilerHook(folder, config.TRAIN.PROFILE_STEP))
     return Trainer(
         parts,
         optimizer=optimizer,

@@ -9,6 +9,8 @@ import math
 import time
 from datetime import timedelta
 
+from paddle import profiler
+
 from . import checkpoint
 from .runtime import UserError, get_logger, peak_memory_bytes, progress_bar
 
@@ -22,11 +24,15 @@ class Hook:
 
     def before_epoch(self, trainer): ...
 
+    def before_step(self, trainer): ...
+
     def after_update(self, trainer):
         """After a step that changed the weights (never after a skipped one)."""
 
     def after_step(self, trainer):
         """After every step, applied or skipped."""
+
+    def before_evaluation(self, trainer): ...
 
     def after_evaluation(self, trainer): ...
 
@@ -42,6 +48,49 @@ class EmaHook(Hook):
 
     def after_update(self, trainer):
         trainer.ema.update(trainer.precision.model_state_dict(trainer.model))
+
+
+class ProfilerHook(Hook):
+    """Records ten steps with Paddle's profiler into ``profile/``, a trace for chrome://tracing or Perfetto.
+
+    Args:
+        run: the run folder.
+        first_step: how many steps of this process come before, skipped ones included.
+    """
+
+    priority = 5
+    num_steps = 10
+
+    def __init__(self, run, first_step):
+        self.path = run.path / "profile"
+        self.first_step = first_step
+        self.steps = 0  # begun by this process
+        self.profiler = None
+
+    def before_step(self, trainer):
+        if self.steps == self.first_step:
+            kinds = profiler.ProfilerTarget
+            targets = [kinds.CPU, kinds.GPU] if trainer.precision.device == "gpu" else [kinds.CPU]
+            write = profiler.export_chrome_tracing(str(self.path))
+            self.profiler = profiler.Profiler(targets=targets, on_trace_ready=write)
+            self.profiler.start()
+        self.steps += 1
+
+    def after_step(self, trainer):
+        if self.profiler is None:
+            return
+        self.profiler.step()
+        if self.steps == self.first_step + self.num_steps:
+            self._stop()
+
+    def after_train(self, trainer):
+        if self.profiler is not None:
+            self._stop()
+
+    def _stop(self):
+        self.profiler.stop()
+        self.profiler = None
+        get_logger().info(f"profile of steps {self.first_step} to {self.steps - 1}: {self.path}")
 
 
 class LogHook(Hook):

@@ -193,6 +193,7 @@ class Trainer:
 
     def train_step(self, batches, window):
         """Make one optimizer step of ``window`` micro-batches."""
+        self.call("before_step")
         start = time.perf_counter()
         num_images = 0
         self.optimizer.set_lr(self.schedule.lr(self.progress.step))
@@ -227,6 +228,7 @@ class Trainer:
 
     def evaluate(self):
         """Evaluate the averaged weights where there are some, else the model's own."""
+        self.call("before_evaluation")
         with self.ema.applied(self.model):
             self.evaluation = evaluate(self.model, self.precision, self.eval_loader, self.parallel)
         self.evaluation["is_best"] = self.evaluation["top1"] > self.progress.best_top1

@@ -1,7 +1,9 @@
 """The loop: windows of accumulation, skipped steps, what counts as a step, stopping, hooks."""
 
 import dataclasses
+import json
 import math
+import types
 
 import numpy as np
 import paddle
@@ -12,7 +14,7 @@ from image_classification import amp
 from image_classification.build import Parts
 from image_classification.config import build_config
 from image_classification.ema import build_ema
-from image_classification.hooks import EmaHook, Hook
+from image_classification.hooks import EmaHook, Hook, ProfilerHook
 from image_classification.losses import build_criterion
 from image_classification.optim import build_optimizer, build_schedule
 from image_classification.parallel.single import SingleProcess
@@ -202,13 +204,15 @@ def test_hooks_are_called_in_the_order_of_their_priorities():
     assert [event for name, event in calls if name == "early"] == [
         "before_train",
         "before_epoch",
+        "before_step",
         "after_update",
         "after_step",
+        "before_evaluation",
         "after_evaluation",
         "after_epoch",
         "after_train",
     ]
-    assert [name for name, _ in calls] == ["early", "late"] * 7
+    assert [name for name, _ in calls] == ["early", "late"] * 9
 
 
 def test_state_loaded_into_another_trainer_continues_bit_for_bit():
@@ -243,3 +247,19 @@ def test_evaluation_counts_every_image_once_and_marks_the_best():
     trainer.evaluate()
     assert not trainer.evaluation["is_best"]
     assert trainer.model.training
+
+
+def test_profiler_records_ten_steps_from_the_one_asked_for(tmp_path):
+    hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=2)
+    make_trainer(make_batches(14, 4), hooks=[hook], NUM_EPOCHS=1).fit()
+    (trace,) = (tmp_path / "profile").iterdir()
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if "name" in event]
+    steps = {name.split("[")[0] for name in names if name.startswith("ProfileStep")}
+    assert {f"ProfileStep#{number}" for number in range(10)} <= steps
+    assert hook.steps == 14
+
+
+def test_profiler_of_a_shorter_run_writes_what_it_has(tmp_path):
+    hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=1)
+    make_trainer(make_batches(3, 4), hooks=[hook], NUM_EPOCHS=1).fit()
+    assert len(list((tmp_path / "profile").iterdir())) == 1

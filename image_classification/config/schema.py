@@ -44,6 +44,8 @@ class Data:
     NUM_WORKERS: int | None = option(
         None, "worker processes of each loader, 0: the training process; none: by cores, 0 for small images", minimum=0
     )
+    LOADER: str = option("workers", "what decodes: worker processes, or DALI (an extra)", choices=("workers", "dali"))
+    DALI_GPU: bool = option(False, "DALI decodes on this process's GPU instead of the CPU")
     PREFETCH: int = option(2, "batches that the workers prepare ahead", minimum=1)
     WORKER_TIMEOUT: float = option(120.0, "seconds without any new image after which a worker counts as hung", above=0)
     SKIP_CORRUPT: bool = option(False, "leave images out that cannot be decoded, with a count, instead of stopping")
