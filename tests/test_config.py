@@ -128,7 +128,8 @@ def test_missing_configuration_file_is_named():
 
 @pytest.mark.parametrize("flag", [flag for group in FLAGS.values() for flag in group])
 def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
-    value = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}.get(flag, "1")
+    words = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}
+    value = (words | {"launcher": "slurm"}).get(flag, "1")
     with_equals = load(tmp_path, "", f"-{flag}={value}")
     assert with_equals == load(tmp_path, "", f"-{flag}", value)
     assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
