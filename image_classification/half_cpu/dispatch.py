@@ -55,10 +55,11 @@ _BUILDING = threading.Lock()  # two first users must not each take the other's w
 class _Operator:
     """How one operator is served: its names and the rule for half tensors."""
 
-    __slots__ = ("name", "policy_name", "inplace", "rule", "norm")
+    __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm")
 
     def __init__(self, name):
         self.name = name
+        self.kernel_name = name
         self.policy_name = op_names.policy_name(name) if op_names.sees_policy(name) else None
         self.inplace = op_names.is_inplace(name)
         self.norm = name in op_names.NORMS
@@ -92,7 +93,7 @@ def _serve(scope, operator, original, args, kwargs):
             # Parameters and statistics of a normalisation are used as they are, like on a GPU.
             change = replace_first_tensor if operator.norm else replace_tensors
             args, kwargs, tensors, half = _cast_inputs(scope, change, args, kwargs, DTYPES[wanted])
-    if not half and operator.name not in scope.float32_kernels:
+    if not half and operator.kernel_name not in scope.float32_kernels:
         return original(*args, **kwargs)
     if operator.inplace and policy_cast is not None:
         policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse
@@ -100,7 +101,7 @@ def _serve(scope, operator, original, args, kwargs):
         return original(*args, **kwargs)
     _ACTIVE.scope = None  # what a kernel or a rule calls is not dispatched again
     try:
-        kernel = scope.kernels.get(operator.name)
+        kernel = scope.kernels.get(operator.kernel_name)
         if kernel is not None:
             result = kernel(original, args, kwargs)
             if result is not NotImplemented:
@@ -141,9 +142,12 @@ def _is_exact(name, tensors):
     return common is not BFLOAT16 or name not in native.NOT_BFLOAT16
 
 
-def _operator(name, original):
+def _operator(name, original, legacy=False):
     """Return the wrapper that stands for a built-in operator while a dispatch is active."""
     operator = _Operator(name)
+    if legacy:
+        operator.kernel_name = None  # its arguments are spelt differently: tensors, then names and values
+        operator.policy_name = op_names.LEGACY[name]
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
@@ -225,7 +229,7 @@ def _references():
     legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
     tables = [
         (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),
-        (paddle_names.LEGACY_OPERATORS, {name: _operator(name, legacy[name]) for name in op_names.LEGACY}),
+        (paddle_names.LEGACY_OPERATORS, {name: _operator(name, legacy[name], True) for name in op_names.LEGACY}),
     ]
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):

@@ -69,8 +69,18 @@ WITHOUT_POLICY = words(
     """
 )
 
-# The few operators of the legacy table that Paddle's layers and metrics still call.
-LEGACY = words("accuracy elementwise_add conv2d conv3d depthwise_conv2d conv2d_transpose")
+# The operators of the legacy table that Paddle's layers and metrics still call -> their present name.
+LEGACY = {
+    "accuracy": "accuracy",
+    "elementwise_add": "add",
+    "conv2d": "conv2d",
+    "conv3d": "conv3d",
+    "depthwise_conv2d": "depthwise_conv2d",
+    "conv2d_transpose": "conv2d_transpose",
+    "hard_sigmoid": "hardsigmoid",
+    "hard_swish": "hardswish",
+    **{name: name for name in words("elu gelu leaky_relu mish relu relu6 sigmoid silu softmax softplus swish tanh")},
+}
 
 
 class Composite(NamedTuple):
