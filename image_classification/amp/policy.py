@@ -10,9 +10,6 @@ from .lists import APEX_BANNED, APEX_PROMOTE, FIRST_INPUT_DECIDES
 
 FLOAT16, BFLOAT16, FLOAT32 = paddle.float16, paddle.bfloat16, paddle.float32
 
-# Writing into a slice keeps the dtype of the tensor written to.
-NEVER_CAST = frozenset({"setitem"})
-
 
 class ListPolicy:
     """Paddle's level O1: white operators in half, black ones in float32, others in half unless an input is float32."""
@@ -27,8 +24,6 @@ class ListPolicy:
             return self.dtype
         if op_name in self.black:
             return "float32"
-        if op_name in NEVER_CAST:
-            return None
         if op_name in FIRST_INPUT_DECIDES:
             return "float32" if tensors[0].dtype is FLOAT32 else None
         return widest(tensors)
