@@ -10,7 +10,7 @@ processor time of all its processes for one image, which other programs on the m
 - ours: the loader of the training commands, from class folders and from TFRecord files
 - torchvision: Pillow decodes, crops and scales with antialiasing, NumPy converts; the steps of its training reference
 - PaddleClas: OpenCV decodes, crops and scales, NumPy normalises in the worker; the steps of its ResNet-50 recipe
-- DALI: its CPU pipeline, where nvidia-dali-cuda120 is installed
+- DALI: its CPU pipeline, and ours on top of it, where nvidia-dali-cuda120 is installed
 
 The two middle rows run in paddle.io.DataLoader with the same number of worker processes.
 """
@@ -106,7 +106,8 @@ def _rows(root, scratch, options):
     try:
         import nvidia.dali  # noqa: F401 (is it there?)
 
-        rows["DALI (CPU pipeline)"] = functools.partial(_dali, root, options)
+        rows["ours (DALI, class folders)"] = _our_loader("folder", root, dataset, options, LOADER="dali")
+        rows["DALI (its own reader)"] = _dali(root, dataset, options)
     except ImportError:
         print("DALI is not installed: no row for it")
     return rows
@@ -208,13 +209,37 @@ def paddleclas_steps(content):
     return pixels.transpose(2, 0, 1)
 
 
-def _dali(root, options):
-    from image_classification.data.dali import DaliPipeline
+def _dali(root, dataset, options):
+    """Return an epoch of DALI's own file reader, random-crop decoder, resize and normalisation."""
+    from nvidia.dali import fn, pipeline_def, types
 
-    pipeline = DaliPipeline.from_folder(
-        os.path.join(root, "train"), options.batch_size, SIZE, MEAN, STD, num_threads=options.workers, training=True
-    )
-    return iter(pipeline)
+    @pipeline_def(batch_size=options.batch_size, num_threads=options.workers, device_id=None, prefetch_queue_depth=2)
+    def graph():
+        contents, labels = fn.readers.file(file_root=os.path.join(root, "train"), random_shuffle=True)
+        images = fn.decoders.image_random_crop(contents, random_area=[0.08, 1.0])
+        images = fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_LINEAR, antialias=False)
+        images = fn.crop_mirror_normalize(
+            images,
+            mirror=fn.random.coin_flip(),
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+            dtype=types.FLOAT,
+            output_layout="CHW",
+        )
+        return images, labels
+
+    @functools.cache
+    def pipeline():
+        built = graph()
+        built.build()
+        return built
+
+    def epoch():
+        for _ in range(len(dataset) // options.batch_size):
+            images, labels = pipeline().run()
+            yield np.array(images.as_array()), labels
+
+    return epoch
 
 
 def measure(rows, rounds, max_images):

@@ -4,11 +4,11 @@ import functools
 import os
 
 from ..runtime import UserError, get_logger
-from .jitter import ColorJitter, RandomErasing
+from .augmentation import image_steps, pixel_steps
+from .dali import DaliLoader, check_supported
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
-from .policies import AutoAugment, RandAugment, ThreeAugment, TrivialAugment
 from .sampler import eval_order, train_order
 from .samples import SampleMaker
 from .sources import build_dataset
@@ -45,8 +45,8 @@ def build_train_loader(config, rank=0, world_size=1):
         interpolation=data.INTERPOLATION,
         library=data.RESIZE_LIBRARY,
         scaled_decode=data.SCALED_DECODE,
-        image_steps=_image_steps(config),
-        pixel_steps=_pixel_steps(config),
+        image_steps=image_steps(config),
+        pixel_steps=pixel_steps(config),
     )
     order = functools.partial(
         train_order,
@@ -64,38 +64,6 @@ def build_train_loader(config, rank=0, world_size=1):
             images, labels, batch_rng(config.SEED, epoch, batch, rank)
         )
     return loader
-
-
-def _image_steps(config):
-    train = config.TRAIN
-    policies = {
-        "AUTO_AUGMENT": lambda: AutoAugment(train.AUTO_AUGMENT_POLICY),
-        "RAND_AUGMENT": lambda: RandAugment(train.RAND_AUGMENT_LAYERS, train.RAND_AUGMENT_MAGNITUDE),
-        "TRIVIAL_AUGMENT": TrivialAugment,
-        "THREE_AUGMENT": ThreeAugment,
-    }
-    chosen = [key for key in policies if getattr(train, key)]
-    if len(chosen) > 1:
-        raise UserError(f"TRAIN.{chosen[0]} and TRAIN.{chosen[1]} exclude each other")
-    steps = [policies[key]() for key in chosen]
-    if any(train.COLOR_JITTER):
-        steps.append(ColorJitter(*_jitter_strengths(train.COLOR_JITTER)))
-    return steps
-
-
-def _jitter_strengths(values):
-    """Return (brightness, contrast, saturation, hue); one number stands for the first three, as in timm."""
-    strengths = tuple(values) * 3 if len(values) == 1 else tuple(values)
-    if len(strengths) not in (3, 4) or min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
-        raise UserError(f"TRAIN.COLOR_JITTER: {list(values)} is not 1, 3 or 4 numbers >= 0, the fourth <= 0.5")
-    return strengths
-
-
-def _pixel_steps(config):
-    train, data = config.TRAIN, config.DATA
-    if not train.RANDOM_ERASE_PROB:
-        return []
-    return [RandomErasing(train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE, data.IMAGENET_MEAN, data.IMAGENET_STD)]
 
 
 def build_eval_loader(config, rank=0, world_size=1):
@@ -132,6 +100,8 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
         replace_corrupt=training,
     )
     num_workers = _num_workers(data, dataset, world_size)
+    if data.LOADER == "dali":
+        return _dali_loader(config, maker, order, batch_size, num_workers, training)
     get_logger().info(
         "data: %s %s, %d images, %d workers", data.DATASET, "train" if training else "val", len(dataset), num_workers
     )
@@ -144,6 +114,31 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
         num_workers=num_workers,
         prefetch=data.PREFETCH,
         timeout_seconds=data.WORKER_TIMEOUT,
+    )
+
+
+def _dali_loader(config, maker, order, batch_size, num_workers, training):
+    data = config.DATA
+    check_supported(config, maker.dataset)
+    device = int(os.environ.get("FLAGS_selected_gpus", "0").split(",")[0]) if data.DALI_GPU else None
+    place = "CPU" if device is None else f"GPU {device}"
+    get_logger().info(
+        "data: %s %s, %d images, DALI on %s with %d threads",
+        data.DATASET,
+        "train" if training else "val",
+        len(maker.dataset),
+        place,
+        num_workers,
+    )
+    return DaliLoader(
+        maker,
+        order,
+        batch_size,
+        data.IMAGENET_MEAN,
+        data.IMAGENET_STD,
+        training,
+        num_threads=max(1, num_workers),
+        device=device,
     )
 
 

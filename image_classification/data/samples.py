@@ -46,11 +46,15 @@ class SampleMaker:
                 if not self.replace_corrupt:
                     return None
                 continue
-            if not 0 <= label < self.num_classes:
-                raise UserError(
-                    f"{self.dataset.describe(candidate)}: label {label} is outside 0..{self.num_classes - 1}"
-                    f" (MODEL.NUM_CLASSES is {self.num_classes})"
-                )
+            self.check_label(candidate, label)
             np.copyto(out, pixels.transpose(2, 0, 1))
             return label
         raise UserError(f"{self.dataset.describe(index)} and the next {MAX_REPLACEMENTS - 1} images are corrupt")
+
+    def check_label(self, index, label):
+        """Raise UserError unless the label of an image is in 0 .. num_classes - 1."""
+        if not 0 <= label < self.num_classes:
+            raise UserError(
+                f"{self.dataset.describe(index)}: label {label} is outside 0..{self.num_classes - 1}"
+                f" (MODEL.NUM_CLASSES is {self.num_classes})"
+            )

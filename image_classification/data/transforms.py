@@ -136,7 +136,7 @@ class TrainTransform:
         size = self.image_size
         pixels = decode(content, self.library, self.channels)
         if self.crop == "simple":  # DeiT III: short side to the size, 4 pixels of mirrored border, a window of the size
-            height, width = _short_side(*pixels.shape[:2], size, round)
+            height, width = short_side(*pixels.shape[:2], size, round)
             pixels = resize(pixels, height, width, self.interpolation, self.library)
             return self._window(np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="reflect"), rng)
         if self.crop == "pad":  # the CIFAR recipe of He et al. (2015): pad, then cut the size out at a random place
@@ -186,12 +186,12 @@ class EvalTransform:
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
         pixels = decode(content, self.library, self.channels)
         # torchvision truncates the long side, PaddleClas rounds it
-        height, width = _short_side(*pixels.shape[:2], self.resize_size, int if self.library == "pil" else round)
+        height, width = short_side(*pixels.shape[:2], self.resize_size, int if self.library == "pil" else round)
         scaled = resize(pixels, height, width, self.interpolation, self.library)
         return center_crop(scaled, self.image_size, self.library)
 
 
-def _short_side(height, width, size, to_integer):
+def short_side(height, width, size, to_integer):
     """Return (height, width) scaled so that the shorter one is ``size``."""
     long = to_integer(size * max(height, width) / min(height, width))
     return (size, long) if height <= width else (long, size)
