@@ -97,7 +97,8 @@ def pool2d(original, args, kwargs):
     if adaptive or whole:
         if adaptive and list(size) != [1, 1]:
             return NotImplemented
-        size, strides, padding = x.shape[2:], (1, 1), (0, 0)
+        size = strides = x.shape[2:]
+        padding = (0, 0)
     strides, _, before, after = geometry_of(strides, (1, 1), padding)
     window = (tuple(size), strides, before, after)
     if min(_output_sizes(x, window)) < 1:
