@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from image_classification.amp import build_precision
 from image_classification.config import Config
 from image_classification.ema import EMA, build_ema
 from image_classification.runtime import UserError
@@ -153,3 +154,23 @@ def test_state_without_average_starts_from_the_resumed_weights():
         np.testing.assert_array_equal(layer[0].weight.numpy(), own)
     ema.update(layer.state_dict())
     np.testing.assert_array_equal(ema.state_dict()["0.weight"].numpy(), own)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "auto", "O1", "O2", "O3", "naive"])
+def test_evaluation_in_every_mode_sees_the_average_and_afterwards_the_model(mode):
+    precision = build_precision(mode)
+    layer = precision.convert_model(model())
+    layer.eval()
+    images = paddle.ones([2, 3])
+
+    def logits():
+        with paddle.no_grad(), precision.forward_context():
+            return layer(images).astype("float32").numpy()
+
+    own = logits()
+    ema = EMA(0.0, precision.model_state_dict(layer))
+    ema.update({name: paddle.zeros_like(value) for name, value in precision.model_state_dict(layer).items()})
+    with ema.applied(layer):
+        assert not logits().any()
+    np.testing.assert_array_equal(logits(), own)
+    assert own.any()

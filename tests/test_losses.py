@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from image_classification.amp import build_precision
 from image_classification.config import Config
 from image_classification.losses import Criterion, build_criterion
 from image_classification.runtime import UserError
@@ -100,6 +101,29 @@ def test_gradient_equals_finite_differences(options):
             shifted.append(criterion(paddle.to_tensor(moved), paddle.to_tensor(HARD)).item())
         slope = (shifted[0] - shifted[1]) / (2 * step)
         assert logits.grad.numpy()[place] == pytest.approx(slope, abs=1e-8)  # central differences: error ~ step ** 2
+
+
+@pytest.mark.parametrize("form", ["hard", "mixed"])
+@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1}, {"class_weights": WEIGHTS}, {"focal_gamma": 2.0}])
+@pytest.mark.parametrize(("mode", "dtype"), [("auto", "bfloat16"), ("auto", "float16"), ("naive", "float16")])
+def test_loss_of_half_logits_in_the_precisions_context(mode, dtype, options, form):
+    precision = build_precision(mode, dtype=dtype)
+    labels = paddle.to_tensor(HARD if form == "hard" else mixed().astype("float32"))
+    criterion = Criterion(**options)
+    logits = paddle.to_tensor(LOGITS).astype(dtype).detach()
+    logits.stop_gradient = False
+    exact = paddle.to_tensor(logits.astype("float32").numpy(), stop_gradient=False)
+    criterion(exact, labels).backward()
+    with precision.forward_context():
+        loss = criterion(logits, labels)
+        loss.backward()
+    # auto: the loss itself runs in float32; naive: every operator rounds to float16
+    assert loss.dtype == (paddle.float32 if mode == "auto" else paddle.float16)
+    relative = 1e-6 if mode == "auto" else 5e-3
+    assert loss.astype("float32").item() == pytest.approx(criterion(exact, labels).item(), rel=relative)
+    step = {"bfloat16": 2**-8, "float16": 2**-11}[dtype]  # gradients come back in the logits' dtype
+    error = np.abs(logits.grad.astype("float32").numpy() - exact.grad.numpy()).max()
+    assert error <= (step if mode == "auto" else 8 * step)
 
 
 @pytest.mark.parametrize(
