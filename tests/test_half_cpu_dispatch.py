@@ -4,9 +4,12 @@ import sys
 import threading
 import types
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from paddle.autograd import PyLayer
+from paddle.distributed.fleet.utils import recompute
 
 from image_classification import half_cpu
 from image_classification.half_cpu import kernels, op_names, paddle_names
@@ -323,6 +326,44 @@ def test_operator_without_float32_kernel_is_named_with_the_dtype(dtype):
     assert (caught.value.name, caught.value.dtype) == ("bitwise_and", dtype)
 
 
+def test_custom_operator_on_half_tensors_is_refused_by_its_own_name():
+    x = paddle.ones([2]).astype("bfloat16")
+    with half_cpu.dispatch():
+        with pytest.raises(half_cpu.UnsupportedOperator, match="'somebodys_relu' cannot compute bfloat16.*custom"):
+            paddle._C_ops._run_custom_op("somebodys_relu", x)
+
+
+@pytest.mark.parametrize("table", [paddle._C_ops, paddle._legacy_C_ops], ids=["present", "legacy"])
+def test_static_program_on_half_tensors_is_refused(table):
+    """A program loaded from a file, for instance: its operators would run on half kernels that are not exact."""
+    with half_cpu.dispatch():
+        with pytest.raises(half_cpu.UnsupportedOperator, match="'run_program' cannot compute float16.*dynamic mode"):
+            table.run_program([paddle.ones([1, 2]).astype("float16")])
+
+
+class Triple(PyLayer):
+    """A Python layer whose backward pass is arithmetic on half tensors."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_python_layers_run_backward_inside_the_context(dtype):
+    x = paddle.ones([2]).astype(dtype)
+    x.stop_gradient = False
+    with half_cpu.dispatch():
+        y = recompute(lambda x: F.gelu(Triple.apply(x)), x)
+        y.backward()
+    assert x.grad.dtype == x.dtype
+    np.testing.assert_allclose(x.grad.astype("float32").numpy(), 3.0 * 1.0119, rtol=0.01)
+
+
 def test_every_private_name_of_paddle_is_still_there():
     table = paddle_names.public_builtins(paddle_names.OPERATORS)
     legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
@@ -332,5 +373,7 @@ def test_every_private_name_of_paddle_is_still_there():
     for name in (*op_names.ARITHMETIC_METHODS, *op_names.INDEX_METHODS, "_is_initialized"):
         if not hasattr(paddle_names.Tensor, name):
             missing.append(f"paddle.Tensor.{name}")
+    if not hasattr(paddle_names.OPERATORS, op_names.CUSTOM):
+        missing.append(f"paddle._C_ops.{op_names.CUSTOM}")
     assert missing == [], f"this Paddle {paddle.__version__} lacks names that half_cpu patches: {missing}"
     assert paddle.ones([1]).dtype is paddle.float32, "dtypes are no longer singletons: half_cpu compares them with `is`"

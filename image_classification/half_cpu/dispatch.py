@@ -74,6 +74,10 @@ def _rule(name):
         return reference.compute_norm
     if name in op_names.FLOAT32_RESULTS:
         return reference.compute_without_rounding
+    if name == op_names.CUSTOM:
+        return reference.refuse_custom
+    if name == op_names.PROGRAM:
+        return reference.refuse_program
     if name == op_names.SET_ITEM:
         return inplace.compute_set_item
     if name == op_names.GET_ITEM:
@@ -147,7 +151,8 @@ def _operator(name, original, legacy=False):
     operator = _Operator(name)
     if legacy:
         operator.kernel_name = None  # its arguments are spelt differently: tensors, then names and values
-        operator.policy_name = op_names.LEGACY[name]
+        if operator.policy_name is not None:
+            operator.policy_name = op_names.LEGACY[name]
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
@@ -226,6 +231,7 @@ def _composite(name, original):
 def _references():
     """Return the one list of references. Built on first use: a program that stays in float32 never pays for it."""
     operators = paddle_names.public_builtins(paddle_names.OPERATORS)
+    operators[op_names.CUSTOM] = getattr(paddle_names.OPERATORS, op_names.CUSTOM)
     legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
     tables = [
         (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),

@@ -50,6 +50,8 @@ SCALE_ARGUMENTS = {
     "__rmul__": lambda number: (number, 0.0),
 }
 
+CUSTOM = "_run_custom_op"  # calls an operator compiled by a user: (name, *inputs)
+
 GET_ITEM, SET_ITEM = "_getitem_dygraph", "_setitem_dygraph"
 INDEX_METHODS = (GET_ITEM, SET_ITEM)
 
@@ -66,8 +68,12 @@ WITHOUT_POLICY = words(
     cast assign full full_like full_with_tensor empty empty_like zeros ones zeros_like ones_like eye arange linspace
     logspace uniform gaussian randint randperm truncated_gaussian_random one_hot shape numel share_data copy_to
     tril_indices triu_indices coalesce_tensor _getitem_dygraph _setitem_dygraph
+    _run_custom_op run_program
     """
 )
+
+# A whole program compiled by paddle.jit.to_static: its operators cannot be reached one by one.
+PROGRAM = "run_program"
 
 # The operators of the legacy table that Paddle's layers and metrics still call -> their present name.
 LEGACY = {
@@ -79,6 +85,7 @@ LEGACY = {
     "conv2d_transpose": "conv2d_transpose",
     "hard_sigmoid": "hardsigmoid",
     "hard_swish": "hardswish",
+    PROGRAM: PROGRAM,
     **{name: name for name in words("elu gelu leaky_relu mish relu relu6 sigmoid silu softmax softplus swish tanh")},
 }
 

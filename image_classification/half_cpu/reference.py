@@ -154,3 +154,17 @@ def compute_get_item(name, original, args, kwargs, tensors, cast):
     if all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
         return original(tensor, index)
     return cast(original(cast(tensor, FLOAT32), index), tensor.dtype)
+
+
+def refuse_custom(name, original, args, kwargs, tensors, cast):
+    """Raise UnsupportedOperator: nothing is known of an operator compiled by a user, neither outputs nor gradients."""
+    raise UnsupportedOperator(args[0], _half_name(tensors), "it is a custom operator; cast its inputs to float32")
+
+
+def refuse_program(name, original, args, kwargs, tensors, cast):
+    """Raise UnsupportedOperator for a program of paddle.jit.to_static, which calls its operators behind our back."""
+    raise UnsupportedOperator(name, _half_name(tensors), "it is a static program; run the layer in dynamic mode")
+
+
+def _half_name(tensors):
+    return next((HALF_NAMES[tensor.dtype] for tensor in tensors if tensor.dtype in HALF_NAMES), "half precision")
