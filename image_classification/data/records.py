@@ -27,22 +27,21 @@ class RecordFiles:
         Raises:
             UserError: naming file and offset, when the file cannot be read or is too short.
         """
-        path = self.paths[file_index]
         try:
-            content = os.pread(self._descriptor(file_index, path), length, offset)
+            content = os.pread(self._descriptor(file_index), length, offset)
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            raise UserError(f"{self.paths[file_index]}: cannot be read: {error.strerror}") from error
         if len(content) != length:
-            raise UserError(f"{path}: ends inside the record at offset {offset}")
+            raise UserError(f"{self.paths[file_index]}: ends inside the record at offset {offset}")
         return content
 
-    def _descriptor(self, file_index, path):
+    def _descriptor(self, file_index):
         if file_index in self._open:
             self._open.move_to_end(file_index)
             return self._open[file_index]
         if len(self._open) >= MAX_OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        self._open[file_index] = os.open(path, os.O_RDONLY)
+        self._open[file_index] = os.open(self.paths[file_index], os.O_RDONLY)
         return self._open[file_index]
 
     def close(self):

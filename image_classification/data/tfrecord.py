@@ -98,10 +98,10 @@ def index_text(positions):
     return "".join(f"{offset} {length}\n" for offset, length in positions)
 
 
-def parse_example(data):
+def parse_example(data, names=None):
     """Return {feature name: list of bytes or of integers} of a serialized ``tf.train.Example``; floats are left out.
 
-    Bytes come as memoryviews of ``data``.
+    Bytes come as memoryviews of ``data``. With ``names`` only the values of those features are looked at.
 
     Raises:
         BadRecord: it is not an Example.
@@ -111,8 +111,9 @@ def parse_example(data):
         for _, body in _fields(memoryview(data), 1):  # Example.features
             for _, entry in _fields(body, 1):  # Features.feature, a map entry
                 parts = dict(_fields(entry, 1, 2))
-                if 2 in parts:
-                    features[str(parts[1], "utf-8")] = _feature_values(parts[2])
+                name = str(parts[1], "utf-8")
+                if 2 in parts and (names is None or name in names):
+                    features[name] = _feature_values(parts[2])
     except (IndexError, KeyError, ValueError, struct.error) as error:
         raise BadRecord(f"no tf.train.Example ({error})") from error
     return features
@@ -141,12 +142,16 @@ def _fields(view, *wanted):
     """Yield (number, integer or memoryview) of the fields of a protocol-buffer message with the wanted numbers."""
     position, end = 0, len(view)
     while position < end:
-        tag, position = _varint(view, position)
+        tag, position = view[position], position + 1
+        if tag > 0x7F:  # the usual tag is one byte
+            tag, position = _varint(view, position - 1)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
             value, position = _varint(view, position)
         elif kind == _BYTES:
-            length, position = _varint(view, position)
+            length, position = view[position], position + 1
+            if length > 0x7F:
+                length, position = _varint(view, position - 1)
             value, position = view[position : position + length], position + length
             if position > end:
                 raise ValueError("a field is cut")

@@ -43,7 +43,8 @@ class TFRecordDataset:
         """
         file_index, offset, length = self._positions[index].tolist()
         try:
-            features = parse_example(unframe(self._files.read(file_index, offset, length)))
+            record = self._files.read(file_index, offset, length)
+            features = parse_example(unframe(record), (IMAGE_FEATURE, LABEL_FEATURE))
             (image,), (label,) = features[IMAGE_FEATURE], features[LABEL_FEATURE]
         except BadRecord as error:
             raise CorruptImage(str(error)) from error
