@@ -107,19 +107,6 @@ class MixedPrecision(Precision):
             state[key] = master.astype("float32") if half else master
         return state
 
-    def load_model_state_dict(self, model, state):
-        if self.storage is None:
-            return super().load_model_state_dict(model, state)
-        missing, unexpected = [], set(state)
-        for key, tensor in model.state_dict().items():
-            unexpected.discard(key)
-            if key not in state or list(state[key].shape) != tensor.shape:
-                missing.append(key)
-                continue
-            value = state[key]
-            self.storage.load(tensor, value if isinstance(value, paddle.Tensor) else paddle.to_tensor(value))
-        return missing, sorted(unexpected)
-
     def _half_operators(self):
         """Return the context in which half tensors can be computed with on this device."""
         if self.device == "cpu" and self.dtype != "float32":

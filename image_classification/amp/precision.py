@@ -5,6 +5,8 @@ import logging
 import math
 from dataclasses import dataclass
 
+import paddle
+
 from . import private
 from .gradients import count_zeros, first_non_finite, multiply, squared_norm
 
@@ -209,8 +211,24 @@ class Precision:
         return model.state_dict()
 
     def load_model_state_dict(self, model, state):
-        """Set the weights, and the masters with them; return (missing, unexpected) keys like Paddle."""
-        return model.set_state_dict(state)
+        """Set the weights, and the masters with them, from tensors or arrays of any floating dtype.
+
+        Returns:
+            (missing, unexpected): keys without a value of the same shape, and keys that the model does not have.
+        """
+        missing, unexpected = [], dict.fromkeys(state)
+        for key, tensor in model.state_dict().items():
+            unexpected.pop(key, None)
+            if key not in state or list(state[key].shape) != tensor.shape:
+                missing.append(key)
+                continue
+            value = state[key] if isinstance(state[key], paddle.Tensor) else paddle.to_tensor(state[key])
+            with paddle.no_grad():
+                master = self.master(tensor)
+                master.set_value(value.astype(master.dtype))
+                if master is not tensor:
+                    tensor.set_value(value.astype(tensor.dtype))
+        return missing, list(unexpected)
 
     def state_dict(self):
         """Return the mode and the complete state of every scaler as plain numbers and strings."""

@@ -90,14 +90,6 @@ class HalfStorage:
                 if not master.stop_gradient:
                     half.set_value(master.astype(self.dtype))
 
-    def load(self, tensor, value):
-        """Set a parameter or buffer, and its master, from a float32 value of the same shape."""
-        with paddle.no_grad():
-            master = self.master(tensor)
-            if master is not tensor:
-                master.set_value(value.astype("float32"))
-            tensor.set_value(value.astype(tensor.dtype))
-
     def _convert_layer(self, layer):
         replaced = {}
         for name, param in layer.named_parameters(include_sublayers=False):
