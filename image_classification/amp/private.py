@@ -28,7 +28,9 @@ def add_param_group(optimizer, group):
     """
     if not isinstance(optimizer._param_groups[0], dict):
         raise ValueError("the optimizer was built with a plain list; build it with groups, [{'params': ...}]")
-    optimizer._add_param_group(group)
+    # Momentum and others replace the defaults that the constructor gave the first groups.
+    defaults = {"weight_decay": optimizer.regularization, "grad_clip": optimizer._grad_clip, **optimizer._default_dict}
+    optimizer._add_param_group({**defaults, **group})
 
 
 def amp_lists(dtype):
