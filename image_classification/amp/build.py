@@ -2,6 +2,8 @@
 
 import logging
 
+import paddle
+
 from . import operator_casts
 from .mixed import MixedPrecision
 from .options import resolve
@@ -43,6 +45,8 @@ def build_precision(
     }
     if settings.mode == "fp32":
         return Precision(**common)
+    if device == "gpu" and settings.dtype != "float32":
+        _check_gpu(settings.dtype)
     return MixedPrecision(
         settings.mode,
         casts=_casts(settings, device, functions),
@@ -54,6 +58,13 @@ def build_precision(
         scalers=[LossScaler(rule, **options) for rule, options in settings.scalers],
         **common,
     )
+
+
+def _check_gpu(dtype):
+    """Refuse what Paddle would silently run in float32."""
+    supported = {"float16": paddle.amp.is_float16_supported, "bfloat16": paddle.amp.is_bfloat16_supported}[dtype]
+    if not supported():
+        raise ValueError(f"this GPU does not compute {dtype}; take the other half format, mode fp32 or device cpu")
 
 
 def _casts(settings, device, functions):
