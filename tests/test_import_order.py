@@ -21,7 +21,7 @@ ORDER = [
     ["evaluation", "hooks"],
     ["trainer"],
     ["build"],
-    ["launch"],
+    ["launch", "zoo", "explain", "preview"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")

@@ -89,7 +89,7 @@ class WindowAttention(nn.Layer):
         if mask is not None:  # [windows, 1, n, n]; the windows of one image are neighbours in G
             shape = scores.shape
             scores = scores.reshape([-1, mask.shape[0], *shape[1:]])
-            scores = paddle.masked_fill(scores, mask, MASKED).reshape(shape)
+            scores = paddle.where(mask, paddle.full_like(scores, MASKED), scores).reshape(shape)
         weights = self.attn_drop(F.softmax(scores, axis=-1))
         x = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([groups, tokens, dim])
         return self.proj_drop(self.proj(x))

@@ -29,7 +29,7 @@ class VisionTransformer(nn.Layer):
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, class_token: bool, global_pool: str,
-                 dropout: float, attention_dropout: float, drop_path: float):
+                 fc_norm: bool, dropout: float, attention_dropout: float, drop_path: float):
         super().__init__()
         if global_pool not in POOLS:
             raise UserError(f"MODEL.GLOBAL_POOL {global_pool!r}: allowed are {', '.join(POOLS)}")
@@ -49,10 +49,9 @@ class VisionTransformer(nn.Layer):
             TransformerBlock(embed_dim, num_heads, mlp_ratio, qkv_bias, dropout, attention_dropout, rate)
             for rate in drop_path_rates(drop_path, depth)
         ])
-        # As in timm the norm of an average-pooling ViT comes after the pooling and is called fc_norm.
         norm = nn.LayerNorm(embed_dim, epsilon=1e-6)
-        self.norm = norm if global_pool == "token" else nn.Identity()
-        self.fc_norm = norm if global_pool == "avg" else nn.Identity()
+        self.norm = nn.Identity() if fc_norm else norm
+        self.fc_norm = norm if fc_norm else nn.Identity()  # after the pooling, as in MAE's fine-tuning
         self.head = linear(embed_dim, num_classes)
 
     def embed(self, images):
@@ -105,6 +104,7 @@ def build_model(
     qkv_bias: bool = True,
     class_token: bool = True,
     global_pool: str = "token",
+    fc_norm: bool = False,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     drop_path: float = 0.0,

@@ -70,7 +70,7 @@ def relative_error(model, images, folder):
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def compare(peers, folder, name, job):
+def compare(peers, folder, name, job, **changes):
     """Make the peer's model, load its file into ours, and return the relative error of the logits."""
     size = image_size_of(name)
     images = write_images(folder, size)
@@ -78,7 +78,7 @@ def compare(peers, folder, name, job):
     ending = "safetensors" if file_format == "safetensors" else "pth"
     file = folder / f"weights.{ending}"
     peers.ask(action="make", format=file_format, file=file, folder=folder, **job)
-    model = build(VARIANTS[name], image_size=size)
+    model = build(VARIANTS[name], image_size=size, **changes)
     load_pretrained(model, str(file))
     file.unlink()  # gigabytes for the largest
     return relative_error(model, images, folder)
@@ -97,6 +97,14 @@ def test_logits_equal_torchvision(peers, tmp_path, name):
         options["num_classes"] = 1000
     job = {"library": "torchvision", "name": torchvision_cases()[name], "options": options}
     assert compare(peers, tmp_path, name, job) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_logits_equal_timm_with_the_norm_after_the_pooling(peers, tmp_path, pool):
+    name = "vit_tiny_patch16_224"
+    options = timm_options(name) | {"global_pool": pool, "fc_norm": True}
+    job = {"library": "timm", "name": name, "options": options}
+    assert compare(peers, tmp_path, name, job, global_pool=pool, fc_norm=True) <= TOLERANCE
 
 
 ROUND_TRIPS = {

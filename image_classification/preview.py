@@ -1,0 +1,57 @@
+"""Images as a model sees them, without a data set: for predictions, pictures and checks of exported models."""
+
+from pathlib import Path
+
+import numpy as np
+
+from .data.decode import CorruptImage
+from .data.normalize import Normalize
+from .data.transforms import EvalTransform
+from .runtime import UserError
+
+IMAGENET_CLASSES = Path(__file__).resolve().parent / "weights" / "imagenet_classes.txt"
+
+
+def eval_pixels(config, paths):
+    """Return uint8 [B, size, size, channels]: the evaluation crop of each image file.
+
+    Raises:
+        UserError: a file cannot be read or is no image; it is named.
+    """
+    data = config.DATA
+    transform = EvalTransform(
+        data.IMAGE_SIZE, data.IMAGE_CHANNELS, data.CROP_PCT, data.INTERPOLATION, data.RESIZE_LIBRARY
+    )
+    crops = []
+    for path in paths:
+        try:
+            crops.append(transform(Path(path).read_bytes()))
+        except (OSError, CorruptImage) as error:
+            raise UserError(f"{path}: is no image that can be read: {str(error)[:80]}") from None
+    return np.stack(crops)
+
+
+def normalised(config, pixels):
+    """Return float32 [B, channels, size, size] for uint8 [B, size, size, channels]."""
+    return Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(pixels.transpose(0, 3, 1, 2))
+
+
+def class_names(config, path=None):
+    """Return the name of each class: of a file, of ImageNet-1k where there are 1000 classes, else their numbers.
+
+    A file has one class a line, `name` or PaddleClas's `0 tench, Tinca tinca`.
+    """
+    count = config.MODEL.NUM_CLASSES
+    if path is None and count != 1000:
+        return [str(index) for index in range(count)]
+    try:
+        lines = Path(path or IMAGENET_CLASSES).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"-class_names: {path}: {error.strerror}") from None
+    names = []
+    for index, line in enumerate(lines):
+        number, _, name = line.partition(" ")
+        names.append(name if number == str(index) else line)
+    if len(names) != count:
+        raise UserError(f"-class_names: {path}: has {len(names)} lines, the model has {count} classes")
+    return names

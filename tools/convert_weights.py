@@ -1,0 +1,49 @@
+"""Convert weights between formats and projects.
+
+    python tools/convert_weights.py resnet50 torchvision/resnet50.V2 resnet50.pdparams
+    python tools/convert_weights.py vit_base_patch16_224 output/train-.../best.pdparams vit.safetensors
+    python tools/convert_weights.py output/train-.../config.yaml output/train-.../best.pdparams model.pth
+
+The first argument is the variant (or a YAML) that the weights belong to: its layers decide what is transposed, and
+every name and shape is checked. The source is whatever -pretrained takes. The ending of the target is its format:
+.safetensors and .pth are for timm and torchvision (their names and layout), .pdparams is for Paddle and this project.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, prepare_process
+
+prepare_process()
+
+from image_classification.weights import export_tensors, write_weights
+from image_classification.zoo import load_model
+
+
+def main(arguments=None):
+    """Write the target and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cfg", help="variant or YAML file")
+    parser.add_argument("source", help="registry id, hub id, URL or file")
+    parser.add_argument("target", help="file to write: .safetensors, .pth, .pt or .pdparams")
+    parser.add_argument("-layout", choices=("torch", "paddle"), help="names and layout (default: by the ending)")
+    parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys, as MODEL.NUM_CLASSES=10")
+    options = parser.parse_args(arguments)
+    try:
+        model, _ = load_model(options.cfg, options.source, options.opts)
+        layout = options.layout or ("paddle" if Path(options.target).suffix == ".pdparams" else "torch")
+        tensors = export_tensors(model, layout)
+        write_weights(options.target, tensors)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.target}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()) / 1e6:.1f} MB, {layout}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

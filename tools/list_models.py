@@ -1,0 +1,121 @@
+"""List the models and their published weights.
+
+    python tools/list_models.py                       # every variant
+    python tools/list_models.py "resnet*" -sort top1  # by pattern, best first
+    python tools/list_models.py "vit_base*" -weights  # every set of weights: id, top-1, licence, preprocessing
+
+Parameters are counted from the model itself; multiply-adds (GMACs) and top-1 are as published, see the registry.
+"""
+
+import argparse
+import fnmatch
+import json
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, prepare_process
+
+prepare_process()
+
+import paddle
+
+from image_classification.build import make_model
+from image_classification.config import load_config
+from image_classification.weights import read_registry, read_variants
+from image_classification.zoo import find_config, variants
+
+
+def main(arguments=None):
+    """Print the table and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pattern", nargs="?", default="*", help="shell pattern of variants (default: *)")
+    parser.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
+    parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
+    parser.add_argument("-json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    try:
+        rows = list_weights(options.pattern) if options.weights else list_variants(options.pattern)
+        if not rows:
+            raise UserError(f"no variant matches {options.pattern!r}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.sort != "name" and options.sort in rows[0]:
+        rows.sort(key=lambda row: -(row[options.sort] or 0))
+    print(json.dumps(rows, indent=1) if options.json else table(rows))
+    return 0
+
+
+def list_variants(pattern):
+    """Return one dictionary a variant whose name matches."""
+    published = {name: entry for family in read_variants().values() for name, entry in family.items()}
+    entries = read_registry()
+    rows = []
+    for name in fnmatch.filter(variants(), pattern):
+        path, build_model = find_config(name)
+        known = published.get(name, {})
+        default = known.get("default")
+        rows.append({
+            "variant": name,
+            "family": path.parents[1].name,
+            "image_size": load_config([f"-cfg={path}"], build_model).DATA.IMAGE_SIZE,
+            "parameters": count_parameters(path, build_model),
+            "gmacs": known.get("gmacs"),
+            "top1": entries[default].top1 if default else None,
+            "pretrained": default,
+        })
+    return rows
+
+
+def list_weights(pattern):
+    """Return one dictionary a set of weights whose variant matches."""
+    return [
+        {
+            "pretrained": entry.id,
+            "variant": entry.variant,
+            "top1": entry.top1,
+            "licence": entry.licence,
+            "resize": int(entry.preprocessing["image_size"] / entry.preprocessing["crop_pct"]),
+            "interpolation": f"{entry.preprocessing['interpolation']} ({entry.preprocessing['library']})",
+            "hash": entry.digest,
+        }
+        for entry in read_registry().values()
+        if fnmatch.fnmatch(entry.variant, pattern)
+    ]
+
+
+def count_parameters(path, build_model):
+    """Return the number of trainable values, from shapes only."""
+    with paddle.LazyGuard():
+        model = make_model(load_config([f"-cfg={path}"], build_model), build_model)
+    return sum(math.prod(parameter.shape) for parameter in model.parameters() if not parameter.stop_gradient)
+
+
+def table(rows):
+    """Return the rows as aligned text, numbers to the right."""
+    cells = [[_text(name, value) for name, value in row.items()] for row in rows]
+    columns = list(zip(*[list(rows[0]), *cells], strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(isinstance(row[name], int | float | None) for row in rows) for name in rows[0]]
+    lines = []
+    for line in [list(rows[0]), *cells]:
+        aligned = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        )
+        lines.append("  ".join(aligned).rstrip())
+    return "\n".join(lines)
+
+
+def _text(name, value):
+    if value is None:
+        return "-"
+    return f"{value / 1e6:.2f}M" if name == "parameters" else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
