@@ -72,7 +72,6 @@ class Context(SingleProcess):
             counts_whole=self.tensor.index == 0, counts=self.sharding.index == 0,
         )  # fmt: skip
         # One process of each replica speaks for it when results are added up.
-        self._pipeline = Pipeline(self.pipeline, *self._neighbours)
         self._speaks = self.tensor.index == 0 and self.pipeline.index == 0
 
     def _make_groups(self):
@@ -131,6 +130,7 @@ class Context(SingleProcess):
         self.layout.cuts.update(tensor.shard_model(model, self.tensor))
         if self.pipeline.size > 1:
             model = Stage(model, self.pipeline)
+            self._pipeline = Pipeline(self.pipeline, *self._neighbours)
         self.layout.local_shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return model
 

@@ -86,7 +86,7 @@ HEADER = 8  # int64: index of the format, number of axes, lengths of at most six
 
 
 class Pipeline:
-    """Moves micro-batches through the stages.
+    """Moves the micro-batches of one model through the stages.
 
     Args:
         stages: group of all stages, in order.

@@ -1,35 +1,45 @@
 """Twenty steps under a topology against the same steps of one process with the whole batch."""
 
+import functools
+
 import numpy
 import paddle
 from paddle import nn
 
 from image_classification import amp
 from image_classification.parallel.context import Context
+from image_classification.parallel.single import SingleProcess
 from image_classification.parallel.topology import resolve_degrees
-from image_classification.ViT.vit import build_model
+from image_classification.ResNet.resnet import build_model as build_resnet
+from image_classification.ViT.vit import build_model as build_vit
 
 SEED, STEPS, BATCH, CLASSES, WINDOW = 7, 20, 8, 8, 4
 TINY_VIT = {"image_size": 16, "patch_size": 4, "num_classes": CLASSES, "embed_dim": 32, "depth": 4, "num_heads": 4,
-            "mlp_ratio": 2.0}
+            "mlp_ratio": 2.0}  # fmt: skip
+TINY_RESNET = {"block": "basic", "layers": (2, 2), "num_classes": CLASSES, "base_width": 8, "small_stem": True}
+# A scale that does not overflow on the first steps, which would only be a second run with other numbers.
+SCALED = {"initial_scale": 1024.0}
 
 
-def parse(topology):
-    """Return the degrees that a name such as "dp2tp2" stands for."""
+@functools.cache
+def context_of(topology):
+    """Return the context of a name such as "dp2tp2"; groups are made once per process."""
     names = {"dp": "data", "tp": "tensor", "pp": "pipeline", "sh": "sharding"}
     pairs = [topology[index : index + 3] for index in range(0, len(topology), 3)]
-    return {names[pair[:2]]: int(pair[2]) for pair in pairs}
+    degrees = {names[pair[:2]]: int(pair[2]) for pair in pairs}
+    return Context(resolve_degrees(int(numpy.prod(list(degrees.values()))), **degrees))
 
 
+@functools.cache
 def batch_of(step):
     generator = numpy.random.default_rng(step)
     images = generator.standard_normal([BATCH, 3, 16, 16], dtype="float32")
     return images, generator.integers(0, CLASSES, [BATCH])
 
 
-def fresh_model():
+def fresh_model(family="vit"):
     paddle.seed(SEED)
-    return build_model(**TINY_VIT)
+    return build_vit(**TINY_VIT) if family == "vit" else build_resnet(**TINY_RESNET)
 
 
 def make_optimizer(params, clip=None):
@@ -37,11 +47,48 @@ def make_optimizer(params, clip=None):
 
 
 def measure(logits, labels):
+    logits = logits.astype("float32")
     return nn.functional.cross_entropy(logits, labels), (logits.argmax(-1) == labels).sum()
 
 
-def reference_run():
-    """Return losses and gradient norms of plain Paddle: whole batch, its own clip by global norm, its own AdamW."""
+def build(mode, dtype, clip, parallel, family="vit"):
+    """Return (model, precision, optimizer) of a mode under `parallel`."""
+    options = SCALED if dtype == "float16" else {}
+    model = parallel.shard_model(fresh_model(family), sync_batch_norm=True)
+    precision = amp.build_precision(
+        mode, dtype or None, options=options, clip_grad_norm=clip, reduction=parallel.reduction,
+    )  # fmt: skip
+    model = precision.convert_model(model)
+    named = precision.master_params(model)
+    optimizer = parallel.shard_optimizer(make_optimizer([param for _, param in named]), named)
+    return model, precision, optimizer
+
+
+def share(parallel, step, window):
+    """Return this process's micro-batches of a step."""
+    images, labels = batch_of(step)
+    images, labels = images[parallel.data_rank :: parallel.data_size], labels[parallel.data_rank :: parallel.data_size]
+    return list(zip(numpy.split(images, window), numpy.split(labels, window), strict=True))
+
+
+def run(mode, dtype, parallel, window, family="vit"):
+    """Return losses over the whole batch, gradient norms, and the whole final weights (rank 0)."""
+    model, precision, optimizer = build(mode, dtype, 0.5, parallel, family)
+    losses, norms = [], []
+    for step in range(STEPS):
+        done = list(parallel.train_window(model, precision, measure, share(parallel, step, window)))
+        local = sum(float(loss) for loss, _, _ in done) / window
+        losses.append(parallel.sum([local])[0] / parallel.data_size)
+        result = precision.step(optimizer)
+        assert result.applied, f"step {step} was skipped: {result}"
+        norms.append(result.grad_norm)
+    weights = parallel.merge(precision.model_state_dict(model))
+    return losses, norms, {name: numpy.asarray(value) for name, value in weights.items()}
+
+
+@functools.cache
+def plain_paddle():
+    """Return what `run` does, by plain Paddle: whole batch, its own clip by global norm, its own AdamW."""
     model = fresh_model()
     optimizer = make_optimizer(model.parameters(), nn.ClipGradByGlobalNorm(0.5))
     losses, norms = [], []
@@ -49,48 +96,35 @@ def reference_run():
         images, labels = map(paddle.to_tensor, batch_of(step))
         loss, _ = measure(model(images), labels)
         loss.backward()
-        norms.append(float(sum((p.grad**2).sum().item() for p in model.parameters() if p.grad is not None)) ** 0.5)
+        norms.append(sum((p.grad**2).sum().item() for p in model.parameters() if p.grad is not None) ** 0.5)
         optimizer.step()
         optimizer.clear_grad()
         losses.append(loss.item())
     return losses, norms, {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-def share(context, step, window):
-    """Return this process's micro-batches of a step."""
-    images, labels = batch_of(step)
-    images, labels = images[context.data_rank :: context.data_size], labels[context.data_rank :: context.data_size]
-    return list(zip(numpy.split(images, window), numpy.split(labels, window), strict=True))
+@functools.cache
+def one_process(mode, dtype, window, family):
+    return run(mode, dtype, SingleProcess(), window, family)
 
 
-def fp32(topology):
-    """Return the largest relative difference of loss and norm over the steps, and of the final weights."""
-    degrees = parse(topology)
-    world_size = int(numpy.prod(list(degrees.values())))
-    context = Context(resolve_degrees(world_size, **degrees))
-    model = context.shard_model(fresh_model())
-    precision = amp.build_precision("fp32", clip_grad_norm=0.5, reduction=context.reduction)
-    model = precision.convert_model(model)
-    optimizer = make_optimizer([param for _, param in precision.master_params(model)])
-    window = WINDOW if context.pipeline.size > 1 else 1
-    window = min(window, BATCH // context.data_size)
-    losses, norms = [], []
-    for step in range(STEPS):
-        done = list(context.train_window(model, precision, measure, share(context, step, window)))
-        local = sum(float(loss) for loss, _, _ in done) / window
-        losses.append(context.sum([local])[0] / context.data_size)
-        result = precision.step(optimizer)
-        assert result.applied
-        norms.append(result.grad_norm)
-    merged = context.merge(precision.model_state_dict(model))
+def parity(topology, mode="fp32", dtype=None, family="vit"):
+    """Return the largest relative difference of losses and norms over the steps, absolute of the weights."""
+    context = context_of(topology)
+    window = min(WINDOW, BATCH // context.data_size) if context.pipeline.size > 1 else 1
+    losses, norms, weights = run(mode, dtype, context, window, family)
     if not context.is_main:
         return None
-    expected_losses, expected_norms, expected = reference_run()
-    assert merged.keys() == expected.keys()
+    if mode == "fp32" and family == "vit":
+        expected_losses, expected_norms, expected = plain_paddle()
+    else:  # BatchNorm sees micro-batches, so they must be the same
+        alone = one_process(mode, dtype, window if family == "resnet" else 1, family)
+        expected_losses, expected_norms, expected = alone
+    assert weights.keys() == expected.keys()
     return {
         "loss": relative(losses, expected_losses),
         "norm": relative(norms, expected_norms),
-        "weights": max(float(abs(numpy.asarray(merged[name]) - expected[name]).max()) for name in expected),
+        "weights": max(float(abs(weights[name] - expected[name]).max()) for name in expected),
     }
 
 

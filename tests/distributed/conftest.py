@@ -1,0 +1,78 @@
+"""One start of N real processes serves many tests: the checks are listed here, each test reads its own result."""
+
+import pytest
+
+from .harness import ROOT, once_per_session, run_ranks
+
+WORKER = ROOT / "tests" / "distributed" / "worker.py"
+
+PARITY_FP32 = {
+    2: ("dp2", "tp2", "pp2", "sh2"),
+    4: ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2"),
+    8: ("dp2tp2pp2",),
+}
+PARITY_HALF = {
+    2: ("dp2:auto:bfloat16", "tp2:auto:float16", "sh2:auto:float16", "dp2:O2:float16", "tp2:naive:bfloat16",
+        "pp2:naive:float16"),
+    4: ("dp2tp2:auto:bfloat16", "dp2pp2:naive:float16", "tp2pp2:naive:bfloat16"),
+    8: ("dp2tp2pp2:naive:float16",),
+}  # fmt: skip
+PLANTED = {
+    2: ("dp2:fp32", "dp2:auto:float16", "dp2:O1:float16", "dp2:O2:float16", "dp2:O3:bfloat16", "dp2:naive:float16",
+        "tp2:fp32", "tp2:auto:float16", "tp2:auto:bfloat16", "tp2:naive:float16", "pp2:fp32", "pp2:naive:float16",
+        "pp2:naive:bfloat16", "sh2:fp32", "sh2:auto:float16"),
+    4: ("dp4:auto:float16", "tp4:auto:float16", "pp4:naive:float16", "dp2tp2:auto:float16", "dp2pp2:naive:float16",
+        "tp2pp2:naive:float16"),
+    8: ("dp2tp2pp2:naive:float16",),
+}  # fmt: skip
+LAYERS = ("attention", "attention_without_bias", "mlp", "block")
+
+
+def checks(size):
+    """Return the names of everything that `size` processes check in one start."""
+    names = [f"checks_parity:parity:{name}" for name in (*PARITY_FP32[size], *PARITY_HALF[size])]
+    names += [f"checks_finite:planted:{name}" for name in PLANTED[size]]
+    if size == 2:
+        names += ["checks_parity:parity:pp2:fp32::resnet", "checks_layers:collectives", "checks_layers:reduction:dp2"]
+        names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]
+        names += [f"checks_layers:traffic:{topology}" for topology in ("dp2", "tp2", "pp2")]
+    if size == 4:
+        names += ["checks_layers:dropout:dp2tp2", "checks_layers:traffic:tp2pp2"]
+    if size <= 4:
+        names += [f"checks_layers:tensor_layer:tp{size}:{kind}" for kind in LAYERS]
+    return names
+
+
+def start(tmp_path_factory, size, names, timeout):
+    def produce(folder):
+        return run_ranks(WORKER, size, folder, ",".join(names), timeout=timeout)
+
+    return once_per_session(tmp_path_factory, f"ranks_{size}", produce)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory):
+    return start(tmp_path_factory, 2, checks(2), timeout=300)
+
+
+@pytest.fixture(scope="session")
+def three_ranks(tmp_path_factory):
+    names = [f"checks_layers:sync_batch_norm{kind}" for kind in ("", ":uneven", ":empty")]
+    return start(tmp_path_factory, 3, [*names, "checks_layers:collectives"], timeout=120)
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory):
+    return start(tmp_path_factory, 4, checks(4), timeout=400)
+
+
+@pytest.fixture(scope="session")
+def eight_ranks(tmp_path_factory):
+    return start(tmp_path_factory, 8, checks(8), timeout=600)
+
+
+@pytest.fixture
+def ranks(request):
+    """Return the function size -> results of that many processes, started when first asked for."""
+    names = {2: "two_ranks", 3: "three_ranks", 4: "four_ranks", 8: "eight_ranks"}
+    return lambda size: request.getfixturevalue(names[size])
