@@ -163,6 +163,16 @@ def test_abandoned_iteration_does_not_disturb_the_next(jpeg_folder):
     assert_same(expected, batches_of(loader, epoch=1))
 
 
+def test_second_iteration_of_a_loader_ends_the_first(jpeg_folder):
+    loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=1))
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(first)
+    loader.close()
+
+
 def test_arrays_given_out_stay_as_they_were(jpeg_folder):
     loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=1, PREFETCH=1))
     kept, copies = [], []
@@ -214,6 +224,13 @@ def test_empty_class_folder_is_named(tmp_path):
     assert "empty: class folder has no images" in error_of(build_train_loader, folder_config(tmp_path))
     (tmp_path / "val").mkdir()
     assert "has no class folders" in error_of(build_eval_loader, folder_config(tmp_path))
+
+
+def test_training_folders_number_the_classes_of_an_evaluation_set_with_fewer(jpeg_folder, tmp_path):
+    (tmp_path / "train").symlink_to(jpeg_folder / "train")
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "cat").symlink_to(jpeg_folder / "val" / "cat")
+    assert build_eval_loader(folder_config(tmp_path)).dataset.labels.tolist() == [2] * 5
 
 
 def test_class_unknown_to_the_training_set_is_an_error(jpeg_folder, tmp_path):
@@ -283,7 +300,7 @@ def test_corrupt_images_are_skipped_and_counted_when_asked(broken_folder, jpeg_f
 
 
 class SabotagedDataset:
-    """Reads pixels; at image 5 the worker kills itself, hangs, or raises."""
+    """Reads pixels; at image 5 the worker kills itself, hangs, or raises; or each image takes 0.1 s."""
 
     in_memory, num_classes, class_names, labels = True, 1, ["x"], None
 
@@ -299,7 +316,10 @@ class SabotagedDataset:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.how == "hangs":
                 time.sleep(60)
-            raise KeyError("a bug")
+            if self.how == "raises":
+                raise KeyError("a bug")
+        if self.how == "is slow":
+            time.sleep(0.1)
         return np.zeros((4, 4, 3), np.uint8), 0
 
     def describe(self, index):
@@ -314,21 +334,31 @@ def keep(content, rng):
     ("how", "kind", "text"),
     [
         ("dies", UserError, "killed by signal 9; perhaps the machine ran out of memory; last file: file 5"),
-        ("hangs", UserError, r"no progress for 4 s \(DATA.WORKER_TIMEOUT\); last file: file 5"),
+        ("hangs", UserError, r"no progress for 2 s \(DATA.WORKER_TIMEOUT\); last file: file 5"),
         ("raises", RuntimeError, "failed at file 5"),
     ],
 )
 def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
     order = np.stack([np.arange(16), np.zeros(16, int)], 1)
     maker = SampleMaker(SabotagedDataset(how), keep, 1, 0)
-    seconds = 4 if how == "hangs" else 60  # four: more than the start of a worker takes on a busy machine
+    seconds = 2 if how == "hangs" else 60
     loader = Loader(
         maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=2, timeout_seconds=seconds
     )
     start = time.monotonic()
     with pytest.raises(kind, match=text):
         list(loader)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 50
+    loader.close()
+
+
+def test_abandoned_work_is_dropped_not_finished():
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset("is slow"), keep, 1, 0)
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1, prefetch=3)
+    next(iter(loader))  # the other three batches are queued
+    loader._pool.new_generation()
+    assert loader._pool.memory.status[:, 0].sum() < 9
     loader.close()
 
 

@@ -82,7 +82,8 @@ class Evil:
     "content",
     [
         pickle.dumps({b"data": Evil()}, protocol=2),
-        pickle.dumps(np.array([Evil()], dtype=object), protocol=2),
+        pickle.dumps(np.array([1, "text"], dtype=object), protocol=2),
+        pickle.dumps(np.zeros(2, [("a", "f4")]), protocol=2),
         b"cnumpy\nndarray\n(lp0\nR.",
         b"cbuiltins\neval\n(Vprint(1)\ntR.",
         pickle.dumps([1, 2])[:-3],

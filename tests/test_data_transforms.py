@@ -108,7 +108,7 @@ def test_eval_transform_pil_equals_the_torchvision_pipeline(interpolation, heigh
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize(("height", "width"), [(75, 100), (101, 67)])
+@pytest.mark.parametrize(("height", "width"), [(75, 100), (101, 67), (75, 97)])  # long sides 48, 54.3, 46.6
 def test_eval_transform_cv2_equals_the_paddleclas_pipeline(height, width):
     image = photo(height, width)
     scale = 36 / min(height, width)

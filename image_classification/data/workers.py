@@ -24,8 +24,9 @@ from ..runtime import UserError
 
 _ALIGNMENT = 64
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# columns of the status table, one line a worker
+# columns of the status table, one line a worker: samples done, -1 before it has started; index of the current one or -1
 _DONE, _CURRENT = 0, 1
+START_SECONDS = 60.0  # what a fresh interpreter may take on a busy machine
 
 
 class BatchMemory:
@@ -74,7 +75,7 @@ class WorkerPool:
         self.maker = maker
         self.timeout_seconds = timeout_seconds
         self.memory = BatchMemory(num_slots, batch_size, image_shape, num_workers)
-        self.memory.status[:, _CURRENT] = -1
+        self.memory.status[:] = -1
         self.outstanding = 0
         self._next_worker = 0
         self._pipes, self._processes = [], []
@@ -147,7 +148,8 @@ class WorkerPool:
                 return ready
             if self.memory.status[:, _DONE].sum() != progress:
                 progress, since = self.memory.status[:, _DONE].sum(), time.monotonic()
-            elif time.monotonic() - since > self.timeout_seconds:
+            starting = (self.memory.status[:, _DONE] < 0).any()
+            if time.monotonic() - since > self.timeout_seconds + starting * START_SECONDS:
                 number = int(np.argmax(self.memory.status[:, _CURRENT] >= 0))
                 self.close()
                 raise UserError(
@@ -220,6 +222,7 @@ def main(pipe_descriptor, batch_descriptor, shared_descriptor, number):
         layout, header = pickle.loads(pipe.recv_bytes())
         memory = BatchMemory(*layout, descriptor=batch_descriptor)
         maker = _load_shared(header, shared_descriptor)
+        memory.status[number, _DONE] = 0
         while True:
             pipe.send(_serve(maker, memory, memory.status[number], *pipe.recv()))
     except (EOFError, OSError):  # the training process is gone
