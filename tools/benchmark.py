@@ -1,0 +1,286 @@
+"""Measure speed and memory of the precision modes on this machine, side by side, and print the table.
+
+    python tools/benchmark.py -cfg vit_base_patch16_224 --modes fp32,auto,naive --batch-size 8
+    python tools/benchmark.py -cfg resnet50 --modes fp32,auto --peers --json resnet50.json --plot resnet50.png
+    python tools/benchmark.py --support-matrix
+
+Each mode runs in a fresh process, and the modes take turns, round by round, so that whatever else the machine does
+hits all of them alike. The speed-up is the median over the rounds of (seconds of the first row / seconds of the mode),
+both of the same round. CPU s/it is the processor time of all threads; with --threads 1 it hardly depends on what else
+the machine does. Memory is the peak above the idle process: Python with Paddle imported, no model.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, atomic_write, progress_bar
+
+WORKER, TORCH_WORKER = ROOT / "tools" / "benchmark_worker.py", ROOT / "tools" / "benchmark_torch.py"
+MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
+FLOAT32_MODES = ("fp32", "O0")
+PHASES = ("data", "forward", "backward", "optimizer", "scaler")
+# What our entry points set and a stock Paddle does not have.
+OUR_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR")
+
+
+def main(words=None):
+    """Print the table and return the exit code."""
+    options = parse(words)
+    if options.support_matrix:
+        from image_classification.amp.support import support_table
+
+        print(support_table())
+        return 0
+    try:
+        measurements = run_rounds(options, contestants(options))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = [summary(contestant, rounds, options) for contestant, rounds in measurements]
+    add_speedups(rows)
+    print(table(rows, options))
+    result = {"machine": machine(), "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]), "rows": rows}
+    if options.json:
+        with atomic_write(options.json) as file:
+            file.write(json.dumps(result, indent=1).encode())
+    if options.plot:
+        plot(rows, options)
+    return 0
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("-cfg", "--cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
+    add("--modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(MODES)} (default: %(default)s)")
+    add("--dtypes", default="bfloat16", help="half formats: float16, bfloat16 (default: %(default)s)")
+    add("--batch-size", type=int, default=8, help="images of a step (default: %(default)s)")
+    add("--image-size", type=int, help="side of the images in pixels (default: the configuration's)")
+    add("--rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
+    add("--iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
+    add("--threads", type=int, help="compute threads (default: all cores)")
+    add("--device", default="auto", help="auto, cpu, gpu or gpu:N (default: %(default)s)")
+    add("--data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
+    add("--evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
+    add("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
+    add("--json", metavar="FILE", help="write the rows as JSON")
+    add("--plot", metavar="FILE", help="write a bar chart, PNG or SVG")
+    add("--peers", action="store_true", help="measure stock Paddle and, where installed, PyTorch + timm as well")
+    add("--peer-python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
+    add("--support-matrix", action="store_true", help="print which mode works with which kind of run, and stop")
+    options = parser.parse_args(words)
+    options.modes, options.dtypes = options.modes.split(","), options.dtypes.split(",")
+    half = ("float16", "bfloat16")
+    for flag, given, known in (("--modes", options.modes, MODES), ("--dtypes", options.dtypes, half)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
+    for flag in ("batch_size", "image_size", "rounds", "iterations", "threads"):
+        if getattr(options, flag) is not None and getattr(options, flag) < 1:
+            parser.error(f"--{flag.replace('_', '-')}: must be 1 or more")
+    return options
+
+
+def contestants(options):
+    """Return what is measured, in the order of the table: [{"name", "mode", "program", "environment"}]."""
+    task = {
+        "cfg": options.cfg, "batch_size": options.batch_size, "image_size": options.image_size, "data": options.data,
+        "iterations": options.iterations, "device": options.device, "evaluation": options.evaluation,
+        "opts": options.opts, "stock": False,
+    }  # fmt: skip
+    environment = dict(os.environ)  # before Paddle is imported here: it sets OMP_NUM_THREADS to 1
+    if options.threads:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
+    result = []
+    for mode in options.modes:
+        for dtype in (None,) if mode in FLOAT32_MODES else options.dtypes:
+            program = [sys.executable, WORKER, json.dumps(task | {"mode": mode, "dtype": dtype})]
+            name = mode if dtype is None else f"{mode} {dtype}"
+            result.append({"name": name, "mode": mode, "program": program, "environment": environment})
+    if options.peers:
+        result += stock_paddle(task, environment) + torch_peers(task, environment, options)
+    return result
+
+
+def stock_paddle(task, environment):
+    """Return stock Paddle as installed and, given all threads, the same model without any setting of ours."""
+    bare = {name: value for name, value in environment.items() if name not in OUR_SETTINGS}
+    program = [sys.executable, WORKER, json.dumps(task | {"mode": "fp32", "dtype": None, "stock": True})]
+    threads = threads_of(environment)
+    given = bare | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return [
+        {"name": "stock Paddle, as installed", "mode": "fp32", "program": program, "environment": bare},
+        {"name": f"stock Paddle, {threads} threads", "mode": "fp32", "program": program, "environment": given},
+    ]
+
+
+def torch_peers(task, environment, options):
+    """Return PyTorch + timm in float32 and with autocast, or nothing where they are not installed."""
+    found = subprocess.run(
+        [options.peer_python, "-c", "import timm, torch"], capture_output=True
+    )  # fmt: skip
+    if found.returncode:
+        print(f"PyTorch + timm: not installed in {options.peer_python}, not measured", file=sys.stderr)
+        return []
+    from image_classification.config import load_config
+    from image_classification.zoo import find_config
+
+    path, build_model = find_config(options.cfg)
+    config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
+    own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
+    own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
+    environment = environment | {"OMP_NUM_THREADS": threads_of(environment)}
+    result = []
+    for dtype in ("float32", "bfloat16"):
+        program = [options.peer_python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype})]
+        name = "PyTorch fp32" if dtype == "float32" else "PyTorch autocast bfloat16"
+        mode = "fp32" if dtype == "float32" else "auto"
+        result.append({"name": name, "mode": mode, "program": program, "environment": environment})
+    return result
+
+
+def threads_of(environment):
+    """Return how many threads our own modes get, as a word."""
+    return environment.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+
+
+def run_rounds(options, entries):
+    """Return [(contestant, [measurement of each round])]; all of round 1 runs before any of round 2.
+
+    Raises:
+        UserError: a contestant of ours failed; a peer that fails is left out with a line on stderr.
+    """
+    measurements = [(entry, []) for entry in entries]
+    failed = set()
+    with progress_bar(options.rounds * len(entries), "benchmark", "run") as bar:
+        for _ in range(options.rounds):
+            for entry, rounds in measurements:
+                if entry["name"] not in failed:
+                    done = subprocess.run(
+                        list(map(str, entry["program"])), env=entry["environment"], capture_output=True, text=True
+                    )
+                    if done.returncode == 0:
+                        rounds.append(json.loads(done.stdout.splitlines()[-1]))
+                    else:
+                        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+                        if "PyTorch" not in entry["name"]:
+                            raise UserError(f"{entry['name']}: {reason.removeprefix('error: ')}")
+                        print(f"{entry['name']}: failed, not measured: {reason}", file=sys.stderr)
+                        failed.add(entry["name"])
+                bar.update()
+    return [(entry, rounds) for entry, rounds in measurements if rounds]
+
+
+def summary(entry, rounds, options):
+    """Return a row: means over all iterations, and the mean seconds of an iteration in each round."""
+    iterations = [iteration for measured in rounds for iteration in measured["iterations"]]
+    of_rounds = [
+        statistics.mean(sum(one[phase] for phase in PHASES) for one in measured["iterations"]) for measured in rounds
+    ]
+    seconds = statistics.mean(of_rounds)
+    first = rounds[0]
+    return {
+        "name": entry["name"],
+        "mode": entry["mode"],
+        "dtype": first["dtype"],
+        "backend": first["backend"],
+        "threads": first["threads"],
+        "batch_size": first["batch_size"],
+        "image_size": first["image_size"],
+        "images_per_second": first["batch_size"] / seconds,
+        "iterations_per_second": 1 / seconds,
+        "seconds_per_iteration": seconds,
+        "seconds_of_rounds": of_rounds,
+        "cpu_seconds_per_iteration": statistics.mean(one["cpu"] for one in iterations),
+        "spread": statistics.stdev(of_rounds) / seconds if len(of_rounds) > 1 else 0.0,
+        "peak_memory_bytes": max(measured["peak_memory_bytes"] for measured in rounds),
+        "memory_above_idle_bytes": max(one["peak_memory_bytes"] - one["idle_memory_bytes"] for one in rounds),
+        "phases": {phase: statistics.mean(one[phase] for one in iterations) for phase in PHASES},
+    }
+
+
+def add_speedups(rows):
+    """Add to each row the median, least and greatest ratio of the first row's seconds to its own, round by round."""
+    first = rows[0]["seconds_of_rounds"]
+    for row in rows:
+        ratios = [one / other for one, other in zip(first, row["seconds_of_rounds"], strict=False)]
+        row["speedup"] = statistics.median(ratios)
+        row["speedup_range"] = [min(ratios), max(ratios)]
+
+
+def table(rows, options):
+    """Return the rows as a Markdown table."""
+    what = "evaluation" if options.evaluation else "training"
+    lines = [
+        f"{options.cfg}, {what}, batch {rows[0]['batch_size']}, {rows[0]['image_size']} pixels, "
+        f"{rows[0]['threads']} threads, {options.rounds} rounds of {options.iterations} iterations",
+        "",
+        "| mode | runs on | memory above idle | it/s | images/s | s/it | spread | CPU s/it | speed-up (rounds) "
+        "| data / forward / backward / optimizer / scaler, ms |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for row in rows:
+        least, greatest = row["speedup_range"]
+        phases = " / ".join(f"{row['phases'][phase] * 1e3:.0f}" for phase in PHASES)
+        lines.append(
+            f"| {row['name']} | {row['backend']} | {row['memory_above_idle_bytes'] / 2**20:.0f} MiB "
+            f"| {row['iterations_per_second']:.3f} | {row['images_per_second']:.2f} "
+            f"| {row['seconds_per_iteration']:.3f} | {row['spread']:.1%} | {row['cpu_seconds_per_iteration']:.3f} "
+            f"| {row['speedup']:.2f} ({least:.2f}-{greatest:.2f}) | {phases} |"
+        )
+    return "\n".join(lines)
+
+
+def machine():
+    """Return what the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return {
+        "processor": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "paddle": importlib.metadata.version("paddlepaddle"),
+        "python": platform.python_version(),
+    }
+
+
+def plot(rows, options):
+    """Write a bar chart of images/s and memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 0.45 * len(rows) + 1.6), sharey=True)
+    names = [row["name"] for row in rows]
+    for axis, key, unit, label in (
+        (axes[0], "images_per_second", 1, "images/s"),
+        (axes[1], "memory_above_idle_bytes", 2**20, "peak memory above idle, MiB"),
+    ):
+        bars = axis.barh(names, [row[key] / unit for row in rows], color="tab:blue")
+        axis.bar_label(bars, fmt="%.4g", padding=3)
+        axis.set_xlabel(label)
+        axis.margins(x=0.15)
+    axes[0].invert_yaxis()
+    figure.suptitle(f"{options.cfg}, batch {rows[0]['batch_size']}, {machine()['processor']}")
+    figure.tight_layout()
+    with atomic_write(options.plot) as file:
+        figure.savefig(file, format=Path(options.plot).suffix.lstrip(".") or "png", dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Measure timm's model of the same name with PyTorch in this process, for the comparison of tools/benchmark.py.
+
+Runs in an environment with torch and timm, not Paddle. Takes and prints what tools/benchmark_worker.py does.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+
+import timm
+import torch
+
+WARMUP_ITERATIONS = 2
+
+
+def main():
+    task = json.loads(sys.argv[1])
+    idle_memory = resident_bytes()
+    torch.manual_seed(0)
+    size, batch_size = task["image_size"], task["batch_size"]
+    model = timm.create_model(task["model"], **({"img_size": size} if "vit" in task["model"] else {}))
+    images = torch.randn(batch_size, 3, size, size)
+    labels = torch.randint(0, 1000, (batch_size,))
+    context = contextlib.nullcontext
+    if task["dtype"] != "float32":
+        context = lambda: torch.autocast("cpu", getattr(torch, task["dtype"]))  # noqa: E731
+    run = evaluation(model, images, context) if task["evaluation"] else training(model, images, labels, context, task)
+    iterations = [run() for _ in range(WARMUP_ITERATIONS + task["iterations"])][WARMUP_ITERATIONS:]
+    print(json.dumps({
+        "iterations": iterations,
+        "dtype": task["dtype"],
+        "backend": f"torch {torch.__version__}",
+        "batch_size": batch_size,
+        "image_size": size,
+        "threads": torch.get_num_threads(),
+        "idle_memory_bytes": idle_memory,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }))
+
+
+def training(model, images, labels, context, task):
+    """Return a function that makes one step with the benchmark's optimizer and returns {phase: seconds}."""
+    optimizers = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD, "Momentum": torch.optim.SGD}
+    momentum = {"momentum": 0.9} if task["optimizer"] == "Momentum" else {}
+    optimizer = optimizers.get(task["optimizer"], torch.optim.AdamW)(model.parameters(), lr=1e-4, **momentum)
+    model.train()
+
+    def step():
+        times, cpu_start = [time.perf_counter()], time.process_time()
+        with context():
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+        return {
+            "data": 0.0, "forward": times[1] - times[0], "backward": times[2] - times[1],
+            "optimizer": times[3] - times[2], "scaler": 0.0, "cpu": time.process_time() - cpu_start,
+        }  # fmt: skip
+
+    return step
+
+
+def evaluation(model, images, context):
+    """Return a function that makes one forward pass without gradients."""
+    model.eval()
+
+    def step():
+        start, cpu_start = time.perf_counter(), time.process_time()
+        with torch.no_grad(), context():
+            model(images)
+        forward = time.perf_counter() - start
+        cpu = time.process_time() - cpu_start
+        return {"data": 0.0, "forward": forward, "backward": 0.0, "optimizer": 0.0, "scaler": 0.0, "cpu": cpu}
+
+    return step
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Measure one precision mode in this process; tools/benchmark.py starts one such process per mode and round.
+
+    python tools/benchmark_worker.py '{"cfg": "vit_base_patch16_224", "mode": "auto", ...}'
+
+Prints one line of JSON: seconds of each iteration by phase and of all threads' processor time ("cpu"), memory of the
+idle process and at its peak, in bytes.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, peak_memory_bytes, prepare_process
+
+WARMUP_ITERATIONS = 2
+PHASES = ("data", "forward", "backward", "optimizer", "scaler")
+
+
+def main():
+    """Print the measurement and return the exit code."""
+    task = json.loads(sys.argv[1])
+    if task["stock"]:
+        import paddle  # noqa: F401  as a user imports it: no settings of ours
+    else:
+        prepare_process()
+    try:
+        print(json.dumps(measure(task)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(task):
+    """Return the measurement of a task as plain values."""
+    from image_classification.build import build_parts, build_trainer
+    from image_classification.config import load_config
+    from image_classification.parallel.single import SingleProcess
+    from image_classification.zoo import find_config
+
+    path, build_model = find_config(task["cfg"])
+    config = load_config([f"-cfg={path}", *command_line(task)], build_model)
+    idle_memory = resident_bytes()
+    parts = build_parts(config, build_model, SingleProcess())
+    batches = repeat_batches(parts, config, task["data"])
+    if task["evaluation"]:
+        iterations = measure_evaluation(parts, batches, task["iterations"])
+    else:
+        iterations = measure_training(parts, build_trainer(parts).optimizer, batches, task["iterations"])
+    return {
+        "iterations": iterations,
+        "dtype": parts.precision.dtype,
+        "backend": parts.precision.backend,
+        "batch_size": config.DATA.BATCH_SIZE,
+        "image_size": config.DATA.IMAGE_SIZE,
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
+        "idle_memory_bytes": idle_memory if parts.device == "cpu" else 0,
+        "peak_memory_bytes": peak_memory_bytes(parts.device),
+    }
+
+
+def command_line(task):
+    """Return the words that a user would type for this task."""
+    words = [f"-amp_mode={task['mode']}"]
+    if task["dtype"] is not None:
+        words.append(f"-amp_dtype={task['dtype']}")
+    if task["batch_size"] is not None:
+        words.append(f"-batch_size={task['batch_size']}")
+    if task["image_size"] is not None:
+        words.append(f"-image_size={task['image_size']}")
+    if task["data"] == "synthetic":
+        words += ["-dataset=synthetic", "-opts", "DATA.NUM_WORKERS=0"]
+    else:
+        words.append("-opts")
+    return [*words, f"DEVICE={task['device']}", *task["opts"]]
+
+
+def resident_bytes():
+    """Return the resident set of this process."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def repeat_batches(parts, config, kind):
+    """Yield (images, labels) for ever: one batch of noise, or the epochs of the configuration's data set."""
+    import numpy as np
+
+    if kind == "synthetic":
+        generator = np.random.default_rng(0)
+        size, channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
+        images = generator.standard_normal((config.DATA.BATCH_SIZE, channels, size, size)).astype("float32")
+        labels = generator.integers(0, config.MODEL.NUM_CLASSES, config.DATA.BATCH_SIZE)
+        while True:
+            yield images, labels
+    epoch = 0
+    while True:
+        parts.train_loader.set_epoch(epoch)
+        yield from parts.train_loader
+        epoch += 1
+
+
+def synchronize(device):
+    """Wait for the device: on a GPU operators return before they are computed."""
+    if device == "gpu":
+        import paddle
+
+        paddle.device.synchronize()
+
+
+class Stopwatch:
+    """Seconds of the phases of one iteration; a phase inside another one is taken out of it."""
+
+    def __init__(self, device):
+        self.device = device
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    def run(self, phase, function, *arguments, inside=None):
+        """Call a function and add the time it takes to a phase."""
+        synchronize(self.device)
+        start = time.perf_counter()
+        result = function(*arguments)
+        synchronize(self.device)
+        seconds = time.perf_counter() - start
+        self.seconds[phase] += seconds
+        if inside is not None:
+            self.seconds[inside] -= seconds
+        return result
+
+
+def measure_training(parts, optimizer, batches, count):
+    """Return [{phase: seconds}] of training steps; scaler is all that precision adds to backward and optimizer: the
+    finite check, unscaling, the masters' gradients, the half weights' update, the scale."""
+    import paddle
+
+    precision, model, watch = parts.precision, parts.model, None
+    optimizer_step, collect = optimizer.step, precision.collect
+    optimizer.step = lambda: watch.run("optimizer", optimizer_step, inside="scaler")
+    precision.collect = lambda: watch.run("scaler", collect, inside="backward")
+
+    def forward(images, labels):
+        with precision.forward_context():
+            return parts.criterion(model(images), labels)
+
+    model.train()
+    iterations = []
+    for _ in range(WARMUP_ITERATIONS + count):
+        watch, cpu_start = Stopwatch(parts.device), time.process_time()
+        images, labels = watch.run("data", lambda: [paddle.to_tensor(array) for array in next(batches)])
+        loss = watch.run("forward", forward, images, labels)
+        watch.run("backward", precision.backward, loss)
+        watch.run("scaler", precision.step, optimizer)
+        iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
+    return iterations[WARMUP_ITERATIONS:]
+
+
+def measure_evaluation(parts, batches, count):
+    """Return [{phase: seconds}] of forward passes without gradients."""
+    import paddle
+
+    def forward(images):
+        with paddle.no_grad(), parts.precision.forward_context():
+            return parts.model(images)
+
+    parts.model.eval()
+    iterations = []
+    for _ in range(WARMUP_ITERATIONS + count):
+        watch, cpu_start = Stopwatch(parts.device), time.process_time()
+        images = watch.run("data", lambda: paddle.to_tensor(next(batches)[0]))
+        watch.run("forward", forward, images)
+        iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
+    return iterations[WARMUP_ITERATIONS:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
