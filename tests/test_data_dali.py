@@ -63,6 +63,21 @@ def test_dali_shares_the_evaluation_exactly(folder):
     assert counts == [6, 5]
 
 
+def test_dali_decodes_tfrecords_too(folder, tmp_path):
+    pytest.importorskip("nvidia.dali")
+    contents = [encoded(photo(50, 60, seed=number)) for number in range(5)]
+    (tmp_path / "train").mkdir()
+    examples = [{"image/encoded": content, "image/class/label": 1 + n % 2} for n, content in enumerate(contents)]
+    records = b"".join(frame(serialize_example(example)) for example in examples)
+    (tmp_path / "train" / "train-00000-of-00001").write_bytes(records)
+    data = {"DATASET": "imagenet_tfrecord", "DATA_PATH": tmp_path, "SCALED_DECODE": False}
+    (ours,), (dali,) = [
+        batches_of(build_train_loader(make_config(2, LOADER=name, **data))) for name in ("workers", "dali")
+    ]
+    np.testing.assert_array_equal(ours[1], dali[1])
+    assert np.abs(ours[0] - dali[0]).mean() < 0.02
+
+
 def test_dali_names_a_corrupt_image(tmp_path):
     pytest.importorskip("nvidia.dali")
     write_class_folders(tmp_path / "train", {"a": 4, "b": 4})

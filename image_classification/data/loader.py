@@ -1,5 +1,6 @@
 """Batches in a fixed order: the same (seed, epoch) gives the same ones with any number of workers, from any start."""
 
+import concurrent.futures
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from ..runtime import UserError, get_logger
 from .workers import WorkerPool
 
+_END = object()
 MAX_CHUNK = 16  # samples a task: small enough to share a batch among the workers, large enough to make messages cheap
 
 
@@ -34,6 +36,7 @@ class Loader:
         self._num_slots = prefetch + 1
         self._timeout_seconds = timeout_seconds
         self._pool = None
+        self._following = None  # the batch that a thread is making, as a future
         self._skipped = {}
 
     def __len__(self):
@@ -60,8 +63,21 @@ class Loader:
         order, epoch = self._order(self.epoch), self.epoch
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         numbers = range(start_batch, len(batches))
-        iterate = self._iterate_workers if self.num_workers else self._iterate_here
-        return iterate(batches, numbers, epoch)
+        if self.num_workers:
+            return self._one_ahead(self._iterate_workers(batches, numbers, epoch))
+        return self._iterate_here(batches, numbers, epoch)
+
+    def _one_ahead(self, batches):
+        """Make the next batch, which is normalising and mixing, in a thread while the last one is used."""
+        if self._following is not None:  # of an abandoned iteration: two threads must not read the workers' pipes
+            concurrent.futures.wait([self._following])
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            self._following = thread.submit(next, batches, _END)
+            while (batch := self._following.result()) is not _END:
+                self._following = following = thread.submit(next, batches, _END)
+                yield batch
+                if self._following is not following:
+                    raise RuntimeError("another iteration of this loader was started")
 
     def _iterate_here(self, batches, numbers, epoch):
         for number in numbers:
@@ -87,7 +103,7 @@ class Loader:
             )
         pool = self._pool
         try:
-            generation = pool.new_generation()
+            pool.new_generation()
             waiting = {}  # batch -> tasks not yet answered
             for number in numbers[: self._num_slots]:
                 waiting[number] = self._submit(number, batches[number], epoch)
@@ -112,8 +128,6 @@ class Loader:
                 if following < len(batches):  # before the yield: the workers go on while the batch is used
                     waiting[following] = self._submit(following, batches[following], epoch)
                 yield from finished
-                if pool.memory.generation[0] != generation:
-                    raise RuntimeError("another iteration of this loader was started")
         except UserError:
             self.close()
             raise
