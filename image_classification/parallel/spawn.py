@@ -101,7 +101,7 @@ class _Watcher:
         if codes[0] and all(codes[rank] == codes[0] for rank in culprits):
             culprits = [0]  # all say the same, and rank 0 has said it
         for rank in culprits:
-            how = {None: "did not end by itself: it hangs"}.get(codes[rank], f"ended with {_code_name(codes[rank])}")
+            how = _how(codes[rank])
             if rank == 0:
                 print(f"error: rank 0 {how}", file=sys.stderr)
             else:
@@ -119,5 +119,7 @@ class _Watcher:
             process.wait()
 
 
-def _code_name(code):
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+def _how(code):
+    if code is None:
+        return "did not end by itself: it hangs"
+    return f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
