@@ -2,17 +2,18 @@
 
 import time
 
+import numpy as np
 import paddle
 
 from .metrics import Accumulator
 from .runtime import progress_bar
 
 
-def evaluate(model, precision, loader, parallel):
+def evaluate(model, precision, loader, parallel, class_report=None):
     """Return ``{"top1", "top5", "loss", "images", "seconds"}`` over every image exactly once, on all processes.
 
     Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training criterion is, so that recipes
-    can be compared.
+    can be compared. A ``class_report`` is filled on the way, on all processes.
     """
     parallel.average_buffers(model)
     model.eval()
@@ -22,9 +23,19 @@ def evaluate(model, precision, loader, parallel):
         for images, labels in loader:
             with precision.forward_context():
                 logits = parallel.predict(model, paddle.to_tensor(images))
-            accumulator.add(logits.astype("float32"), labels)
+            logits = logits.astype("float32")
+            accumulator.add(logits, labels)
+            if class_report is not None:
+                class_report.add(logits, labels)
             bar.update(len(labels))
     model.train()
     total = Accumulator()
-    total.merge([round(number) for number in parallel.sum(accumulator.sums.tolist())])
+    total.merge(_sum(accumulator.sums, parallel))
+    if class_report is not None:
+        class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
     return total.result() | {"seconds": time.time() - start}
+
+
+def _sum(integers, parallel):
+    """Return the sums over the processes; float64 holds them exactly."""
+    return np.rint(np.asarray(parallel.sum(integers.tolist()))).astype("int64")

@@ -4,6 +4,7 @@ The project's modules that need Paddle are imported inside the functions: a wron
 """
 
 import contextlib
+import dataclasses
 import signal
 import sys
 import time
@@ -87,7 +88,7 @@ def run(config, build_model, parallel):
     _describe(parts, folder)
     report = _empty_report(parts)
     if config.EVAL:
-        evaluate(parts, folder, report)
+        evaluate(parts, folder, report, build_model)
     else:
         train(parts, folder, report)
     logger.info(f"results are in {folder.path}")
@@ -119,19 +120,15 @@ def train(parts, folder, report):
         logger.info(_result_table(report))
 
 
-def evaluate(parts, folder, report):
-    """Evaluate the weights of ``-pretrained`` (or ``-resume``) and write the report."""
-    from . import checkpoint
+def evaluate(parts, folder, report, build_model):
+    """Evaluate the weights of ``-pretrained`` (or ``-resume``) and write the report and the files about classes."""
+    from .class_files import summary, write_class_files, write_summary
     from .evaluation import evaluate as evaluate_model
+    from .metrics import ClassReport
 
-    weights = parts.config.MODEL.PRETRAINED
-    if parts.config.MODEL.RESUME:
-        weights = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
-        state = checkpoint.load(weights)
-        own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(state["model"])
-        checkpoint.check_matches(own, loaded, weights, "-resume")
-        parts.precision.load_model_state_dict(parts.model, loaded)
-    result = evaluate_model(parts.model, parts.precision, parts.eval_loader, parts.parallel)
+    weights = load_resumed_weights(parts) if parts.config.MODEL.RESUME else parts.config.MODEL.PRETRAINED
+    classes = ClassReport(parts.config.MODEL.NUM_CLASSES)
+    result = evaluate_model(parts.model, parts.precision, parts.eval_loader, parts.parallel, classes)
     report.update(
         top1=result["top1"],
         top5=result["top5"],
@@ -148,6 +145,43 @@ def evaluate(parts, folder, report):
     logger = get_logger()
     logger.info(f"----- Validation Loss: {result['loss']:.4f}, time: {result['seconds']:.2f}")
     logger.info(_result_table(report))
+    figures = {name: result[name] for name in ("top1", "top5", "loss", "images")}
+    if parts.config.EVAL_FP32 and parts.precision.mode != "fp32":
+        figures |= compare_with_float32(parts, result, build_model)
+    if parts.parallel.is_main:
+        names = [str(name) for name in parts.eval_loader.dataset.class_names]
+        names += [str(index) for index in range(len(names), parts.config.MODEL.NUM_CLASSES)]
+        for line in write_class_files(folder, classes, names):
+            logger.info(line)
+        write_summary(folder, figures | summary(classes, names))
+
+
+def load_resumed_weights(parts):
+    """Fill the model with the weights of ``-resume`` and return the checkpoint's path."""
+    from . import checkpoint
+
+    path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
+    state = checkpoint.load(path)
+    own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(state["model"])
+    checkpoint.check_matches(own, loaded, path, "-resume")
+    parts.precision.load_model_state_dict(parts.model, loaded)
+    return path
+
+
+def compare_with_float32(parts, result, build_model):
+    """Evaluate the same weights in float32 too, log the difference and return both figures."""
+    from .build import build_parts
+    from .config.schema import Amp
+    from .evaluation import evaluate as evaluate_model
+
+    plain = build_parts(dataclasses.replace(parts.config, AMP=Amp()), build_model, parts.parallel)
+    if parts.config.MODEL.RESUME:
+        load_resumed_weights(plain)
+    top1 = evaluate_model(plain.model, plain.precision, plain.eval_loader, plain.parallel)["top1"]
+    difference = result["top1"] - top1
+    precision = f"{parts.precision.mode}/{parts.precision.dtype}"
+    get_logger().info(f"top-1 {result['top1']:.4f} in {precision}, {top1:.4f} in float32: difference {difference:+.4f}")
+    return {"top1_fp32": top1, "top1_difference": difference}
 
 
 def dry_run(parts):
@@ -208,7 +242,8 @@ def stop_on_signal(trainer):
 
 def _describe(parts, folder=None):
     config, logger = parts.config, get_logger()
-    size = sum(parameter.size for parameter in parts.model.parameters() if not parameter.stop_gradient)
+    size = parts.parallel.num_parameters(parts.model)
+    logger.info(f"parallel: {parts.parallel.describe()}")
     logger.info(f"precision: {parts.precision.describe()}")
     logger.info(f"model: {config.MODEL.NAME or 'unnamed'}, {size / 1e6:.2f} M parameters")
     if folder is not None:

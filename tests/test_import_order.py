@@ -18,7 +18,7 @@ ORDER = [
     MODELS,
     ["optim", "losses", "metrics", "ema"],
     ["weights", "checkpoint", "run_folder"],
-    ["evaluation", "hooks"],
+    ["evaluation", "hooks", "class_files"],
     ["trainer"],
     ["build"],
     ["launch", "zoo", "explain", "preview"],

@@ -213,6 +213,7 @@ class Config:
     SEED: int = option(0, "seed of weights, data order, augmentation and dropout", minimum=0)
     DETERMINISTIC: bool = option(False, "two runs give the same bits, where the libraries allow it")
     EVAL: bool = option(False, "evaluate only")
+    EVAL_FP32: bool = option(False, "evaluate only, in mixed precision: in float32 too, and state the difference")
     DRY_RUN: bool = option(False, "build everything, run one batch, write nothing")
     NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device")
     DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N")

@@ -1,0 +1,51 @@
+"""Evaluation on several processes gives the very figures of one process, whatever divides the number of images."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from image_classification.weights import export_tensors, write_weights
+from image_classification.zoo import load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "image_classification" / "ViT"
+
+
+NUM_IMAGES = 31  # divisible by neither number of processes
+
+
+def make_images(folder):
+    """Write a data set of random images with a list file."""
+    rng = np.random.default_rng(0)
+    (folder / "val").mkdir(parents=True)
+    lines = []
+    for index in range(NUM_IMAGES):
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(folder / "val" / f"{index}.png")
+        lines.append(f"val/{index}.png {index % 10}\n")
+    (folder / "val_list.txt").write_text("".join(lines))
+    return folder
+
+
+def evaluate(weights, images, folder, *words):
+    """Return (evaluation.json, confusion.csv) of an evaluation in new processes."""
+    command = [sys.executable, *words, "-cfg=./configs/vit_tiny_digits.yaml", "-eval", f"-pretrained={weights}"]
+    command += ["-dataset=imagenet2012", f"-data_path={images}", "-opts", f"OUTPUT={folder}", "DATA.BATCH_SIZE_EVAL=4"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((folder / "evaluation.json").read_text()), (folder / "confusion.csv").read_text()
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_evaluation_on_several_processes_equals_one(tmp_path, num_processes):
+    model, _ = load_model("vit_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    files = tmp_path / "w.safetensors", make_images(tmp_path / "images")
+    alone = evaluate(*files, tmp_path / "1", "main_single_gpu.py")
+    together = evaluate(*files, tmp_path / "n", "main_multi_gpu.py", f"-ngpus={num_processes}")
+    assert alone == together
+    assert alone[0]["images"] == NUM_IMAGES
