@@ -183,6 +183,7 @@ class Trainer:
             self.call("after_step")
             if self.stop_requested:
                 return
+        self.mean.sums = np.array(self.parallel.sum(self.mean.flush().tolist()))  # of all replicas
         progress.epoch += 1
         progress.batch = 0
         is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
@@ -271,8 +272,10 @@ class Trainer:
             )
         self.ema.load_state_dict(self.parallel.cut(state["ema"]))
         fields = dict(state["progress"])
-        self.mean.sums = np.array(fields.pop("sums"))
+        sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
+        if self.progress.batch:  # else the next epoch starts with empty sums
+            self.mean.sums = sums
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
             self.parallel.set_rng_state(state["rng"][self.parallel.rank])
         else:  # draws that some processes must share cannot be taken from others

@@ -127,12 +127,16 @@ class Context(SingleProcess):
         if sync_batch_norm:
             convert_sync_batch_norm(model, self.data)
         self.layout.whole_names = frozenset(model.state_dict())
+        self._num_parameters = super().num_parameters(model)
         self.layout.cuts.update(tensor.shard_model(model, self.tensor))
         if self.pipeline.size > 1:
             model = Stage(model, self.pipeline)
             self._pipeline = Pipeline(self.pipeline, *self._neighbours)
         self.layout.local_shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return model
+
+    def num_parameters(self, model):
+        return self._num_parameters
 
     def train_window(self, model, precision, measure, micro_batches):
         if self.pipeline.size == 1:

@@ -48,6 +48,10 @@ class SingleProcess:
         """Return this process's part of a whole model; call it before the precision converts the model."""
         return model
 
+    def num_parameters(self, model):
+        """Return the number of trainable parameters of the whole model."""
+        return sum(param.size for param in model.parameters() if not param.stop_gradient)
+
     def seed_dropout(self, seed):
         """Seed the draws of training, after the model was built from the common seed."""
         paddle.seed(seed)
