@@ -5,6 +5,7 @@ from the reference by at most one rounding of the result; subnormal bfloat16 num
 instructions define it.
 """
 
+import functools
 import platform
 
 from . import (
@@ -58,8 +59,22 @@ def instruction_set():
     return "avx512_bf16" if isa & _AVX512_BF16 == _AVX512_BF16 else None
 
 
+def _guarded(kernel):
+    """Return the kernel that leaves to the reference what this oneDNN has no implementation for."""
+
+    @functools.wraps(kernel)
+    def guarded(original, args, kwargs):
+        try:
+            return kernel(original, args, kwargs)
+        except library.OneDNNError:
+            return NotImplemented
+
+    return guarded
+
+
 def register():
     """Add this backend to the table of fast kernels where the machine and Paddle's wheel can run it."""
     name = instruction_set()
     if name is not None:
-        kernels.register(kernels.Backend(NAME, f"{NAME} {name}", frozenset({"bfloat16"}), KERNELS, FLOAT32_KERNELS))
+        table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
+        kernels.register(kernels.Backend(NAME, f"{NAME} {name}", frozenset({"bfloat16"}), table, FLOAT32_KERNELS))

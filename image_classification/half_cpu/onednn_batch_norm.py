@@ -4,7 +4,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_elementwise import ordered_like, reorder
+from .onednn_elementwise import in_dtype, in_float32, ordered_like
 from .onednn_primitives import (
     bound,
     cache,
@@ -54,7 +54,7 @@ class BatchNorm(PyLayer):
         ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
         ctx.parameter_dtype = scale.dtype
         x = settled(x)
-        scale, shift = _float32(scale), _float32(shift)
+        scale, shift = in_float32(scale), in_float32(shift)
         out = new_like(x)
         ctx.key = (layout(x), epsilon, flags)
         cache.get(_describe, *ctx.key)(
@@ -74,14 +74,9 @@ class BatchNorm(PyLayer):
         if primitive.arity > len(pointers):
             pointers.append(scale.data_ptr())
         primitive(*pointers)
-        if ctx.parameter_dtype is not _FLOAT32:
-            results[1:] = [reorder(result, ctx.parameter_dtype) for result in results[1:]]
+        results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=True)]
         return (*gradients, None, None)
-
-
-def _float32(tensor):
-    return tensor if tensor.dtype is _FLOAT32 else reorder(tensor, _FLOAT32)
 
 
 def batch_norm(original, args, kwargs):

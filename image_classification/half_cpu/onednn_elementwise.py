@@ -1,5 +1,6 @@
 """Casts, activations and sums of equal shapes, on bfloat16 or float32 tensors; float32 arithmetic, rounded once."""
 
+import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
@@ -7,6 +8,7 @@ from .onednn_primitives import (
     DATA_TYPES,
     bound,
     cache,
+    contiguous,
     dense,
     layout,
     new_like,
@@ -15,6 +17,8 @@ from .onednn_primitives import (
     servable,
     settled,
 )
+
+_FLOAT32 = paddle.float32
 
 
 def _describe_reorder(library, builder, source, target):
@@ -30,6 +34,16 @@ def reorder(tensor, dtype):
         source, target = layout(tensor), layout(out)
     cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
     return out
+
+
+def in_dtype(tensor, dtype):
+    """Return the tensor itself or a copy in another number format; not recorded by autograd."""
+    return tensor if tensor.dtype is dtype else reorder(tensor, dtype)
+
+
+def in_float32(tensor):
+    """Return the tensor itself or a float32 copy, dense; not recorded by autograd."""
+    return in_dtype(contiguous(tensor), _FLOAT32)
 
 
 class Cast(PyLayer):

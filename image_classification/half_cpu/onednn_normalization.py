@@ -7,6 +7,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
+from .onednn_elementwise import in_dtype, in_float32
 from .onednn_primitives import DATA_TYPES, bound, cache, contiguous, dense, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
@@ -74,26 +75,26 @@ def softmax(original, args, kwargs):
     return Softmax.apply(x)
 
 
-def _layer_norm_forward(builder, rows, statistics, parameters_type, epsilon):
+def _layer_norm_forward(builder, rows, statistics, epsilon):
     return (
         "layer_normalization_forward",
         onednn.FORWARD_TRAINING,
         builder.md(rows),
         builder.md(rows),
         builder.md(statistics),
-        parameters_type,
+        onednn.FLOAT32,  # of scale and shift: for bfloat16 ones oneDNN has its slow reference code only
         epsilon,
         onednn.USE_SCALE | onednn.USE_SHIFT,
         None,
     )
 
 
-def _describe_layer_norm(library, builder, rows, statistics, parameters_type, epsilon):
-    description = library.description(*_layer_norm_forward(builder, rows, statistics, parameters_type, epsilon))
+def _describe_layer_norm(library, builder, rows, statistics, epsilon):
+    description = library.description(*_layer_norm_forward(builder, rows, statistics, epsilon))
     return description, (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
 
 
-def _describe_layer_norm_backward(library, builder, rows, statistics, parameters_type, epsilon):
+def _describe_layer_norm_backward(library, builder, rows, statistics, epsilon):
     md = builder.md(rows)
     description = library.description(
         "layer_normalization_backward",
@@ -102,11 +103,11 @@ def _describe_layer_norm_backward(library, builder, rows, statistics, parameters
         md,
         md,
         builder.md(statistics),
-        parameters_type,
-        parameters_type,
+        onednn.FLOAT32,
+        onednn.FLOAT32,
         epsilon,
         onednn.USE_SCALE | onednn.USE_SHIFT,
-        builder.hint(*_layer_norm_forward(builder, rows, statistics, parameters_type, epsilon)),
+        builder.hint(*_layer_norm_forward(builder, rows, statistics, epsilon)),
         None,
     )
     numbers = [onednn.SRC, onednn.MEAN, onednn.VARIANCE, onednn.SCALE, onednn.DIFF_DST]
@@ -123,11 +124,12 @@ class LayerNorm(PyLayer):
     def forward(ctx, x, scale, shift, epsilon, columns):
         """Return the normalised rows in the dtype of x."""
         ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
-        x = contiguous(x)
+        ctx.parameter_dtype = scale.dtype
+        x, scale, shift = contiguous(x), in_float32(scale), in_float32(shift)
         out = new_tensor(x.dtype, x.shape)
         rows = numel(x) // columns
         mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
-        ctx.key = (dense(x.dtype, rows, columns), dense(_FLOAT32, rows), DATA_TYPES[scale.dtype], epsilon)
+        ctx.key = (dense(x.dtype, rows, columns), dense(_FLOAT32, rows), epsilon)
         cache.get(_describe_layer_norm, *ctx.key)(
             x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
         )
@@ -145,6 +147,7 @@ class LayerNorm(PyLayer):
         if primitive.arity > len(pointers):
             pointers.append(scale.data_ptr())
         primitive(*pointers)
+        results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
 
 
