@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from data_samples import cifar10_members, make_config, tar_bytes
+from data_samples import cifar10_members, make_config, tar_bytes, write_class_folders
 
 from image_classification.data import build_dataset, download, sources
 from image_classification.data.cifar import CIFAR
@@ -228,7 +228,7 @@ def test_processes_that_start_at_once_share_one_download(server, tmp_path, archi
 
 
 def _wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.002)
@@ -270,9 +270,19 @@ def test_kill_in_the_middle_of_an_extraction_is_survived(server, tmp_path, archi
 def test_download_key_fetches_the_archive_and_loads_it(server, tmp_path, monkeypatch):
     members, truth = cifar10_members()
     server.content = tar_bytes(members, "w:gz")
-    monkeypatch.setitem(sources.DOWNLOADS, "cifar10", source_of(server, CIFAR["cifar10"].source.file_name))
+    source, is_present = source_of(server, CIFAR["cifar10"].source.file_name), sources.DOWNLOADS["cifar10"][1]
+    monkeypatch.setitem(sources.DOWNLOADS, "cifar10", (source, is_present))
     config = make_config(DATASET="cifar10", DATA_PATH=tmp_path / "new", DOWNLOAD=True)
     assert build_dataset(config, "val").labels.tolist() == truth["val"][1]
+    assert build_dataset(config, "train").labels.tolist() == truth["train"][1]
+    assert len(server.requests) == 1
+
+
+def test_download_key_leaves_an_extracted_data_set_alone(tmp_path):
+    write_class_folders(tmp_path / "101_ObjectCategories", {"ant": 5})
+    config = make_config(1, DATASET="caltech101", DATA_PATH=tmp_path, DOWNLOAD=True)
+    assert len(build_dataset(config, "train")) == 4
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_download_of_a_private_data_set_is_an_error():

@@ -374,7 +374,7 @@ def test_workers_end_when_the_training_process_is_killed(jpeg_folder):
         workers = [int(number) for number in process.stdout.readline().split()]
         process.kill()
     assert len(workers) == 2
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(_runs(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -38,6 +38,13 @@ def read_caltech101(root, split, with_background=False):
     return FileDataset(folder, paths, everything.labels[chosen], names)
 
 
+def has_caltech101(root):
+    """Return whether ``root`` is or holds the folder of the images, or holds one of the archives."""
+    places = [os.path.join(place, name) for place in _PLACES for name in (FOLDER, ARCHIVE)]
+    is_folder = os.path.basename(os.path.normpath(root)) == FOLDER
+    return is_folder or any(os.path.exists(os.path.join(root, place)) for place in (*places, SOURCE.file_name))
+
+
 def _find_folder(root):
     for place in _PLACES:
         folder = os.path.join(root, place, FOLDER)

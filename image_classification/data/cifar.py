@@ -54,6 +54,13 @@ CIFAR = {
 }
 
 
+def has_cifar(name, root):
+    """Return whether ``root`` is or holds the official folder, or holds the archive."""
+    kind = CIFAR[name]
+    places = (kind.meta_file, kind.folder, kind.source.file_name)
+    return any(os.path.exists(os.path.join(root, place)) for place in places)
+
+
 def read_cifar(name, root, split):
     """Return the images of ``cifar10`` or ``cifar100``, uint8 [N, 32, 32, 3]; "val" is the official test set.
 

@@ -190,8 +190,15 @@ def _lock(path):
         raise UserError(f"{path.parent}: cannot be written to: {error.strerror}") from error
     with lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            get_logger().info("waiting for another process to finish %s", path)
-            fcntl.lockf(lock, fcntl.LOCK_EX)
+            _acquire(lock, path)
+        except OSError as error:
+            raise UserError(f"{lock_path}: the file system has no locks: {error.strerror}") from error
         yield
+
+
+def _acquire(lock, path):
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # both mean that another process has it
+        get_logger().info("waiting for another process to finish %s", path)
+        fcntl.lockf(lock, fcntl.LOCK_EX)

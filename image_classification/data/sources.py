@@ -1,12 +1,13 @@
 """Every data set by its name in DATA.DATASET."""
 
 import difflib
+import functools
 import os
 
 from ..runtime import UserError
 from .caltech101 import SOURCE as CALTECH101_SOURCE
-from .caltech101 import read_caltech101
-from .cifar import CIFAR, read_cifar
+from .caltech101 import has_caltech101, read_caltech101
+from .cifar import CIFAR, has_cifar, read_cifar
 from .datasets import FileDataset, check_labels, require_folder
 from .digits import read_digits
 from .download import download_once
@@ -16,7 +17,12 @@ from .synthetic import SyntheticDataset
 from .tar_shards import IMAGENET_VAL_TAR, read_imagenet_val_tar, read_tar_shards
 from .tfrecord_dataset import read_tfrecords
 
-DOWNLOADS = {**{name: kind.source for name, kind in CIFAR.items()}, "caltech101": CALTECH101_SOURCE}
+# name -> (where it is published, whether a folder holds it already)
+DOWNLOADS = {
+    "cifar10": (CIFAR["cifar10"].source, functools.partial(has_cifar, "cifar10")),
+    "cifar100": (CIFAR["cifar100"].source, functools.partial(has_cifar, "cifar100")),
+    "caltech101": (CALTECH101_SOURCE, has_caltech101),
+}
 
 
 def _imagenet2012(config, split):
@@ -87,7 +93,7 @@ DATASETS = {
 def build_dataset(config, split):
     """Return the data set of DATA.DATASET for ``split`` "train" or "val".
 
-    With DATA.DOWNLOAD a public archive is fetched first, by one process while the others wait.
+    With DATA.DOWNLOAD a public archive that is not there is fetched first, by one process while the others wait.
 
     Raises:
         UserError: an unknown name, a missing or malformed file, or a label outside MODEL.NUM_CLASSES.
@@ -100,7 +106,9 @@ def build_dataset(config, split):
     if config.DATA.DOWNLOAD:
         if name not in DOWNLOADS:
             raise UserError(f"DATA.DOWNLOAD: {name} has no public download; these have: {', '.join(sorted(DOWNLOADS))}")
-        download_once(DOWNLOADS[name], config.DATA.DATA_PATH)
+        source, is_present = DOWNLOADS[name]
+        if not is_present(config.DATA.DATA_PATH):
+            download_once(source, config.DATA.DATA_PATH)
     dataset = DATASETS[name](config, split)
     check_labels(dataset, config.MODEL.NUM_CLASSES)
     return dataset

@@ -17,11 +17,13 @@ import time
 import traceback
 import weakref
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 
 import numpy as np
 
 from ..runtime import UserError
 
+_ROOT = str(Path(__file__).resolve().parents[2])
 _ALIGNMENT = 64
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # columns of the status table, one line a worker: samples done, -1 before it has started; index of the current one or -1
@@ -91,7 +93,9 @@ class WorkerPool:
         ours, theirs = Pipe()
         descriptors = (theirs.fileno(), self.memory.descriptor, shared)
         command = f"from {__name__} import main; main{(*descriptors, number)!r}"
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        # The package's own root: the training process may have found it through its current folder.
+        search = [_ROOT, *(path or os.getcwd() for path in sys.path)]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(search))
         environment.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
         process = subprocess.Popen(
             [sys.executable, "-c", command], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
