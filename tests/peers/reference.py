@@ -22,9 +22,9 @@ for name in ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_poo
 
 import safetensors.torch
 import timm
+import timm.data
 import torchvision
 from PIL import Image
-from torchvision import transforms
 
 
 def make_model(library, name, options):
@@ -62,17 +62,25 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
+def published_transform(weights, image_size):
+    """Return the evaluation transform that a library itself gives to one of its weights, at one of its sizes."""
+    library, _, name = weights.partition("/")
+    if library == "torchvision":
+        model, _, tag = name.partition(".")
+        return getattr(torchvision.models.get_model_weights(model), f"IMAGENET1K_{tag}").transforms()
+    config = timm.get_pretrained_cfg(name).to_dict()
+    is_test_size = (config.get("test_input_size") or config["input_size"])[-1] == image_size
+    data = timm.data.resolve_data_config(pretrained_cfg=config, use_test_size=is_test_size)
+    assert data["input_size"][-1] == image_size
+    return timm.data.create_transform(**data)
+
+
 @torch.no_grad()
 def answer(job):
     folder = Path(job["folder"])
     if job["action"] == "preprocess":
-        steps = [
-            transforms.Resize(job["resize"], transforms.InterpolationMode(job["interpolation"])),
-            transforms.CenterCrop(job["crop"]),
-            transforms.PILToTensor(),
-        ]
-        pixels = transforms.Compose(steps)(Image.open(folder / "image.png").convert("RGB"))
-        np.save(folder / "pixels.npy", pixels.permute(1, 2, 0).numpy())
+        transform = published_transform(job["id"], job["image_size"])
+        np.save(folder / "input.npy", transform(Image.open(job["image"]).convert("RGB")).numpy())
         return
     model = make_model(job["library"], job["name"], job["options"])
     if job["action"] == "make":
