@@ -251,6 +251,18 @@ def test_kept_layer_computes_in_float32(mode, dtype):
     assert bits({"x": outputs.astype("float32")}) == bits({"x": exact.astype(outputs.dtype).astype("float32")})
 
 
+@pytest.mark.parametrize("mode", ["auto", "O1", "O2", "naive"])
+def test_values_beyond_float16_pass_from_one_kept_layer_to_the_next(mode):
+    """The first layer returns 1e6, inf in float16; the second brings it back into range before a half layer gets it."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.Linear(1, 1))
+    for layer, value in zip((model[0], model[2], model[3]), (1e6, 1e-6, 1.0), strict=True):
+        layer.weight.set_value(paddle.full([1, 1], value))
+    precision = amp.build_precision(mode, dtype="float16", options={"keep_float32": ["0", "2"]})
+    model = precision.convert_model(model)
+    with precision.forward_context():
+        assert model(paddle.ones([1, 1])).item() == pytest.approx(1.0, rel=1e-3)
+
+
 @pytest.mark.parametrize("mode", ["auto", "O1"])
 def test_kept_layer_that_raises_leaves_the_casts_on(mode):
     precision = amp.build_precision(mode, dtype="float16", options={"keep_float32": ["7"]})

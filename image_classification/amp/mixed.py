@@ -19,7 +19,7 @@ class MixedPrecision(Precision):
         storage: HalfStorage, or None for float32 weights.
         input_dtype, output_dtype: to which the model's floating inputs and outputs are cast, nested containers
             included; None for not at all.
-        keep_float32: names of layers that stay float32 with everything below them.
+        keep_float32: names of layers that stay float32 with everything below them; what they return does too.
         arguments: as for Precision.
     """
 
@@ -47,12 +47,16 @@ class MixedPrecision(Precision):
         for name in self.keep_float32:
             if name not in layers:
                 raise ValueError(f"keep_float32: the model has no layer {name!r}")
-            self._surround(layers[name], "float32", self.storage and self.storage.dtype, without_casts=True)
+            self._surround(layers[name], "float32", None, without_casts=True)
         if self.storage is not None:
             self.storage.convert(model)
             for layer in layers.values():
-                if isinstance(layer, FLOAT32_ONLY) and _has_float32_weights(layer):
+                own = {param.dtype for param in layer.parameters(include_sublayers=False)}
+                if isinstance(layer, FLOAT32_ONLY) and paddle.float32 in own:
                     self._surround(layer, "float32", self.storage.dtype)
+                elif self.keep_float32 and own & {paddle.float16, paddle.bfloat16}:
+                    # What leaves a kept layer stays float32, because it may not fit into the half format.
+                    self._surround(layer, self.storage.dtype, None)
             self._remember_names(model)
         self._surround(model, self.input_dtype, self.output_dtype)
         return model
@@ -136,7 +140,3 @@ class MixedPrecision(Precision):
         if without_casts or output_dtype is not None:
             # Paddle calls the hook after an exception too, so the casts are switched on again.
             layer.register_forward_post_hook(after, always_call=True)
-
-
-def _has_float32_weights(layer):
-    return any(param.dtype == paddle.float32 for param in layer.parameters(include_sublayers=False))
