@@ -36,16 +36,30 @@ def clean_environment(**extra):
     return kept | threads | {"PYTHONPATH": str(ROOT), "GLOG_minloglevel": "2"} | extra
 
 
-def start_ranks(script, num_ranks, folder, *arguments):
-    """Start `script` once per rank with torchrun's variables; outputs go to folder/rank_<r>.log."""
+def torchrun_variables(rank, num_ranks, port):
+    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+
+
+def slurm_variables(rank, num_ranks, port):
+    return {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": num_ranks, "SLURM_STEP_NUM_TASKS": num_ranks,
+            "SLURM_STEP_NODELIST": "vm[1]", "SLURM_JOB_ID": port, "SLURM_STEP_ID": 0, "SLURM_NODEID": 0,
+            "SLURM_STEP_TASKS_PER_NODE": num_ranks}  # fmt: skip
+
+
+def openmpi_variables(rank, num_ranks, port):
+    return {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": num_ranks, "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": num_ranks, "PMIX_NAMESPACE": f"job.{port}"}  # fmt: skip
+
+
+def start_ranks(script, num_ranks, folder, *arguments, variables=torchrun_variables):
+    """Start `script` once per rank with a launcher's variables; outputs go to folder/rank_<r>.log."""
     folder = Path(folder)
-    port = str(free_port())
+    port = free_port()
     processes = []
     for rank in range(num_ranks):
-        environment = clean_environment(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        )  # fmt: skip
+        launcher = {name: str(value) for name, value in variables(rank, num_ranks, port).items()}
+        environment = clean_environment(**launcher)
         with open(folder / f"rank_{rank}.log", "w") as log:
             command = [sys.executable, str(script), str(folder), *map(str, arguments)]
             processes.append(subprocess.Popen(
@@ -54,13 +68,13 @@ def start_ranks(script, num_ranks, folder, *arguments):
     return processes
 
 
-def run_ranks(script, num_ranks, folder, *arguments, timeout=120):
+def run_ranks(script, num_ranks, folder, *arguments, timeout=120, variables=torchrun_variables):
     """Run `script` on every rank and return what each wrote to folder/rank_<r>.json.
 
     Raises:
         ProcessFailed: a rank failed (the others are killed at once), or the time was up.
     """
-    processes = start_ranks(script, num_ranks, folder, *arguments)
+    processes = start_ranks(script, num_ranks, folder, *arguments, variables=variables)
     deadline = time.monotonic() + timeout
     try:
         while any(process.poll() is None for process in processes):
