@@ -101,7 +101,7 @@ def table(arguments, reports):
     baseline = [report["top1"] for (mode, _, _), report in reports.items() if mode == "fp32"]
     reference = sum(baseline) / len(baseline) if baseline else None
     lines = [
-        f"| {arguments.cfg.stem} | format | top-1, {len(arguments.seeds)} seeds | lowest - highest | to fp32 | skipped |",
+        f"| {arguments.cfg.stem} | format | top-1, {len(arguments.seeds)} seeds | range | points to fp32 | skipped |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for mode, dtype in formats(arguments):
