@@ -263,6 +263,15 @@ def test_values_beyond_float16_pass_from_one_kept_layer_to_the_next(mode):
         assert model(paddle.ones([1, 1])).item() == pytest.approx(1.0, rel=1e-3)
 
 
+def test_norm_inside_a_kept_block_returns_float32():
+    model = nn.Sequential(nn.Sequential(nn.Conv2D(3, 4, 1), nn.GroupNorm(2, 4)), nn.Conv2D(4, 4, 1))
+    precision = amp.build_precision("naive", options={"keep_float32": ["0"]})
+    model = precision.convert_model(model)
+    with precision.forward_context():
+        assert model[0](batch()[0]).dtype == paddle.float32
+        assert model[1](model[0](batch()[0])).dtype == paddle.float16
+
+
 @pytest.mark.parametrize("mode", ["auto", "O1"])
 def test_kept_layer_that_raises_leaves_the_casts_on(mode):
     precision = amp.build_precision(mode, dtype="float16", options={"keep_float32": ["7"]})

@@ -6,7 +6,7 @@ import paddle
 
 from .. import half_cpu
 from .precision import Precision
-from .storage import FLOAT32_ONLY
+from .storage import FLOAT32_ONLY, is_below
 from .structures import cast_floating
 
 
@@ -50,7 +50,9 @@ class MixedPrecision(Precision):
             self._surround(layers[name], "float32", None, without_casts=True)
         if self.storage is not None:
             self.storage.convert(model)
-            for layer in layers.values():
+            for name, layer in layers.items():
+                if is_below(name, self.keep_float32):
+                    continue
                 own = {param.dtype for param in layer.parameters(include_sublayers=False)}
                 if isinstance(layer, FLOAT32_ONLY) and paddle.float32 in own:
                     self._surround(layer, "float32", self.storage.dtype)

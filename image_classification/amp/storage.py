@@ -57,10 +57,10 @@ class HalfStorage:
                 raise ValueError(f"parameter {name!r} is {param.dtype} already: give the model in float32")
         kept = []
         for name, layer in model.named_sublayers(include_self=True):
-            if self._keeps_float32(name, layer) or name.startswith(tuple(f"{prefix}." for prefix in kept)):
+            if self._keeps_float32(name, layer) or is_below(name, kept):
                 kept.append(name)
-                continue
-            self._convert_layer(layer)
+            else:
+                self._convert_layer(layer)
 
     def master(self, tensor):
         """Return the float32 master of a half parameter, or the tensor itself when it has none."""
@@ -112,3 +112,8 @@ class HalfStorage:
         for name, value in vars(layer).items():
             if isinstance(value, list) and any(id(item) in replaced for item in value):
                 setattr(layer, name, [replaced.get(id(item), item) for item in value])
+
+
+def is_below(name, layers):
+    """Return whether a layer is one of `layers`, or inside one of them."""
+    return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
