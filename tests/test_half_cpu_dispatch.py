@@ -118,8 +118,9 @@ def test_names_bound_inside_the_context_are_restored_too():
 
 def test_wrapper_kept_beyond_the_context_goes_straight_to_paddle():
     with half_cpu.dispatch(Policy("float16")):
-        kept = paddle.linalg.matmul
-    assert kept(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == paddle.float32
+        kept, kept_method, kept_index = paddle.linalg.matmul, paddle.Tensor.__matmul__, paddle.Tensor._getitem_dygraph
+    x = paddle.ones([2, 2])
+    assert [result.dtype for result in (kept(x, x), kept_method(x, x), kept_index(x, 0))] == [paddle.float32] * 3
 
 
 def test_half_operators_outside_the_context_fail_as_stock_paddle_does():

@@ -184,6 +184,21 @@ def test_batch_norm_output_gradients_and_running_statistics(dtype, statistics, t
             np.testing.assert_array_equal(got.grad.numpy(), wanted.grad.numpy())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_norm_saved_statistics_stay_float32_and_running_ones_are_those_given(dtype):
+    x = paddle.randn([4, 3, 5, 5]).astype(dtype)
+    mean, variance = paddle.zeros([3]).astype(dtype), paddle.ones([3])
+    with half_cpu.dispatch(backend="reference"):
+        results = paddle._C_ops.batch_norm(
+            x, mean, variance, paddle.ones([3]), paddle.zeros([3]), False, 0.9, 1e-5, "NCHW", False, False
+        )
+    output, running_mean, running_variance, saved_mean, saved_variance, _ = results
+    assert output.dtype == x.dtype
+    assert running_mean is mean
+    assert running_variance.dtype == saved_mean.dtype == saved_variance.dtype == paddle.float32
+    np.testing.assert_allclose(saved_mean.numpy(), x.astype("float32").mean([0, 2, 3]).numpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_batch_norm_of_float32_images_with_half_parameters_stays_float32():
     x = paddle.randn([4, 3, 2, 2])
     layer = paddle.nn.BatchNorm2D(3)

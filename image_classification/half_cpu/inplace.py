@@ -3,10 +3,10 @@
 import paddle
 
 from . import paddle_names
-from .arguments import FLOAT32, FLOATING, HALF_NAMES, KINDS, SEQUENCE, TENSOR
+from .arguments import FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR
 from .reference import UnsupportedOperator, Widening, call, compute_norm
 
-# Optimizer operators: (position of the master parameter, position of the flag multi_precision).
+# Optimizer operators: (position of the master parameter, position of the flag multi_precision that says there is one).
 _MASTERS = {
     "sgd_": (3, 4),
     "momentum_": (4, 9),
@@ -35,11 +35,10 @@ def compute_inplace(name, original, args, kwargs, tensors, cast):
     """
     args = list(args)
     parameters = None
-    if name in _MASTERS:
-        master, flag = _MASTERS[name]
-        if args[master] is not None:
-            parameters, args[0] = args[0], args[master]
-            args[master], args[flag] = None, False
+    master, flag = _MASTERS.get(name, (None, None))
+    if master is not None and args[master] is not None:
+        parameters, args[0] = args[0], args[master]
+        args[master], args[flag] = None, False
     widening = Widening(cast)
     wide_args, wide_kwargs = widening.arguments(args, kwargs)
     dtype = widening.pairs[0][1].dtype if widening.pairs else None
@@ -73,17 +72,16 @@ def compute_batch_norm(name, original, args, kwargs, tensors, cast):
 
 
 def compute_set_item(name, original, args, kwargs, tensors, cast):
-    """Assign into part of a tensor; the value is rounded to the tensor's dtype, as any assignment does."""
+    """Assign into part of a tensor; the value is rounded to the tensor's dtype, as any assignment does.
+
+    Paddle's kernel does that exactly. Only the gradient of a value may be a sum, where the value was broadcast.
+    """
     target, index, value = args
-    if KINDS[type(value)] == TENSOR:
-        if value.dtype is not target.dtype and value.dtype in FLOATING:
-            value = cast(value, target.dtype)
-        # The gradient of a value that is broadcast is a sum: only that needs float32.
-        if not value.stop_gradient and target.dtype in HALF_NAMES:
-            wide = cast(target, FLOAT32)
-            call(name, original, (wide, index, cast(value, FLOAT32)), kwargs, target.dtype)
-            return write(target, wide, cast)
-    return original(target, index, value)
+    if KINDS[type(value)] != TENSOR or value.stop_gradient or target.dtype not in HALF_NAMES:
+        return original(target, index, value)
+    wide = cast(target, FLOAT32)
+    call(name, original, (wide, index, cast(value, FLOAT32)), kwargs, target.dtype)
+    return write(target, wide, cast)
 
 
 def write(target, value, cast):
