@@ -6,6 +6,7 @@ import inspect
 from . import amp, data
 from .config import Config
 from .ema import build_ema
+from .freeze import freeze
 from .hooks import CheckpointHook, EmaHook, LogHook, ProfilerHook, RecordHook, ReportHook, load_hooks
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_parallel
@@ -48,6 +49,7 @@ def build_parts(config, build_model, parallel):
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         # a training run may have another number of classes than its weights
         load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
+    freeze(model, config.TRAIN.FREEZE)
     model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
     model = precision.convert_model(model)
     # every rank built the same weights from the common seed; dropout and the like differ from here on

@@ -18,7 +18,7 @@ ORDER = [
     MODELS,
     ["optim", "losses", "metrics", "ema"],
     ["weights", "checkpoint", "run_folder"],
-    ["evaluation", "hooks", "class_files"],
+    ["evaluation", "hooks", "class_files", "freeze"],
     ["trainer"],
     ["build"],
     ["launch", "zoo", "explain", "preview"],

@@ -64,6 +64,7 @@ class Data:
     CROP_SCALE: tuple[float, float] = option((0.08, 1.0), "random_resized: share of the image's area, from and to")
     CROP_RATIO: tuple[float, float] = option((0.75, 4 / 3), "random_resized: width / height of the crop, from and to")
     CROP_PADDING: int = option(4, "pad: black pixels on each side before the random crop", minimum=0)
+    BALANCED: bool = option(False, "training: draw each class equally often, with replacement")
     HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
     CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
     PREPROCESSING: str = option(
@@ -146,6 +147,7 @@ class Train:
     CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
+    FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but these")
     CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)

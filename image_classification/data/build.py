@@ -9,7 +9,7 @@ from .dali import DaliLoader, check_supported
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
-from .sampler import eval_order, train_order
+from .sampler import balanced_shares, eval_order, train_order
 from .samples import SampleMaker
 from .sources import build_dataset
 from .transforms import EvalTransform, TrainTransform
@@ -56,6 +56,7 @@ def build_train_loader(config, rank=0, world_size=1):
         rank=rank,
         world_size=world_size,
         repeats=config.TRAIN.REPEATED_AUG,
+        shares=_balanced_shares(dataset) if data.BALANCED else None,
     )
     loader = _loader(config, dataset, transform, order, data.BATCH_SIZE, world_size, training=True)
     mix = build_batch_transform(config)
@@ -64,6 +65,12 @@ def build_train_loader(config, rank=0, world_size=1):
             images, labels, batch_rng(config.SEED, epoch, batch, rank)
         )
     return loader
+
+
+def _balanced_shares(dataset):
+    if dataset.labels is None:
+        raise UserError(f"DATA.BALANCED: {dataset.name}: the labels are in the records; prepare it as class folders")
+    return balanced_shares(dataset.labels)
 
 
 def build_eval_loader(config, rank=0, world_size=1):
