@@ -147,7 +147,7 @@ class Train:
     CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
-    FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but these")
+    FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but it")
     CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
