@@ -25,6 +25,12 @@ PLANTED = {
         "tp2pp2:naive:float16"),
     8: ("dp2tp2pp2:naive:float16",),
 }  # fmt: skip
+MOVES = {
+    2: ("dp2:tp2:fp32", "tp2:pp2:fp32", "pp2:sh2:fp32", "sh2:one:fp32", "tp2:dp2:auto:float16",
+        "tp2:one:naive:bfloat16"),
+    4: ("tp4:dp2tp2:fp32", "dp2tp2:one:fp32", "dp2pp2:tp2pp2:naive:float16"),
+    8: ("dp2tp2pp2:one:fp32",),
+}
 LAYERS = ("attention", "attention_without_bias", "mlp", "block")
 
 
@@ -32,6 +38,7 @@ def checks(size):
     """Return the names of everything that `size` processes check in one start."""
     names = [f"checks_parity:parity:{name}" for name in (*PARITY_FP32[size], *PARITY_HALF[size])]
     names += [f"checks_finite:planted:{name}" for name in PLANTED[size]]
+    names += [f"checks_checkpoint:move:{name}" for name in MOVES[size]]
     if size == 2:
         names += ["checks_parity:parity:pp2:fp32::resnet", "checks_layers:collectives", "checks_layers:reduction:dp2"]
         names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import LAYERS, PARITY_FP32, PARITY_HALF, PLANTED, WORKER
+from .conftest import LAYERS, MOVES, PARITY_FP32, PARITY_HALF, PLANTED, WORKER
 from .harness import ProcessFailed, run_ranks
 
 SLOW = pytest.mark.slow
@@ -43,6 +43,12 @@ def test_resnet_in_stages_equals_one_process(ranks):
 def test_planted_inf_and_nan_on_one_process_skip_the_step_on_all(ranks, size, name):
     for rank, results in enumerate(ranks(size)):
         assert results[f"checks_finite:planted:{name}"] == [], f"rank {rank}"
+
+
+@pytest.mark.parametrize(("size", "name"), by_size(MOVES))
+def test_state_saved_under_one_topology_continues_under_another(ranks, size, name):
+    difference = ranks(size)[0][f"checks_checkpoint:move:{name}"]
+    assert difference <= ROUNDING.get(name.rsplit(":", 1)[1], 1e-5)
 
 
 @pytest.mark.parametrize("topology", ["tp2", "dp2"])

@@ -1,0 +1,67 @@
+"""The cost model against what the groups of real processes sent."""
+
+import pytest
+
+from image_classification.parallel import cost
+from image_classification.parallel.reduction import BUCKET_ELEMENTS
+
+TINY = cost.Transformer(tokens=17, embed_dim=32, depth=4, num_classes=8, parameters=36648)
+FLOAT32 = 4
+
+
+def test_tensor_parallel_messages_are_those_of_the_model(ranks):
+    for results in ranks(2):
+        sent = results["checks_layers:traffic:tp2"]
+        calls, payload = cost.tensor_all_reduce(TINY, sent["micro_batch"], FLOAT32)
+        gathers = cost.tensor_all_gather(TINY, sent["micro_batch"], 2, FLOAT32)
+        assert sent["training"] == {
+            "tensor all_reduce calls": sent["window"] * calls,
+            "tensor all_reduce bytes": sent["window"] * payload,
+            "tensor all_gather calls": sent["window"] * gathers.calls,
+            "tensor all_gather bytes": sent["window"] * gathers.bytes,
+        }
+
+
+def test_data_parallel_messages_wait_for_the_last_micro_batch(ranks):
+    for results in ranks(2):
+        sent = results["checks_layers:traffic:dp2"]
+        calls, payload = cost.data_all_reduce(sent["parameters"], sent["tensors"], BUCKET_ELEMENTS)
+        assert sent["window"] == 2
+        assert sent["training"] == {}
+        assert sent["step"]["data all_reduce calls"] == calls
+        assert sent["step"]["data all_reduce bytes"] == payload
+
+
+def test_pipeline_messages_are_one_activation_and_one_gradient_per_micro_batch(ranks):
+    first, last = (results["checks_layers:traffic:pp2"] for results in ranks(2))
+    calls, payload = cost.stage_send(TINY, first["micro_batch"], FLOAT32)
+    header = 8 * 8  # the format, once
+    assert first["training"]["stage after send calls"] == first["window"] * calls + 1
+    assert first["training"]["stage after send bytes"] == first["window"] * payload + header
+    assert last["training"]["stage before send calls"] == last["window"] * calls
+    assert last["training"]["stage before send bytes"] == last["window"] * payload
+
+
+@pytest.mark.parametrize(("size", "topology"), [(2, "dp2"), (2, "tp2"), (2, "pp2"), (4, "tp2pp2")])
+def test_every_step_asks_once_whether_all_gradients_are_finite(ranks, size, topology):
+    for results in ranks(size):
+        step = results[f"checks_layers:traffic:{topology}"]["step"]
+        assert step["world all_reduce calls"] == 1
+        assert step["world all_reduce bytes"] == 4
+        assert step.get("model all_reduce calls", 0) == (0 if topology == "dp2" else 1)
+
+
+def test_prediction_grows_worse_with_slower_links_and_counts_the_bubble():
+    fast, slow = cost.CLUSTERS[0], cost.CLUSTERS[0]._replace(between=2e9)
+    arguments = {"images": 64, "micro_batches": 1, "data": 64}
+    assert cost.predict(TINY, slow, **arguments)["efficiency"] < cost.predict(TINY, fast, **arguments)["efficiency"]
+    alone = cost.predict(TINY, fast, 64, 1)
+    assert alone["efficiency"] == 1
+    free = fast._replace(inside=1e30)
+    bubble = cost.predict(TINY, free, 64, 8, pipeline=4)
+    assert bubble["efficiency"] == pytest.approx(8 / (8 + 3))
+
+
+def test_ring_sends_almost_twice_the_payload():
+    assert cost.ring_bytes(1000, 2) == 1000
+    assert cost.ring_bytes(1000, 1000) == pytest.approx(1998)
