@@ -235,6 +235,11 @@ OPTIMIZERS = {
     "RMSProp": lambda p: paddle.optimizer.RMSProp(0.1, parameters=p),
     "Adagrad": lambda p: paddle.optimizer.Adagrad(0.1, parameters=p),
     "Adamax": lambda p: paddle.optimizer.Adamax(0.1, parameters=p),
+    "Adadelta": lambda p: paddle.optimizer.Adadelta(10.0, parameters=p),
+    "NAdam": lambda p: paddle.optimizer.NAdam(0.1, parameters=p),
+    "RAdam": lambda p: paddle.optimizer.RAdam(0.1, parameters=p),
+    "merged Momentum": lambda p: paddle.optimizer.Momentum(0.1, parameters=p, use_multi_tensor=True),
+    "merged Adam": lambda p: paddle.optimizer.Adam(0.1, parameters=p, use_multi_tensor=True),
 }
 
 
@@ -271,7 +276,7 @@ def test_optimizer_step_on_half_parameters_is_the_float32_step_rounded(name, dty
     )
 
 
-@pytest.mark.parametrize("name", ["SGD", "Momentum", "Adam", "AdamW", "Lamb", "RMSProp", "Adagrad", "Adamax"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "AdamW clipped"])
 def test_optimizer_with_masters_updates_them_in_float32_and_rounds_the_parameter(name):
     rng = np.random.default_rng(0)
     values, gradient = (widen(round_half(rng.standard_normal((3, 4)), "float16"), "float16") for _ in range(2))
