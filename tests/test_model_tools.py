@@ -183,3 +183,17 @@ def test_zoo_finds_a_run_folders_config_by_its_model_name(tmp_path):
     with pytest.raises(UserError, match="no variant of the zoo"):
         path.write_text("MODEL: {NAME: other}\n")
         zoo.find_config(str(path))
+
+
+def test_export_to_onnx_answers_the_same(weights, tmp_path, capfd):
+    pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
+    pytest.importorskip("onnxruntime")
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 0
+    assert "onnxruntime: 10 images, largest difference" in capfd.readouterr().out
+
+
+def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
+    export = tool("export")
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    assert export.main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 2
+    assert "paddle2onnx is missing: pip install" in capfd.readouterr().err

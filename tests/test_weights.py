@@ -107,6 +107,14 @@ def test_permission_for_the_head_does_not_hide_another_architecture(tmp_path):
         load_pretrained(tiny_vit(num_classes=3), path, replace_head=True)
 
 
+def test_permission_for_the_head_covers_its_number_of_classes_only(tmp_path):
+    tensors = arrays_of(tiny_vit())
+    tensors["head.weight"] = np.zeros((9, 3), np.float32)
+    write_weights(tmp_path / "w.pdparams", tensors)
+    with pytest.raises(UserError, match=r"head.weight \[9, 3\] instead of \[8, 5\]"):
+        load_pretrained(tiny_vit(), str(tmp_path / "w.pdparams"), replace_head=True)
+
+
 def test_headless_weights_load_where_the_head_is_replaced(tmp_path):
     tensors = transpose_linears(tiny_vit(), arrays_of(tiny_vit()))
     backbone = {name: value for name, value in tensors.items() if not name.startswith("head.")}
