@@ -1,0 +1,146 @@
+"""The oneDNN binding: the cache of primitives, refusals, memory over many steps, threads."""
+
+import resource
+import threading
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+from image_classification.half_cpu import kernels, onednn
+from image_classification.half_cpu import onednn_library as library
+from image_classification.half_cpu import onednn_primitives as primitives
+
+pytestmark = pytest.mark.skipif(
+    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
+)
+
+
+def describe_copy(loaded, builder, source, target):
+    return loaded.description("reorder", builder.md(source), builder.md(target), None), (library.SRC, library.DST)
+
+
+def copy_layouts(size):
+    return primitives.dense(paddle.float32, size), primitives.dense(paddle.bfloat16, size)
+
+
+def test_cache_keeps_the_primitives_used_last_and_no_more_than_its_size():
+    cache = primitives.Cache(size=3)
+    first = cache.get(describe_copy, *copy_layouts(1))
+    for size in (2, 3):
+        cache.get(describe_copy, *copy_layouts(size))
+    assert cache.get(describe_copy, *copy_layouts(1)) is first  # used again, so 2 is the oldest now
+    cache.get(describe_copy, *copy_layouts(4))
+    assert len(cache) == 3
+    assert cache.get(describe_copy, *copy_layouts(1)) is first
+
+
+def test_cache_remembers_what_onednn_refuses():
+    cache, asked = primitives.Cache(), []
+
+    def refused(loaded, builder, source, target):
+        asked.append(source)
+        return describe_copy(loaded, builder, source, target)
+
+    for _ in range(2):
+        with pytest.raises(library.OneDNNError):
+            cache.get(refused, primitives.dense(paddle.float32, 2), primitives.dense(paddle.float32, 3))
+    assert len(asked) == 1
+
+
+def test_kernel_that_onednn_refuses_is_left_to_the_reference(monkeypatch):
+    def refuse(*arguments):
+        raise library.OneDNNError("no implementation")
+
+    monkeypatch.setattr(primitives.Cache, "get", refuse)
+    with half_cpu.dispatch():
+        result = F.gelu(paddle.ones([3], dtype="bfloat16"))
+    assert result.dtype == paddle.bfloat16
+
+
+def test_library_whose_numbers_mean_something_else_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "_EXPECTED_NAMES", (("dnnl_dt2str", {library.BFLOAT16: b"f16"}),))
+    with pytest.raises(library.OneDNNError, match="expects b'f16'"):
+        library.Library(library.library_path())
+
+
+def test_wheel_without_onednn_leaves_the_reference_alone(monkeypatch):
+    monkeypatch.setattr(library, "library_path", lambda: "/nonexistent/libdnnl.so.3")
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)
+    assert onednn.instruction_set() is None
+    registered = []
+    monkeypatch.setattr(kernels, "register", registered.append)
+    onednn.register()
+    assert not registered
+
+
+def test_matmul_runs_on_the_cpus_bfloat16_instructions():
+    layouts = [primitives.dense(paddle.bfloat16, 64, 64)] * 2
+    built = primitives.cache.get(
+        half_cpu.onednn_matmul._describe, *layouts, None, primitives.dense(paddle.bfloat16, 64, 64), ()
+    )
+    assert built.implementation.startswith("brg_matmul:avx512_core_") or "amx" in built.implementation
+
+
+def train_steps(count, sizes):
+    layer = paddle.nn.Linear(64, 64)
+    for step in range(count):
+        x = paddle.ones([sizes[step % len(sizes)], 64])
+        with half_cpu.dispatch(BFLOAT16_LINEAR):
+            loss = F.gelu(layer(x)).astype("float32").mean()
+        loss.backward()
+        layer.clear_gradients()
+
+
+class _Policy:
+    def cast(self, name, tensors):
+        return "bfloat16" if name == "linear" else None
+
+
+BFLOAT16_LINEAR = _Policy()
+
+
+def test_two_thousand_steps_need_no_more_memory():
+    train_steps(100, (1, 5))
+    before = resident_bytes()
+    train_steps(2000, (1, 5))
+    assert resident_bytes() < 1.02 * before
+
+
+def test_shapes_that_change_every_step_leave_the_cache_and_the_memory_bounded(monkeypatch):
+    # A step needs about 8 primitives, so a cache of 16 drops each shape's before the shape comes again.
+    monkeypatch.setattr(primitives.cache, "size", 16)
+    monkeypatch.setattr(primitives.cache, "_entries", type(primitives.cache._entries)())
+    train_steps(20, range(1, 6))
+    before = resident_bytes()
+    train_steps(60, range(1, 6))
+    assert len(primitives.cache) <= 16
+    assert resident_bytes() < 1.02 * before
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_threads_that_share_a_primitive_get_their_own_results():
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((64, 256)).astype("float32"))
+    inputs = [(x * factor).astype("bfloat16") for factor in (1, -1, 2, -2)]
+    with half_cpu.dispatch():
+        expected = [F.gelu(one).astype("float32").numpy() for one in inputs]
+    wrong = []
+
+    def work(index):
+        with half_cpu.dispatch():
+            for _ in range(100):
+                if (F.gelu(inputs[index]).astype("float32").numpy() != expected[index]).any():
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=[index]) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
