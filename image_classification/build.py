@@ -51,7 +51,10 @@ def build_parts(config, build_model, parallel):
         load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
     freeze(model, config.TRAIN.FREEZE)
     model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
-    model = precision.convert_model(model)
+    try:
+        model = precision.convert_model(model)
+    except ValueError as error:
+        raise UserError(f"AMP: {error}") from None
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
     parallel.seed_dropout(config.SEED)

@@ -1,6 +1,7 @@
 """Every mode with a half format in it: where weights are half, and which casts surround the model or its operators."""
 
 import contextlib
+import difflib
 
 import paddle
 
@@ -46,7 +47,9 @@ class MixedPrecision(Precision):
         layers = dict(model.named_sublayers())
         for name in self.keep_float32:
             if name not in layers:
-                raise ValueError(f"keep_float32: the model has no layer {name!r}")
+                nearest = difflib.get_close_matches(name, layers, 1, 0.6)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"keep_float32: the model has no layer {name!r}{hint}")
             self._surround(layers[name], "float32", None, without_casts=True)
         if self.storage is not None:
             self.storage.convert(model)
