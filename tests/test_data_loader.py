@@ -348,7 +348,7 @@ def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
     start = time.monotonic()
     with pytest.raises(kind, match=text):
         list(loader)
-    assert time.monotonic() - start < 50
+    assert time.monotonic() - start < 100
     loader.close()
 
 
@@ -374,7 +374,7 @@ def test_workers_end_when_the_training_process_is_killed(jpeg_folder):
         workers = [int(number) for number in process.stdout.readline().split()]
         process.kill()
     assert len(workers) == 2
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(_runs(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
