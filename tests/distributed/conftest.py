@@ -1,5 +1,7 @@
 """One start of N real processes serves many tests: the checks are listed here, each test reads its own result."""
 
+from pathlib import Path
+
 import pytest
 
 from .harness import ROOT, once_per_session, run_ranks
@@ -50,6 +52,13 @@ def checks(size):
     return names
 
 
+def pytest_collection_modifyitems(items):
+    # One of pytest-xdist's workers runs them all: two starts at once would only wait for each other's processors.
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("distributed"))
+
+
 def start(tmp_path_factory, size, names, timeout):
     def produce(folder):
         return run_ranks(WORKER, size, folder, ",".join(names), timeout=timeout)
@@ -59,18 +68,18 @@ def start(tmp_path_factory, size, names, timeout):
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory):
-    return start(tmp_path_factory, 2, checks(2), timeout=300)
+    return start(tmp_path_factory, 2, checks(2), timeout=500)
 
 
 @pytest.fixture(scope="session")
 def three_ranks(tmp_path_factory):
     names = [f"checks_layers:sync_batch_norm{kind}" for kind in ("", ":uneven", ":empty")]
-    return start(tmp_path_factory, 3, [*names, "checks_layers:collectives"], timeout=120)
+    return start(tmp_path_factory, 3, [*names, "checks_layers:collectives"], timeout=240)
 
 
 @pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory):
-    return start(tmp_path_factory, 4, checks(4), timeout=400)
+    return start(tmp_path_factory, 4, checks(4), timeout=600)
 
 
 @pytest.fixture(scope="session")

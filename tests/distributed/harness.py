@@ -1,6 +1,7 @@
 """Real processes for tests: started together, ended together, and never left behind."""
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -36,6 +37,12 @@ def clean_environment(**extra):
     return kept | threads | {"PYTHONPATH": str(ROOT), "GLOG_minloglevel": "2"} | extra
 
 
+def die_with_parent():
+    """Let the kernel end this new process when the test process is killed, so that nothing is left behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def torchrun_variables(rank, num_ranks, port):
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
@@ -64,6 +71,7 @@ def start_ranks(script, num_ranks, folder, *arguments, variables=torchrun_variab
             command = [sys.executable, str(script), str(folder), *map(str, arguments)]
             processes.append(subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
+                preexec_fn=die_with_parent,
             ))  # fmt: skip
     return processes
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from .harness import ROOT, clean_environment
+from .harness import ROOT, clean_environment, die_with_parent
 
 FOLDER = ROOT / "image_classification" / "ViT"
 # Small enough for a step to take some 20 ms, and the same in every run so that checkpoints fit.
@@ -28,13 +28,13 @@ class Program:
         with open(self.log, "w") as file:
             self.process = subprocess.Popen(
                 words, cwd=FOLDER, env=clean_environment(**variables), stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def text(self):
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, text, timeout=60):
+    def wait_for(self, text, timeout=180):
         """Return when the run has printed `text`."""
         deadline = time.monotonic() + timeout
         while text not in self.text():

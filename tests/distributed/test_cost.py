@@ -1,9 +1,15 @@
-"""The cost model against what the groups of real processes sent."""
+"""The cost model against what the groups of real processes sent, and the documentation against both."""
+
+import subprocess
+import sys
 
 import pytest
 
 from image_classification.parallel import cost
 from image_classification.parallel.reduction import BUCKET_ELEMENTS
+from image_classification.parallel.support import support_table
+
+from .harness import ROOT
 
 TINY = cost.Transformer(tokens=17, embed_dim=32, depth=4, num_classes=8, parameters=36648)
 FLOAT32 = 4
@@ -65,3 +71,12 @@ def test_prediction_grows_worse_with_slower_links_and_counts_the_bubble():
 def test_ring_sends_almost_twice_the_payload():
     assert cost.ring_bytes(1000, 2) == 1000
     assert cost.ring_bytes(1000, 1000) == pytest.approx(1998)
+
+
+def test_documentation_shows_the_matrix_and_the_prediction_that_the_code_has():
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    assert support_table() in page
+    printed = subprocess.run([sys.executable, "tools/parallel_cost.py"], cwd=ROOT, capture_output=True, text=True)
+    rows = [line for line in printed.stdout.splitlines() if line.startswith(("| ViT", "| DGX"))]
+    assert len(rows) == 22
+    assert [row for row in rows if row not in page] == []

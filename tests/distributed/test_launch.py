@@ -33,7 +33,7 @@ def start(tmp_path):
         program.kill()
 
 
-def finish(program, timeout=90):
+def finish(program, timeout=240):
     code, _ = program.wait(timeout)
     assert code == 0, program.text()
     return program.text()
@@ -83,7 +83,7 @@ def test_paddles_launcher_runs_two_processes_and_evaluates_each_image_once(start
 
 @pytest.mark.parametrize("variables", [slurm_variables, openmpi_variables])
 def test_variables_of_other_launchers_form_the_group(tmp_path, variables):
-    results = run_ranks(WORKER, 2, tmp_path, "checks_layers:collectives", timeout=60, variables=variables)
+    results = run_ranks(WORKER, 2, tmp_path, "checks_layers:collectives", timeout=180, variables=variables)
     assert [result["checks_layers:collectives"]["vote"] for result in results] == [[1, 5], [1, 5]]
 
 
@@ -119,7 +119,7 @@ def test_wrong_environment_is_one_line(arguments, variables, message):
 ])  # fmt: skip
 def test_mistake_that_all_processes_see_is_said_once(start, options, message):
     program = start(command(*NGPUS_2, *SMALL, *options))
-    code, _ = program.wait(60)
+    code, _ = program.wait(180)
     assert code == 2
     assert program.text().count(message) == 1
 
@@ -200,7 +200,7 @@ def test_two_hosts_by_paddles_launcher(start, tmp_path):
         for host in range(2)
     ]  # fmt: skip
     for program in programs:
-        finish(program, 120)
+        finish(program, 240)
     assert report(tmp_path / "run")["world_size"] == 2
 
 
@@ -209,7 +209,7 @@ def test_two_hosts_by_paddles_launcher(start, tmp_path):
 def test_mpirun_starts_the_processes(start, tmp_path):
     words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2",
              *command(*SMALL, "-num_epochs=1", f"-output={tmp_path / 'run'}")]  # fmt: skip
-    finish(start(words), 120)
+    finish(start(words), 240)
     assert report(tmp_path / "run")["world_size"] == 2
 
 
@@ -226,10 +226,10 @@ def test_srun_and_batch_job_start_the_processes(tmp_path):
         environment["SLURM_CONF"] = os.environ["SLURM_CONF"]
     options = ["--ntasks=2", "--overcommit"]
     words = ["srun", *options, str(script), "ViT", *SMALL, "-num_epochs=1", f"-output={tmp_path / 'srun'}"]
-    subprocess.run(words, env=environment, check=True, timeout=120)
+    subprocess.run(words, env=environment, check=True, timeout=240)
     assert report(tmp_path / "srun")["world_size"] == 2
     words = ["sbatch", "--wait", *options, f"--output={tmp_path / 'batch.log'}", str(script), "ViT", *SMALL,
              "-num_epochs=1", f"-output={tmp_path / 'batch'}"]  # fmt: skip
-    subprocess.run(words, env=environment, check=True, timeout=120)
+    subprocess.run(words, env=environment, check=True, timeout=240)
     assert report(tmp_path / "batch")["world_size"] == 2
     assert "2 processes over gloo" in Path(tmp_path / "batch.log").read_text()

@@ -55,7 +55,7 @@ def test_state_saved_under_one_topology_continues_under_another(ranks, size, nam
 def test_without_the_common_decision_processes_lose_each_other(tmp_path, topology):
     # The one with the planted value skips and ends; the other one waits for it in the next collective.
     with pytest.raises(ProcessFailed, match="PeerLost: rank 0 lost rank 1"):
-        run_ranks(WORKER, 2, tmp_path, f"checks_finite:decided_alone:{topology}", timeout=60)
+        run_ranks(WORKER, 2, tmp_path, f"checks_finite:decided_alone:{topology}", timeout=180)
 
 
 @pytest.mark.parametrize("size", [2, 4])
