@@ -46,7 +46,7 @@ def main(words=None):
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rows = [summary(contestant, rounds, options) for contestant, rounds in measurements]
+    rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
     print(table(rows, options))
     result = {"machine": machine(), "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]), "rows": rows}
@@ -126,10 +126,11 @@ def stock_paddle(task, environment):
 
 def torch_peers(task, environment, options):
     """Return PyTorch + timm in float32 and with autocast, or nothing where they are not installed."""
-    found = subprocess.run(
-        [options.peer_python, "-c", "import timm, torch"], capture_output=True
-    )  # fmt: skip
-    if found.returncode:
+    try:
+        missing = subprocess.run([options.peer_python, "-c", "import timm, torch"], capture_output=True).returncode
+    except OSError as error:
+        missing = error
+    if missing:
         print(f"PyTorch + timm: not installed in {options.peer_python}, not measured", file=sys.stderr)
         return []
     from image_classification.config import load_config
@@ -181,7 +182,7 @@ def run_rounds(options, entries):
     return [(entry, rounds) for entry, rounds in measurements if rounds]
 
 
-def summary(entry, rounds, options):
+def summary(entry, rounds):
     """Return a row: means over all iterations, and the mean seconds of an iteration in each round."""
     iterations = [iteration for measured in rounds for iteration in measured["iterations"]]
     of_rounds = [

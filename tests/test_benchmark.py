@@ -1,0 +1,94 @@
+"""The benchmark tool: its figures from known measurements, its mistakes, and one real run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tools import benchmark
+
+MEASURED = {
+    "dtype": "bfloat16", "backend": "onednn amx", "threads": 2, "batch_size": 8, "image_size": 32,
+    "idle_memory_bytes": 100 * 2**20, "peak_memory_bytes": 300 * 2**20,
+}  # fmt: skip
+
+
+def measured(seconds, **changes):
+    """Return a round of two iterations that take `seconds` each, a quarter of it backward."""
+    phases = dict.fromkeys(benchmark.PHASES, 0.0) | {"forward": 0.75 * seconds, "backward": 0.25 * seconds}
+    return MEASURED | {"iterations": [phases | {"cpu": 2 * seconds}] * 2} | changes
+
+
+def rows_of(*rounds):
+    rows = [benchmark.summary({"name": str(index), "mode": "auto"}, one) for index, one in enumerate(rounds)]
+    benchmark.add_speedups(rows)
+    return rows
+
+
+def test_row_gives_rates_memory_and_phases_of_the_mean_iteration():
+    (row,) = rows_of([measured(0.5), measured(1.5, peak_memory_bytes=400 * 2**20)])
+    assert row["seconds_per_iteration"] == pytest.approx(1.0)
+    assert row["images_per_second"] == pytest.approx(8.0) and row["iterations_per_second"] == pytest.approx(1.0)
+    assert row["cpu_seconds_per_iteration"] == pytest.approx(2.0)
+    assert row["spread"] == pytest.approx(0.5**0.5)  # standard deviation of 0.5 and 1.5 over their mean
+    assert row["peak_memory_bytes"] == 400 * 2**20 and row["memory_above_idle_bytes"] == 300 * 2**20
+    assert row["phases"]["forward"] == pytest.approx(0.75) and row["phases"]["backward"] == pytest.approx(0.25)
+
+
+def test_speedup_is_the_median_of_the_ratios_within_each_round():
+    # The machine is three times as slow in round 2, for both.
+    slow, fast = rows_of([measured(2.0), measured(6.0), measured(2.0)], [measured(1.0), measured(3.0), measured(0.5)])
+    assert slow["speedup"] == 1.0
+    assert fast["speedup"] == pytest.approx(2.0) and fast["speedup_range"] == pytest.approx([2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "words, named", [(["--modes", "fp32,O4"], "O4"), (["--dtypes", "int8"], "int8"), (["--rounds", "0"], "--rounds")]
+)
+def test_wrong_option_is_named(words, named, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark.parse(words)
+    assert stopped.value.code == 2 and named in capsys.readouterr().err
+
+
+def test_unknown_variant_is_one_line(capsys):
+    assert benchmark.main(["-cfg", "vit_enormous", "--modes", "fp32", "--rounds", "1"]) == 2
+    assert "vit_enormous" in capsys.readouterr().err
+
+
+def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
+    for name in benchmark.OUR_SETTINGS:
+        monkeypatch.setenv(name, "1")
+    options = benchmark.parse(["--peers", "--peer-python", "/nonexistent", "--threads", "3"])
+    installed, given = benchmark.contestants(options)[-2:]
+    assert not set(benchmark.OUR_SETTINGS) & set(installed["environment"])
+    assert {name: given["environment"].get(name) for name in benchmark.OUR_SETTINGS} == {
+        "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": None, "MKL_DEBUG_CPU_TYPE": None,
+        "MKL_CBWR": None,
+    }  # fmt: skip
+
+
+def test_support_matrix_names_every_mode(capsys):
+    assert benchmark.main(["--support-matrix"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"| {mode} |" in printed for mode in benchmark.MODES)
+
+
+def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
+    json_path, chart = tmp_path / "rows.json", tmp_path / "chart.png"
+    done = subprocess.run(
+        [
+            sys.executable, benchmark.__file__, "-cfg", "resnet_tiny_digits", "--modes", "fp32,auto", "--rounds", "1",
+            "--iterations", "1", "--threads", "1", "--json", str(json_path), "--plot", str(chart),
+        ],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "| auto bfloat16 |" in done.stdout and "resnet_tiny_digits, training, batch 8, 16 pixels" in done.stdout
+    content = json.loads(json_path.read_text())
+    assert [row["mode"] for row in content["rows"]] == ["fp32", "auto"]
+    assert {"mode", "dtype", "backend", "images_per_second", "iterations_per_second", "seconds_per_iteration",
+            "peak_memory_bytes", "phases"} <= set(content["rows"][0])  # fmt: skip
+    assert content["machine"]["cores"] > 0
+    assert chart.read_bytes().startswith(b"\x89PNG")
