@@ -4,7 +4,14 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint test-slow test-gpu test-peers clean
+.PHONY: help demo test lint test-slow test-gpu test-peers clean
+
+help:
+	@echo "make demo        train and evaluate a small ViT on real images in mixed precision, about two minutes"
+	@echo "make test        lint and every test that needs no GPU"
+	@echo "make test-slow   tests that take minutes: large topologies, random kills"
+	@echo "make test-gpu    every precision mode on a GPU, compared with the CPU"
+	@echo "make test-peers  logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
 
 demo: $(VENV)/.installed
 	cd image_classification/ViT && ../../$(BIN)/python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
@@ -34,5 +41,16 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
+# PyTorch, timm and torchvision stay out of the zoo's own environment. torchvision without its dependencies: it would
+# replace PyTorch by the build for GPUs.
+test-peers: $(VENV)/.installed-dev .venv-peers/.installed
+	PEERS_PYTHON=.venv-peers/bin/python $(BIN)/python -m pytest -q -m peers tests/peers
+
+.venv-peers/.installed:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'numpy<2.4' pillow pyyaml safetensors opencv-python-headless
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31 torchvision==0.29.2
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers .pytest_cache .ruff_cache
