@@ -46,9 +46,9 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 test-peers: $(VENV)/.installed-dev .venv-peers/.installed
 	PEERS_PYTHON=.venv-peers/bin/python $(BIN)/python -m pytest -q -m peers tests/peers
 
-.venv-peers/.installed:
+.venv-peers/.installed: requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'numpy<2.4' pillow pyyaml safetensors opencv-python-headless
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31 torchvision==0.29.2
 	touch $@
 

@@ -20,10 +20,10 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import paddle
 
 from .runtime import UserError, atomic_write
+from .weights.unpickle import load_pickle
 
 FORMAT = 1
 KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "config"}
@@ -69,17 +69,6 @@ def load(path, key="-resume"):
     return state
 
 
-def load_weights(path, key="-pretrained"):
-    """Return the model's float32 state from a checkpoint or from a file that holds weights only."""
-    state = _read(path, key)
-    weights = state["model"] if isinstance(state.get("model"), dict) else state
-    arrays = {name: np.asarray(value) for name, value in weights.items() if name != "StructuredToParameterName@@"}
-    wrong = [name for name, value in arrays.items() if value.dtype == object]
-    if wrong or not arrays:
-        raise UserError(f"{key}: {path}: holds no model weights" + (f" ({wrong[0]} is no array)" if wrong else ""))
-    return arrays
-
-
 def check_matches(own, loaded, path, key):
     """Compare names and shapes of two states before anything is changed.
 
@@ -104,10 +93,12 @@ def check_matches(own, loaded, path, key):
 
 def _read(path, key):
     try:
-        state = paddle.load(str(path), return_numpy=True)
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        raise UserError(f"{key}: {path}: cannot be read, the file is damaged or of another format ({reason})") from None
+        with open(path, "rb") as file:
+            state = load_pickle(file, path)  # a pickle is a program: this reader runs none of it
+    except OSError as error:
+        raise UserError(f"{key}: {path}: cannot be read: {error.strerror or error}") from None
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
     if not isinstance(state, dict):
         raise UserError(f"{key}: {path}: expected a dictionary, found {type(state).__name__}")
     return state

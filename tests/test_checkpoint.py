@@ -69,11 +69,23 @@ def test_damaged_or_foreign_checkpoint_is_one_clear_line(tmp_path, kind):
     assert str(path) in str(caught.value) and "-resume" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_weights_come_from_a_checkpoint_and_from_plain_weights(tmp_path):
-    checkpoint.save(tmp_path / "whole.pdparams", make_state())
-    paddle.save({"weight": paddle.ones([2])}, str(tmp_path / "plain.pdparams"))
-    assert set(checkpoint.load_weights(tmp_path / "whole.pdparams")) == {"weight", "steps"}
-    assert (checkpoint.load_weights(tmp_path / "plain.pdparams")["weight"] == 1).all()
+class Program:
+    """What a hostile file would hold: a call that runs when the file is opened."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_checkpoint_that_holds_a_program_is_refused_and_runs_nothing(tmp_path):
+    path, trace = tmp_path / "a.pdparams", tmp_path / "trace"
+    path.write_bytes(pickle.dumps(make_state() | {"optimizer": {}, "ema": Program(trace)}))
+    trace.unlink(missing_ok=True)
+    with pytest.raises(UserError, match="refused"):
+        checkpoint.load(path)
+    assert not trace.exists()
 
 
 def test_states_of_two_architectures_are_told_apart():
