@@ -5,6 +5,7 @@ primitive with data pointers runs it to the end. The pointers must belong to ten
 """
 
 import collections
+import functools
 import math
 from typing import NamedTuple
 
@@ -69,6 +70,7 @@ def layout(tensor):
     return Layout(DATA_TYPES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides))
 
 
+@functools.lru_cache(maxsize=4 * CACHE_SIZE)
 def dense(dtype, *shape):
     """Return the layout of a dense row-major tensor of a Paddle dtype."""
     return Layout(DATA_TYPES[dtype], shape, dense_strides(shape))
