@@ -31,17 +31,9 @@ def encoded(image, kind="JPEG", **options):
     return file.getvalue()
 
 
-@pytest.fixture(params=["with simplejpeg", "without simplejpeg"])
-def jpeg_decoder(request, monkeypatch):
-    if request.param == "without simplejpeg":
-        monkeypatch.setattr("image_classification.data.decode.simplejpeg", None)
-    else:
-        pytest.importorskip("simplejpeg")
-
-
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_decode_jpeg_equals_pillow_bit_for_bit(library, subsampling, jpeg_decoder):
+def test_decode_jpeg_equals_pillow_bit_for_bit(library, subsampling):
     for progressive in (False, True):
         content = encoded(photo(61, 90), quality=90, subsampling=subsampling, progressive=progressive)
         np.testing.assert_array_equal(decode(content, library), np.asarray(Image.open(io.BytesIO(content))))
@@ -49,7 +41,7 @@ def test_decode_jpeg_equals_pillow_bit_for_bit(library, subsampling, jpeg_decode
 
 @pytest.mark.parametrize("reduction", [2, 4, 8])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_reduced_decoding_gives_the_pixels_of_libjpeg(reduction, channels, jpeg_decoder):
+def test_reduced_decoding_gives_the_pixels_of_libjpeg(reduction, channels):
     content = encoded(photo(61, 90), quality=90)
     draft = Image.open(io.BytesIO(content))
     size = (-(-90 // reduction), -(-61 // reduction))
@@ -61,7 +53,7 @@ def test_reduced_decoding_gives_the_pixels_of_libjpeg(reduction, channels, jpeg_
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "1", "CMYK", "I;16"])
-def test_decode_of_any_colour_mode_gives_rgb(library, mode, jpeg_decoder):
+def test_decode_of_any_colour_mode_gives_rgb(library, mode):
     rgb = Image.fromarray(photo(32, 48))
     if mode == "CMYK":
         content, expected = encoded(rgb.convert("CMYK"), quality=95), np.asarray(rgb)
@@ -80,7 +72,7 @@ def test_decode_of_any_colour_mode_gives_rgb(library, mode, jpeg_decoder):
 
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])
-def test_decode_to_grey_gives_luminance(library, jpeg_decoder):
+def test_decode_to_grey_gives_luminance(library):
     rgb = photo(32, 48)
     for content in (encoded(rgb, "PNG"), rgb, np.dstack([rgb, rgb[:, :, :1]])):
         pixels = decode(content, library, channels=1)
@@ -89,7 +81,7 @@ def test_decode_to_grey_gives_luminance(library, jpeg_decoder):
         assert np.abs(pixels[:, :, 0] - exact).max() <= 1.1
 
 
-def test_decode_ignores_the_exif_orientation_as_torchvision_does(jpeg_decoder):
+def test_decode_ignores_the_exif_orientation_as_torchvision_does():
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode(encoded(photo(20, 40), exif=exif)).shape == (20, 40, 3)
@@ -97,12 +89,12 @@ def test_decode_ignores_the_exif_orientation_as_torchvision_does(jpeg_decoder):
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize("content", [b"", b"text", encoded(photo(40, 40))[:-100], encoded(photo(40, 40), "PNG")[:-60]])
-def test_broken_bytes_raise(library, content, jpeg_decoder):
+def test_broken_bytes_raise(library, content):
     with pytest.raises(CorruptImage):
         decode(content, library)
 
 
-def test_jpeg_with_bytes_after_its_end_is_whole(jpeg_decoder):
+def test_jpeg_with_bytes_after_its_end_is_whole():
     content = encoded(photo(40, 40))
     np.testing.assert_array_equal(decode(content + b"\0" * 7), decode(content))
 

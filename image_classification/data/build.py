@@ -6,7 +6,6 @@ import os
 from ..runtime import UserError, get_logger
 from .augmentation import image_steps, pixel_steps
 from .dali import DaliLoader, check_supported
-from .decode import JPEG_DECODER
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -111,12 +110,11 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
     if data.LOADER == "dali":
         return _dali_loader(config, maker, order, batch_size, num_workers, training)
     get_logger().info(
-        "data: %s %s, %d images, %d workers, JPEGs by %s",
+        "data: %s %s, %d images, %d workers",
         data.DATASET,
         "train" if training else "val",
         len(dataset),
         num_workers,
-        JPEG_DECODER if JPEG_DECODER == "simplejpeg" else data.RESIZE_LIBRARY,
     )
     return Loader(
         maker,

@@ -7,13 +7,6 @@ import cv2
 import numpy as np
 from PIL import Image
 
-try:
-    import simplejpeg
-except ImportError:  # the same pixels then come from OpenCV or Pillow, in twice the time
-    simplejpeg = None
-
-JPEG_DECODER = "simplejpeg" if simplejpeg else "the resize library"
-
 # Every worker process decodes its own images: threads inside OpenCV would only fight with them.
 cv2.setNumThreads(0)
 
@@ -32,7 +25,6 @@ _CV2_REDUCTIONS = {
 }
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 REDUCTIONS = (8, 4, 2)
-_JPEG_COLOURS = {3: "RGB", 1: "GRAY"}
 _PIL_MODES = {3: "RGB", 1: "L"}
 
 
@@ -53,10 +45,6 @@ def decode(content, library="cv2", channels=3, reduction=1):
     """
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
-    if simplejpeg is not None:
-        pixels = _decode_simplejpeg(content, library, channels, reduction)
-        if pixels is not None:
-            return set_channels(pixels, channels)
     if library == "cv2":
         pixels = _decode_cv2(content, channels, reduction)
         if pixels is not None:
@@ -80,39 +68,19 @@ def set_channels(pixels, channels):
 
 def jpeg_size(content):
     """Return (height, width) from the header of a JPEG, None for any other bytes."""
-    header = _jpeg_header(content)
-    return header and header[:2]
-
-
-def _jpeg_header(content):
-    """Return (height, width, number of components) of a JPEG, None for any other bytes."""
     if not isinstance(content, bytes) or content[:2] != b"\xff\xd8":
         return None
     position = 2
-    while position + 10 <= len(content) and content[position] == 0xFF:
+    while position + 9 <= len(content) and content[position] == 0xFF:
         marker = content[position + 1]
         if marker == 0xFF:  # fill byte
             position += 1
         elif marker in _START_OF_FRAME:
-            height, width, components = struct.unpack_from(">HHB", content, position + 5)
-            return (height, width, components) if height and width else None
+            height, width = struct.unpack_from(">HH", content, position + 5)
+            return (height, width) if height and width else None
         else:
             position += 2 + struct.unpack_from(">H", content, position + 2)[0]
     return None
-
-
-def _decode_simplejpeg(content, library, channels, reduction):
-    """Return the pixels of an ordinary JPEG, None for what the others must look at."""
-    header = _jpeg_header(content)
-    # Pillow's grey of a colour JPEG is another one, and CMYK is converted differently by each library.
-    if header is None or header[2] == 4 or (channels == 1 and library == "pil"):
-        return None
-    height, width, _ = header
-    smallest = (-(-height // reduction), -(-width // reduction)) if reduction > 1 else (0, 0)
-    try:
-        return simplejpeg.decode_jpeg(content, _JPEG_COLOURS[channels], min_height=smallest[0], min_width=smallest[1])
-    except ValueError:  # cut or odd: the others say why, or cope
-        return None
 
 
 def _decode_cv2(content, channels, reduction):
