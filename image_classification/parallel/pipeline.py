@@ -31,6 +31,8 @@ class Stage(nn.Layer):
         super().__init__()
         links = split_chain(model.sequential_blocks(), group.size)[group.index]
         keep_only(model, tuple(prefix for link in links for prefix in link.prefixes))
+        if all(param.stop_gradient for param in model.parameters()):
+            raise UserError(f"PARALLEL.PIPELINE {group.size}: every parameter of stage {group.index} is frozen")
         # The same registries, not copies: the links are methods of the model and must see what is replaced in here.
         self._sub_layers, self._parameters, self._buffers = model._sub_layers, model._parameters, model._buffers
         self._model = (model,)  # a tuple: not to be registered as a sublayer
@@ -123,7 +125,8 @@ class Pipeline:
             run.send_back(gradient)
         for _ in range(warmup):
             run.send_back(run.backward())
-        results = run.results if self.after is None else [[0.0, 0.0]] * window
+        # Read only now: on a GPU each value waits for its micro-batch.
+        results = [[loss.item(), correct.item()] for loss, correct in run.results] or [[0.0, 0.0]] * window
         results = self.stages.broadcast(paddle.to_tensor(results, dtype="float64"), self.stages.size - 1)
         return [(loss, correct, count) for (loss, correct), count in zip(results, run.counts, strict=True)]
 
@@ -186,7 +189,7 @@ class _Window:
             output = self.model(activation)
             if self.pipeline.after is None:
                 output, correct = self.measure(output, paddle.to_tensor(labels))
-                self.results.append([output.item(), correct.item()])
+                self.results.append((output.detach(), correct))
             elif self.precision.mode == "naive":
                 # The model returns float32 at its border; what it computed in half precision loses nothing here.
                 output = output.astype(self.precision.dtype)

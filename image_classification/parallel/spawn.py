@@ -60,10 +60,10 @@ class _Watcher:
         environ[PARENT] = str(os.getpid())
         environ.pop("FLAGS_selected_gpus", None)
         output = None if rank == 0 else open(self._log(rank), "wb")  # noqa: SIM115, the child keeps it
-        # A session of its own: Ctrl-C reaches the watcher only, which passes it on once.
+        # A process group of its own: Ctrl-C reaches the watcher only, which passes it on once.
         process = subprocess.Popen(
             [sys.executable, *sys.argv], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
-            start_new_session=True,
+            preexec_fn=os.setpgrp,
         )  # fmt: skip
         if output is not None:
             output.close()

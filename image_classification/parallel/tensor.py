@@ -196,4 +196,6 @@ def _check_divides(what, count, group):
 
 def _piece(layer, whole, cut, group):
     array = cut.take(whole.numpy(), group.index, group.size)
-    return layer.create_parameter(list(array.shape), default_initializer=nn.initializer.Assign(array))
+    piece = layer.create_parameter(list(array.shape), default_initializer=nn.initializer.Assign(array))
+    piece.stop_gradient = whole.stop_gradient
+    return piece

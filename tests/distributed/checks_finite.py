@@ -5,9 +5,10 @@ import hashlib
 import numpy
 import paddle
 
+from image_classification import amp
 from image_classification.amp import Reduction
 
-from .checks_parity import build, context_of, measure, share
+from .checks_parity import build, context_of, fresh_model, make_optimizer, measure, share
 
 
 def planted(topology, mode, dtype=None):
@@ -70,6 +71,29 @@ def _digest(model, precision, optimizer):
             if param.name in accumulators:
                 digest.update(accumulators[param.name].numpy().tobytes())
     return digest.hexdigest()
+
+
+def stand_alone(topology, value):
+    """Return (did clipping see a norm, applied) of a planted and of a clean step in a user's own loop."""
+    context = context_of(topology)
+    model = context.shard_model(fresh_model())
+    model, optimizer = amp.initialize(
+        model, make_optimizer(model.parameters()), opt_level="O1", loss_scale="dynamic", verbosity=0,
+        reduction=context.reduction,
+    )
+    outcome = []
+    for step, spoil in enumerate((True, False)):
+        images, labels = share(context, step, 1)[0]
+        loss, _ = measure(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
+        with amp.scale_loss(loss * 2**-8, optimizer) as scaled:
+            scaled.backward()
+            if spoil and context.rank == context.world_size - 1:
+                model.head.weight.grad.set_value(paddle.full(model.head.weight.shape, float(value)))
+        norm = optimizer.clip_grad_norm(0.5)  # an explicit unscale came before
+        outcome.append([norm is not None, optimizer.step().applied])
+        optimizer.clear_grad()
+    weights = hashlib.sha256(b"".join(param.numpy().tobytes() for param in model.model.parameters())).hexdigest()
+    return {"outcome": outcome, "equal": len(set(context.gather(weights))) == 1}
 
 
 class _EachForItself(Reduction):

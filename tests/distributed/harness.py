@@ -37,8 +37,12 @@ def clean_environment(**extra):
     return kept | threads | {"PYTHONPATH": str(ROOT), "GLOG_minloglevel": "2"} | extra
 
 
-def die_with_parent():
-    """Let the kernel end this new process when the test process is killed, so that nothing is left behind."""
+def own_group():
+    """Make this new process the head of a group, to be killed as a whole, and let it die with the test process.
+
+    Not a session: with autogrouping Linux gives each session a share of the processors of its own, however small.
+    """
+    os.setpgrp()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -70,8 +74,8 @@ def start_ranks(script, num_ranks, folder, *arguments, variables=torchrun_variab
         with open(folder / f"rank_{rank}.log", "w") as log:
             command = [sys.executable, str(script), str(folder), *map(str, arguments)]
             processes.append(subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
-                preexec_fn=die_with_parent,
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+                preexec_fn=own_group,
             ))  # fmt: skip
     return processes
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from .harness import ROOT, clean_environment, die_with_parent
+from .harness import ROOT, clean_environment, own_group
 
 FOLDER = ROOT / "image_classification" / "ViT"
 # Small enough for a step to take some 20 ms, and the same in every run so that checkpoints fit.
@@ -28,7 +28,7 @@ class Program:
         with open(self.log, "w") as file:
             self.process = subprocess.Popen(
                 words, cwd=FOLDER, env=clean_environment(**variables), stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=die_with_parent,
+                preexec_fn=own_group,
             )  # fmt: skip
 
     def text(self):

@@ -45,6 +45,14 @@ def test_planted_inf_and_nan_on_one_process_skip_the_step_on_all(ranks, size, na
         assert results[f"checks_finite:planted:{name}"] == [], f"rank {rank}"
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_scale_loss_with_explicit_clipping_in_a_users_loop_skips_on_all(ranks, value):
+    for results in ranks(2):
+        result = results[f"checks_finite:stand_alone:dp2:{value}"]
+        assert result["outcome"] == [[False, False], [True, True]]
+        assert result["equal"]
+
+
 @pytest.mark.parametrize(("size", "name"), by_size(MOVES))
 def test_state_saved_under_one_topology_continues_under_another(ranks, size, name):
     difference = ranks(size)[0][f"checks_checkpoint:move:{name}"]
