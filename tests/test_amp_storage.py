@@ -366,9 +366,14 @@ def test_casts_at_the_border_are_differentiable():
     np.testing.assert_array_equal(x.grad.numpy(), np.full([2, 3], 3.0))
 
 
-@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), *MODES])
-def test_running_statistics_move_in_training_and_stay_in_evaluation(mode, dtype):
-    precision = amp.build_precision(mode, dtype=dtype)
+HALF_NORMS = [("O2", "float16", {"keep_batchnorm_fp32": False}), ("naive", "bfloat16", {"keep_norms_fp32": False})]
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "options"), [("fp32", None, {}), *[(*mode, {}) for mode in MODES], *HALF_NORMS]
+)
+def test_running_statistics_move_in_training_and_stay_in_evaluation(mode, dtype, options):
+    precision = amp.build_precision(mode, dtype=dtype, options=options)
     model = precision.convert_model(network())
     before = bits(precision.model_state_dict(model))["1._mean"]
     forward(precision, model, *batch())
