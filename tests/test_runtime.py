@@ -77,6 +77,14 @@ def test_set_threads_keeps_what_the_user_exported(monkeypatch):
     assert (os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]) == ("7", "3")
 
 
+def test_exported_omp_threads_hold_for_mkl_too(monkeypatch):
+    """With one OpenMP thread and two of MKL, the two wait for each other in busy loops."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    runtime.set_threads()
+    assert os.environ["MKL_NUM_THREADS"] == "1"
+
+
 def test_threads_are_shared_among_the_processes_of_a_host(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
