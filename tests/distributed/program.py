@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from .harness import ROOT, clean_environment, own_group
+from .harness import PATIENCE, ROOT, clean_environment, own_group
 
 FOLDER = ROOT / "image_classification" / "ViT"
 # Small enough for a step to take some 20 ms, and the same in every run so that checkpoints fit.
@@ -36,7 +36,7 @@ class Program:
 
     def wait_for(self, text, timeout=180):
         """Return when the run has printed `text`."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while text not in self.text():
             assert self.process.poll() is None, f"ended with {self.process.returncode} before {text!r}:\n{self.text()}"
             assert time.monotonic() < deadline, f"no {text!r} in {timeout} s:\n{self.text()}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import WORKER
-from .harness import ROOT, clean_environment, free_port, openmpi_variables, run_ranks, slurm_variables
+from .harness import PATIENCE, ROOT, clean_environment, free_port, openmpi_variables, run_ranks, slurm_variables
 from .program import FOLDER, SMALL, Program, command, is_alive, report
 
 NGPUS_2 = ("-ngpus=2",)
@@ -34,7 +34,7 @@ def start(tmp_path):
 
 
 def finish(program, timeout=240):
-    code, _ = program.wait(timeout)
+    code, _ = program.wait(timeout * PATIENCE)
     assert code == 0, program.text()
     return program.text()
 
@@ -119,7 +119,7 @@ def test_wrong_environment_is_one_line(arguments, variables, message):
 ])  # fmt: skip
 def test_mistake_that_all_processes_see_is_said_once(start, options, message):
     program = start(command(*NGPUS_2, *SMALL, *options))
-    code, _ = program.wait(180)
+    code, _ = program.wait(180 * PATIENCE)
     assert code == 2
     assert program.text().count(message) == 1
 
@@ -226,10 +226,10 @@ def test_srun_and_batch_job_start_the_processes(tmp_path):
         environment["SLURM_CONF"] = os.environ["SLURM_CONF"]
     options = ["--ntasks=2", "--overcommit"]
     words = ["srun", *options, str(script), "ViT", *SMALL, "-num_epochs=1", f"-output={tmp_path / 'srun'}"]
-    subprocess.run(words, env=environment, check=True, timeout=240)
+    subprocess.run(words, env=environment, check=True, timeout=240 * PATIENCE)
     assert report(tmp_path / "srun")["world_size"] == 2
     words = ["sbatch", "--wait", *options, f"--output={tmp_path / 'batch.log'}", str(script), "ViT", *SMALL,
              "-num_epochs=1", f"-output={tmp_path / 'batch'}"]  # fmt: skip
-    subprocess.run(words, env=environment, check=True, timeout=240)
+    subprocess.run(words, env=environment, check=True, timeout=240 * PATIENCE)
     assert report(tmp_path / "batch")["world_size"] == 2
     assert "2 processes over gloo" in Path(tmp_path / "batch.log").read_text()
