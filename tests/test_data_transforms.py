@@ -9,12 +9,14 @@ import pytest
 from PIL import Image
 
 from image_classification.data.decode import CorruptImage, decode, jpeg_size
+from image_classification.data.samples import to_planes
 from image_classification.data.transforms import (
     CV2_INTERPOLATIONS,
     PIL_INTERPOLATIONS,
     EvalTransform,
     TrainTransform,
     center_crop,
+    flip,
     random_crop_box,
 )
 
@@ -212,3 +214,15 @@ def test_scaled_decoding_is_used_only_where_pixels_suffice(monkeypatch):
     for size in (10, 50, 100, 101):
         TrainTransform(size, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))(content, np.random.default_rng(0))
     assert factors == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("view", ["whole", "window", "mirrored"])
+def test_flip_and_planes_are_those_of_numpy_whatever_the_memory_layout(channels, view):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, channels), dtype=np.uint8)
+    pixels = {"whole": pixels, "window": pixels[2:8, 1:6], "mirrored": pixels[:, ::-1]}[view]
+    np.testing.assert_array_equal(flip(pixels), pixels[:, ::-1])
+    memory = np.zeros((3, channels, *pixels.shape[:2]), np.uint8)
+    to_planes(pixels, memory[1])
+    np.testing.assert_array_equal(memory[1], pixels.transpose(2, 0, 1))
+    assert not memory[0].any() and not memory[2].any()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import cv2
 import numpy as np
 
 from ..runtime import UserError
@@ -47,7 +48,7 @@ class SampleMaker:
                     return None
                 continue
             self.check_label(candidate, label)
-            np.copyto(out, pixels.transpose(2, 0, 1))
+            to_planes(pixels, out)
             return label
         raise UserError(f"{self.dataset.describe(index)} and the next {MAX_REPLACEMENTS - 1} images are corrupt")
 
@@ -58,3 +59,11 @@ class SampleMaker:
                 f"{self.dataset.describe(index)}: label {label} is outside 0..{self.num_classes - 1}"
                 f" (MODEL.NUM_CLASSES is {self.num_classes})"
             )
+
+
+def to_planes(pixels, out):
+    """Store uint8 [height, width, channels] in ``out``, uint8 [channels, height, width] in one piece."""
+    if out.shape[0] == 3 and pixels.strides[1:] == (3, 1):
+        cv2.split(pixels, list(out))  # five times as fast as NumPy's transposed copy
+    else:
+        np.copyto(out, pixels.transpose(2, 0, 1))

@@ -40,6 +40,11 @@ def resize(pixels, height, width, interpolation="bilinear", library="cv2"):
     return scaled[:, :, None] if grey else scaled
 
 
+def flip(pixels):
+    """Return uint8 [height, width, channels] mirrored left to right, in memory of its own."""
+    return cv2.flip(pixels, 1).reshape(pixels.shape)  # OpenCV drops a single channel
+
+
 def random_crop_box(height, width, scale, ratio, rng):
     """Return (top, left, height, width) of an Inception crop ("Going Deeper with Convolutions", section 6).
 
@@ -120,7 +125,7 @@ class TrainTransform:
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
         pixels = self._crop(content, rng)
         if self.hflip and rng.random() < self.hflip:
-            pixels = pixels[:, ::-1]
+            pixels = flip(pixels)
         if self.image_steps:
             image = to_image(pixels)
             for step in self.image_steps:
