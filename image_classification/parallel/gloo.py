@@ -16,6 +16,7 @@ lacks them, says when a version is untested, and `self_test` proves the result i
 
 import contextlib
 import os
+import signal
 import socket
 import time
 
@@ -126,16 +127,28 @@ def store_barrier(name, world_size, timeout_seconds=BARRIER_TIMEOUT_SECONDS):
     Raises:
         TimeoutError: the others did not come in time.
     """
-    store = collective._default_store
-    round_size = -(-store.add(name, 1) // world_size) * world_size  # nobody is in the next round before this one ends
+    # nobody is in the next round before this one ends
+    round_size = -(-_add(name, 1) // world_size) * world_size
     deadline = time.monotonic() + timeout_seconds
     pause = 0.002
-    while store.add(name, 0) < round_size:
+    while _add(name, 0) < round_size:
         if time.monotonic() > deadline:
-            missing = round_size - store.add(name, 0)
+            missing = round_size - _add(name, 0)
             raise TimeoutError(f"{missing} of {world_size} processes did not come to {name} in {timeout_seconds} s")
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
+
+
+def _add(name, number):
+    """Return the counter of this name in the default store after adding to it.
+
+    Paddle's client takes a signal that arrives while it waits for the answer for the end of the connection.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+    try:
+        return collective._default_store.add(name, number)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def self_test(groups):

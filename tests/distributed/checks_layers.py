@@ -1,13 +1,17 @@
 """Layers that several processes share, against the same layer whole in one process."""
 
 import math
+import os
+import signal
+import threading
+import time
 
 import numpy
 import paddle
 from paddle import nn
 
 from image_classification.layers import Attention, Mlp, TransformerBlock
-from image_classification.parallel import tensor
+from image_classification.parallel import gloo, tensor
 from image_classification.parallel.group import Group
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 
@@ -117,6 +121,40 @@ def sync_batch_norm(uneven=""):
     whole.eval()
     errors["evaluation"] = float(abs(layer(paddle.to_tensor(data)) - whole(paddle.to_tensor(data))).max())
     return errors
+
+
+def barrier():
+    """Return (seconds in a barrier for which rank 1 is late, signals that arrived meanwhile)."""
+    rank, size = paddle.distributed.get_rank(), paddle.distributed.get_world_size()
+    received = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    arrived = threading.Event()
+
+    def annoy():
+        while not arrived.wait(0.003):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=annoy)
+    gloo.store_barrier("test", size)
+    start = time.monotonic()
+    time.sleep(rank * 0.5)
+    thread.start()
+    gloo.store_barrier("test", size)
+    arrived.set()
+    thread.join()
+    seconds = time.monotonic() - start
+    signal.signal(signal.SIGTERM, previous)
+    return seconds, len(received)
+
+
+def buffers(topology):
+    """Return running mean and weight of a BatchNorm after each replica had its own and they were averaged."""
+    context = context_of(topology)
+    layer = nn.BatchNorm2D(2)
+    layer._mean.set_value(numpy.float32([1, 10]) * (context.data.index + 1))
+    layer.weight.set_value(numpy.float32([5, 5]) * (context.data.index + 1))
+    context.average_buffers(layer)
+    return layer._mean.tolist(), layer.weight.tolist()
 
 
 def dropout(topology):

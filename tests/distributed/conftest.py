@@ -42,7 +42,8 @@ def checks(size):
     names += [f"checks_finite:planted:{name}" for name in PLANTED[size]]
     names += [f"checks_checkpoint:move:{name}" for name in MOVES[size]]
     if size == 2:
-        names += ["checks_parity:parity:pp2:fp32::resnet", "checks_layers:collectives", "checks_layers:reduction:dp2"]
+        names += ["checks_parity:parity:pp2:fp32::resnet", "checks_layers:collectives", "checks_layers:reduction:dp2",
+                  "checks_layers:buffers:dp2", "checks_layers:barrier"]
         names += [f"checks_finite:stand_alone:dp2:{value}" for value in ("inf", "nan")]
         names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]
         names += [f"checks_layers:traffic:{topology}" for topology in ("dp2", "tp2", "pp2")]

@@ -190,6 +190,21 @@ def test_hanging_process_ends_the_run_within_a_minute(start, tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_save_and_end_when_the_process_that_started_them_is_killed(start, tmp_path):
+    program = start(command(*NGPUS_2, *SMALL, "-num_epochs=300", f"-output={tmp_path / 'run'}"))
+    program.wait_for("Step[0010/")
+    workers = program.workers()
+    program.process.kill()
+    program.wait(10)
+    deadline = time.monotonic() + 30
+    while any(is_alive(pid) for pid in workers):
+        assert time.monotonic() < deadline, program.text()
+        time.sleep(0.1)
+    assert "stopped by a signal" in program.text()
+    assert (tmp_path / "run" / "step.pdparams").exists()
+
+
+@pytest.mark.slow
 def test_two_hosts_by_paddles_launcher(start, tmp_path):
     port = free_port()
     programs = [

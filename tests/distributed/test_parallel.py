@@ -107,6 +107,20 @@ def test_averaged_gradients_are_the_mean_in_every_format(ranks):
     assert result["no overflow"] == pytest.approx(1, rel=1e-6)
 
 
+def test_barrier_waits_for_the_last_and_survives_signals(ranks):
+    # Paddle's store takes an interrupted read for a lost connection
+    seconds, signals = ranks(2)[0]["checks_layers:barrier"]
+    assert seconds >= 0.4
+    assert signals > 0
+
+
+def test_running_statistics_are_averaged_and_weights_left_alone(ranks):
+    for rank, results in enumerate(ranks(2)):
+        mean, weight = results["checks_layers:buffers:dp2"]
+        assert mean == [1.5, 15.0]
+        assert weight == [5.0 * (rank + 1)] * 2
+
+
 def test_dropout_agrees_where_tensors_are_whole_and_differs_where_they_are_shared(ranks):
     for results in ranks(4):
         assert all(results["checks_layers:dropout:dp2tp2"].values()), results["checks_layers:dropout:dp2tp2"]
