@@ -218,6 +218,45 @@ def trained(optimizer):
     return [param for param in amp.master_params(optimizer) if not param.stop_gradient]
 
 
+def test_bad_gradients_of_one_optimizer_skip_the_other_too():
+    models = [paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 2)]
+    optimizers = [paddle.optimizer.SGD(0.1, parameters=model.parameters()) for model in models]
+    models, optimizers = amp.initialize(models, optimizers, opt_level="O1", verbosity=0)
+    models[1].model.bias.register_hook(lambda gradient: gradient * float("inf"))
+    before = bits(models[0].state_dict())
+    with amp.scale_loss(models[1](models[0](paddle.ones([3, 4]))).mean() * 1e-3, optimizers) as scaled_loss:
+        scaled_loss.backward()
+    results = [optimizer.step() for optimizer in optimizers]
+    assert [result.applied for result in results] == [False, False]
+    assert {result.first_bad for result in results} == {"bias"}
+    assert bits(models[0].state_dict()) == before
+
+
+def test_a_good_loss_does_not_excuse_a_bad_one_before_it():
+    model, optimizer = start("O2", num_losses=2)
+    before = bits(model.state_dict())
+    for loss_id, factor in ((0, float("inf")), (1, 1e-3)):
+        with amp.scale_loss(model(batch()[0]).mean() * factor, optimizer, loss_id=loss_id) as scaled_loss:
+            scaled_loss.backward()
+    assert not optimizer.step().applied
+    assert bits(model.state_dict())["7.weight"] == before["7.weight"]
+    assert [amp.state_dict(optimizer)[f"loss_scaler{i}"]["good_steps"] for i in range(2)] == [0, 1]
+
+
+def test_cleared_gradients_do_not_come_back():
+    """Gradients of half weights that no step has seen belong to the dropped batch, too."""
+    ends = []
+    for dropped in (False, True):
+        model, optimizer = start("O2", lambda model: paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+        model.eval()  # running statistics would remember the dropped batch
+        if dropped:
+            (model(batch(seed=5)[0]).mean() * 1e4).backward()
+            optimizer.clear_grad()
+        iterate(model, optimizer, steps=1)
+        ends.append(bits(model.state_dict()))
+    assert ends[0] == ends[1]
+
+
 def test_clipping_between_the_block_and_the_step():
     model, optimizer = start("O2", lambda model: paddle.optimizer.SGD(1.0, parameters=model.parameters()))
     before = [param.numpy().copy() for param in trained(optimizer)]
