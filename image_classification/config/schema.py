@@ -165,7 +165,7 @@ class Amp:
 
     MODE: str = option("fp32", "precision mode", choices=("fp32", "auto", "O0", "O1", "O2", "O3", "naive"))
     DTYPE: str | None = option(
-        None, "half format; none: float16 on a GPU, bfloat16 on a CPU", choices=("float16", "bfloat16")
+        None, "half format; none: the mode's own, with auto on a CPU bfloat16", choices=("float16", "bfloat16")
     )
     OPTIONS: Mapping = mapping("options of the mode, lower case")
 

@@ -1,14 +1,12 @@
 """Which precision runs under which kind of parallelism, asked before any work is done."""
 
+from image_classification.amp import MODES, supported
 from image_classification.runtime import UserError
 
-MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
-# The matrix of ColossalAI's documentation, which its code did not enforce. O0 is plain float32.
+# The matrix of ColossalAI's documentation, which its code did not enforce, in the words of the PARALLEL section.
 SUPPORT = {
-    "DATA": frozenset(MODES),
-    "TENSOR": frozenset({"fp32", "auto", "O0", "naive"}),
-    "PIPELINE": frozenset({"fp32", "O0", "naive"}),
-    "SHARDING": frozenset({"fp32", "auto", "O0"}),
+    kind: frozenset(mode for mode in MODES if supported(mode, kind.lower()))
+    for kind in ("DATA", "TENSOR", "PIPELINE", "SHARDING")
 }
 
 
