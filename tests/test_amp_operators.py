@@ -8,6 +8,7 @@ from paddle.nn import functional as F
 
 from image_classification import amp, half_cpu
 from image_classification.amp import lists, private
+from image_classification.amp.operator_casts import apex_casts, paddle_casts
 from image_classification.ViT.vit import build_model
 
 HALVES = ("float16", "bfloat16")
@@ -297,6 +298,19 @@ def test_assignment_into_a_half_tensor_keeps_its_dtype():
             x = tensor(ROWS, "float16", grad=False)
             x[0] = tensor([4], "float32", grad=False)
             assert x.dtype == paddle.float16
+
+
+@pytest.mark.filterwarnings("ignore:amp_guard")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("make", [paddle_casts, apex_casts])
+def test_lists_for_a_gpu_are_ones_that_auto_cast_takes(make, dtype):
+    """Without a GPU auto_cast casts nothing, but it takes the arguments and refuses lists that overlap."""
+    casts = make(dtype, "gpu")
+    assert {"matmul_v2", "linear_v2", "conv2d", "depthwise_conv2d"} <= casts.white
+    assert {"softmax_with_cross_entropy", "p_norm", "reduce_sum"} <= casts.black
+    assert not casts.white & casts.black
+    with casts.on(), casts.off():
+        assert paddle.matmul(tensor(ROWS, "float32"), tensor([4, 2], "float32")).dtype == paddle.float32
 
 
 def test_weights_and_their_gradients_stay_float32_under_operator_casts():
