@@ -7,7 +7,16 @@ from . import amp, data
 from .config import Config
 from .ema import build_ema
 from .freeze import freeze
-from .hooks import CheckpointHook, EmaHook, LogHook, ProfilerHook, RecordHook, ReportHook, load_hooks
+from .hooks import (
+    CheckpointHook,
+    EmaHook,
+    LogHook,
+    ProfilerHook,
+    RecordHook,
+    ReportHook,
+    TotalBatchSizeHook,
+    load_hooks,
+)
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_parallel
 from .runtime import UserError, seed_everything, select_device, set_deterministic
@@ -102,7 +111,7 @@ def build_trainer(parts, folder=None, report=None):
     optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
-    hooks = [EmaHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
+    hooks = [EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
     if folder is not None:
         hooks.append(CheckpointHook(folder))
         if parts.parallel.is_main:

@@ -93,6 +93,20 @@ class ProfilerHook(Hook):
         get_logger().info(f"profile of steps {self.first_step} to {self.steps - 1}: {self.path}")
 
 
+class TotalBatchSizeHook(Hook):
+    """Says how many images one optimizer step sees."""
+
+    priority = 9
+
+    def before_train(self, trainer):
+        per_process, accumulated = trainer.config.DATA.BATCH_SIZE, trainer.config.TRAIN.ACCUM_ITER
+        replicas = trainer.parallel.data_size
+        get_logger().info(
+            f"total batch size = {per_process * accumulated * replicas} ({per_process} x {accumulated} accumulated x "
+            f"{replicas} replicas), {trainer.steps_per_epoch} steps an epoch"
+        )
+
+
 class LogHook(Hook):
     """Log lines every REPORT_FREQ steps, a progress bar on a terminal, one line an epoch."""
 
@@ -103,12 +117,8 @@ class LogHook(Hook):
         self.bar = None
 
     def before_train(self, trainer):
-        config, parallel = trainer.config, trainer.parallel
-        total = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parallel.data_size
-        self.logger.info(
-            f"total batch size = {total} ({config.DATA.BATCH_SIZE} x {config.TRAIN.ACCUM_ITER} accumulated x "
-            f"{parallel.data_size} replicas), {trainer.steps_per_epoch} steps an epoch"
-        )
+        names = ", ".join(f"{type(hook).__name__} ({hook.priority})" for hook in trainer.hooks)
+        self.logger.info(f"hooks, lower priorities first: {names}")
         self.logger.info(f"Start training from epoch {trainer.progress.epoch + 1}.")
 
     def before_epoch(self, trainer):
@@ -298,5 +308,3 @@ def load_hooks(names):
             raise UserError(f"TRAIN.HOOKS: {name!r}: is not a subclass of image_classification.hooks.Hook")
         hooks.append(kind())
     return hooks
-
-

@@ -1,13 +1,16 @@
 """Hooks: the user's own are found by name, and the built-in ones write what scripts read."""
 
+import dataclasses
+import logging
 import sys
+import types
 
 import pytest
 
 from image_classification.config import build_config, load_config, to_yaml
-from image_classification.hooks import Hook, _jsonable, load_hooks
+from image_classification.hooks import EmaHook, Hook, LogHook, TotalBatchSizeHook, _jsonable, load_hooks
 from image_classification.run_folder import RunFolder
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, get_logger
 
 
 @pytest.fixture
@@ -51,3 +54,41 @@ def load_config_of(folder, text):
 def test_two_run_folders_made_in_one_second_differ(tmp_path):
     config = build_config([("test", {"SAVE": str(tmp_path)})])
     assert len({RunFolder.create(config).path for _ in range(3)}) == 3
+
+
+@pytest.fixture
+def log_lines():
+    """Return the lines that the program's logger writes from here on."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger, level = get_logger(), get_logger().level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.setLevel(level)
+    logger.removeHandler(handler)
+
+
+@dataclasses.dataclass
+class StartingTrainer:
+    """What hooks look at before the first step."""
+
+    hooks: list
+    config: object
+    parallel: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(data_size=3))
+    steps_per_epoch: int = 7
+    progress: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(epoch=0))
+
+
+def test_total_batch_size_counts_accumulation_and_replicas(log_lines):
+    config = build_config([("test", {"DATA": {"BATCH_SIZE": 16}, "TRAIN": {"ACCUM_ITER": 4}})])
+    hook = TotalBatchSizeHook()
+    hook.before_train(StartingTrainer([hook], config))
+    assert log_lines == ["total batch size = 192 (16 x 4 accumulated x 3 replicas), 7 steps an epoch"]
+
+
+def test_log_names_the_hooks_in_use_in_their_order(log_lines, user_module):
+    hooks = [EmaHook(), *load_hooks(["my_hooks:Mine"]), TotalBatchSizeHook(), LogHook()]
+    LogHook().before_train(StartingTrainer(hooks, build_config([])))
+    assert log_lines[0] == "hooks, lower priorities first: EmaHook (0), Mine (3), TotalBatchSizeHook (9), LogHook (10)"
