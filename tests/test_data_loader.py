@@ -90,7 +90,7 @@ def test_normalize_equals_definition():
     np.testing.assert_allclose(Normalize(mean, std)(pixels), expected, atol=5e-7)
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [1, 3, 8])
 def test_batches_with_workers_equal_those_without(jpeg_folder, num_workers):
     alone = build_train_loader(folder_config(jpeg_folder))
     helped = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=num_workers))
