@@ -1,8 +1,8 @@
 """Every command that the README and the docs show: it runs, or, where it needs what is not here, it is accepted.
 
-A command is a line of a ```shell block. Commands that name a data set under /dataset are resolved with the real
-configuration loader only. make targets must exist. The others are run as they stand, in a copy of nothing: from the
-folder that the page says, with the results sent to a temporary folder.
+A command is a line of a ```shell block. Those of docs/benchmarks.md take too long: their options are checked. Commands
+that name a data set under /dataset are resolved with the real configuration loader only. make targets must exist. The
+others are run as they stand, from the folder that the page says, with the results sent to a temporary folder.
 """
 
 import importlib
@@ -53,6 +53,15 @@ def check_configuration(folder, words):
         os.chdir(here)
 
 
+def check_options(words):
+    """Every option of a tool's command is one that its -h names."""
+    done = subprocess.run([sys.executable, words[1], "-h"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for word in words[2:]:
+        if word.startswith("-"):
+            assert re.search(rf"{re.escape(word.split('=')[0])}\b", done.stdout), f"{words[1]} has no {word}"
+
+
 @pytest.mark.parametrize(("page", "number", "lines"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
 def test_documented_commands_work(page, number, lines, tmp_path):
     folder = ROOT
@@ -65,6 +74,8 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert folder.is_dir(), line
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        elif page.name == "benchmarks.md" and words[1].startswith("tools/"):
+            check_options(words)  # measuring takes minutes to hours
         elif any(mark in line for mark in NOT_HERE):
             if any(word.startswith("main_") for word in words) and "<" not in line and "..." not in line:
                 check_configuration(folder, words)
