@@ -269,6 +269,19 @@ def test_clipping_between_the_block_and_the_step():
     assert np.sqrt(sum(float((move**2).sum()) for move in moved)) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_clipping_of_a_plain_backward_and_of_the_mode_do_not_add_up():
+    """By hand to 0.02 first and by the mode to 0.01 then: 0.01, and after a plain backward pass all the same."""
+    model = network()
+    optimizer = paddle.optimizer.SGD(1.0, parameters=model.parameters())
+    model, optimizer, _ = amp.convert_to_amp(model, optimizer, None, "naive", {"clip_grad": 0.01, "init_scale": 64})
+    before = [param.numpy().copy() for param in trained(optimizer)]
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    assert optimizer.clip_grad_norm(0.02) > 0.02
+    assert optimizer.step().applied
+    moved = [after.numpy() - old for after, old in zip(trained(optimizer), before, strict=True)]
+    assert np.sqrt(sum(float((move**2).sum()) for move in moved)) == pytest.approx(0.01, rel=1e-3)
+
+
 def test_group_added_later_is_trained_through_its_masters():
     model = network()
     head, rest = model[7], [param for name, param in model.named_parameters() if not name.startswith("7.")]

@@ -73,6 +73,7 @@ class AmpOptimizer:
         self._scale = 1.0  # what the gradients are multiplied by now
         self._loss_id = 0
         self._checked = False
+        self._norm = None  # of the unscaled gradients now
         self._result = None  # of the checks since the last step; a failed one stays
 
     def __getattr__(self, name):
@@ -108,27 +109,24 @@ class AmpOptimizer:
 
     def clip_grad_norm(self, max_norm):
         """Clip the unscaled gradients to a global L2 norm; return the norm before, None for a step to be skipped."""
-        if not self._checked:
-            unscale([self])
+        self._check()
         if not self._result.applied:
             return None
         named_params = self._named_params()
         norm = math.sqrt(self.precision.reduction.norm_squared(named_params))
-        multiply(gradients_of(named_params), clip_factor(norm, max_norm))
+        self._clip(named_params, norm, max_norm)
         return norm
 
     def step(self):
         """Apply the gradients, or skip the step when any of them was not finite; return a StepResult."""
         precision = self.precision
-        if not self._checked:
-            self.collect()
-            unscale([self])
+        self._check()
         result, self._result, self._checked = self._result, None, False
         if not result.applied:
             self.clear_grad()
             return result
         named_params = self._named_params()
-        multiply(gradients_of(named_params), clip_factor(result.grad_norm, precision.clip_grad_norm))
+        self._clip(named_params, self._norm, precision.clip_grad_norm)
         zeros = precision.reduction.num_zeros(named_params) if precision.log_num_zeros_in_grad else None
         precision.apply(self.optimizer)
         return replace(result, num_zeros=zeros)
@@ -144,8 +142,18 @@ class AmpOptimizer:
     def _named_params(self):
         return self.precision.named_params(self.optimizer)
 
+    def _check(self):
+        if not self._checked:
+            self.collect()
+            unscale([self])
+
+    def _clip(self, named_params, norm, max_norm):
+        factor = clip_factor(norm, max_norm)
+        multiply(gradients_of(named_params), factor)
+        self._norm = norm * factor
+
     def _record(self, result):
-        self._scale, self._checked = 1.0, True
+        self._scale, self._checked, self._norm = 1.0, True, result.grad_norm
         if self._result is None or self._result.applied:
             self._result = result
 
