@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -15,6 +17,7 @@ from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_weights, write_weights
 
 VARIANT = "resnet_tiny_digits"
+CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 
 
 def tool(name):
@@ -196,4 +199,69 @@ def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd
     export = tool("export")
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     assert export.main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 2
-    assert "paddle2onnx is missing: pip install" in capfd.readouterr().err
+    assert "the packages paddle2onnx onnxruntime are missing: pip install" in capfd.readouterr().err
+
+
+def export_with(weights, folder, *words):
+    return tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(folder), *words])
+
+
+def figures_of(line):
+    """Return (largest difference, largest logit) of a line that export printed."""
+    return [float(number) for number in re.findall(r"\d\.\d+e[+-]\d+", line)[:2]]
+
+
+@pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU has no bfloat16 arithmetic")
+@pytest.mark.parametrize("variant", [VARIANT, "vit_tiny_digits"])
+def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(variant, tmp_path, capfd):
+    paddle.seed(0)
+    model, _ = zoo.load_model(variant)
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", "-output", str(tmp_path), "-dtype", "bfloat16"]
+    assert tool("export").main(words) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("paddle.inference")]
+    full, half = (figures_of(line)[0] / figures_of(line)[1] for line in lines)
+    # a rounding is up to 2**-8 of a number; far below one of them it was float32 that ran
+    assert full < 1e-5 and 2.0**-13 < half < 16 * 2.0**-8
+
+
+def test_export_bfloat16_that_runs_in_float32_is_refused(weights, tmp_path, capfd, monkeypatch):
+    export = tool("export")
+    monkeypatch.setattr(export, "run_paddle", lambda prefix, images, change=None: np.zeros((10, 10), np.float32))
+    with pytest.raises(UserError, match="computes this model in float32"):
+        export.run_paddle_bfloat16("prefix", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-dtype", "float16"), "paddle.inference has no float16 on a CPU"),
+        (("-dtype", "bfloat16", "-onnx"), "onnxruntime has no bfloat16 on a CPU"),
+    ],
+)
+def test_export_in_a_format_that_the_engine_lacks_is_one_line_and_writes_nothing(
+    weights, tmp_path, capfd, words, message
+):
+    assert export_with(weights, tmp_path / "out", *words) == 2
+    error = capfd.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_export_to_float16_onnx_is_half_the_size_and_answers_nearly_the_same(weights, tmp_path, capfd):
+    for package in ("paddle2onnx", "onnxruntime", "onnxconverter_common"):
+        pytest.importorskip(package, reason="optional: pip install paddle2onnx onnxruntime onnxconverter-common")
+    assert export_with(weights, tmp_path, "-onnx", "-dtype", "float16") == 0
+    line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("onnxruntime float16"))
+    difference, largest = figures_of(line)
+    assert 2.0**-16 < difference / largest < 16 * 2.0**-11
+    full, half = ((tmp_path / name).stat().st_size for name in ("inference.onnx", "inference.float16.onnx"))
+    assert half < 0.6 * full
+
+
+def test_export_report_allows_what_the_format_rounds_and_no_more():
+    export = tool("export")
+    expected = np.full((2, 3), 4.0, np.float32)
+    for dtype, bits in (("float16", 11), ("bfloat16", 8)):
+        assert "engine" in export.report("engine", expected, expected * np.float32(1 + 15 * 2.0**-bits), dtype)
+        with pytest.raises(UserError, match="answers differently"):
+            export.report("engine", expected, expected * np.float32(1 + 17 * 2.0**-bits), dtype)

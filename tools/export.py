@@ -2,11 +2,18 @@
 
     python tools/export.py resnet50 -pretrained=torchvision/resnet50.V2 -output=deploy/resnet50
     python tools/export.py output/train-.../config.yaml -pretrained=output/train-.../best -output=deploy/mine -onnx
+    python tools/export.py resnet50 -pretrained=torchvision/resnet50.V2 -output=deploy/resnet50 -onnx -dtype float16
 
 Writes inference.json and inference.pdiparams (paddle.inference), inference.onnx with -onnx (needs the packages
 paddle2onnx and onnxruntime), and preprocessing.json: what must be done to an image first. The logits of each exported
 model for ten images are compared with the model's own, and the largest difference is printed; more than 1e-4 of the
 largest logit is an error. The batch size stays free.
+
+-dtype float16 adds inference.float16.onnx (with -onnx; needs onnxconverter-common too): half weights and arithmetic,
+float32 images and logits. -dtype bfloat16 checks the paddle.inference model with oneDNN's bfloat16, which is switched
+on when the model is loaded and not in its file. Half logits may differ by 16 roundings of their format, relative to the
+largest: each layer rounds once or twice, errors of independent layers add up as the square root of their number, and
+the deepest models here have about 250 roundings. That is 0.8 % for float16 and 6 % for bfloat16.
 """
 
 import argparse
@@ -31,13 +38,23 @@ from image_classification.preview import class_names, normalised
 from image_classification.zoo import load_model
 
 NUM_IMAGES = 10
-TOLERANCE = 1e-4  # of the largest logit: other kernels, other order of sums
+# of the largest logit: other kernels and another order of sums; for the half formats 16 times their unit roundoff
+TOLERANCES = {"float32": 1e-4, "float16": 16 * 2.0**-11, "bfloat16": 16 * 2.0**-8}
 # the default optimize_tool would install further packages from another index at run time
 CONVERT = """
 import sys, paddle2onnx
 prefix, path = sys.argv[1:]
 files = f"{prefix}.json", f"{prefix}.pdiparams", path
 paddle2onnx.export(*files, opset_version=17, optimize_tool="None", verbose=False)
+"""
+# the converter's own limits would clip weights at 1e4 and raise small ones to 1e-7
+HALVE = """
+import sys, onnx
+from onnxconverter_common import float16
+path, half_path = sys.argv[1:]
+half = float16.convert_float_to_float16(
+    onnx.load(path), min_positive_val=2.0**-24, max_finite_val=65504.0, keep_io_types=True)
+onnx.save(half, half_path)
 """
 
 
@@ -48,6 +65,7 @@ def main(arguments=None):
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
     parser.add_argument("-output", type=Path, required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
+    parser.add_argument("-dtype", choices=tuple(TOLERANCES), default="float32", help="also export in this format")
     parser.add_argument("-class_names", help="file with one class a line (default: ImageNet-1k's, or numbers)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
@@ -62,6 +80,7 @@ def main(arguments=None):
 
 def export(options):
     """Write all files of the export; yield one line for each check."""
+    refuse_what_no_engine_has(options)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     data = config.DATA
     rng = np.random.default_rng(0)
@@ -73,9 +92,29 @@ def export(options):
     prefix = options.output / "inference"
     spec = InputSpec([None, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "float32", name="images")
     paddle.jit.save(paddle.jit.to_static(model, input_spec=[spec], full_graph=True), str(prefix))
-    yield report("paddle.inference", expected, run_paddle(prefix, images))
+    found = run_paddle(prefix, images)
+    yield report("paddle.inference", expected, found)
+    if options.dtype == "bfloat16":
+        yield report("paddle.inference bfloat16 (oneDNN)", expected, run_paddle_bfloat16(prefix, images), "bfloat16")
     if options.onnx:
         yield report("onnxruntime", expected, run_onnx(prefix, images))
+    if options.dtype == "float16":
+        yield report("onnxruntime float16", expected, run_onnx_float16(prefix, images), "float16")
+
+
+def refuse_what_no_engine_has(options):
+    """Raise a UserError, before any work, for a format that no engine asked for computes in, or a missing package."""
+    if options.dtype == "float16" and not options.onnx:
+        raise UserError("-dtype float16: paddle.inference has no float16 on a CPU; add -onnx, or take bfloat16")
+    if options.dtype == "bfloat16" and options.onnx:
+        raise UserError("-dtype bfloat16: onnxruntime has no bfloat16 on a CPU; leave -onnx out, or take float16")
+    needed = ["paddle2onnx", "onnxruntime"] if options.onnx else []
+    needed += ["onnxconverter_common"] if options.dtype == "float16" else []
+    missing = [name.replace("_", "-") for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        verb = "package {} is" if len(missing) == 1 else "packages {} are"
+        names = " ".join(missing)
+        raise UserError(f"-onnx: the {verb.format(names)} missing: pip install {' '.join(needed).replace('_', '-')}")
 
 
 def write_preprocessing(path, config, names):
@@ -98,42 +137,76 @@ def write_preprocessing(path, config, names):
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
-def run_paddle(prefix, images):
+def run_paddle(prefix, images, change=lambda config: None):
     """Return the logits of the exported model by Paddle's inference engine on the CPU."""
     from paddle import inference
 
     # enable_memory_optim fails on a CPU in Paddle 3 (issue 75496), so it is left alone
-    predictor = inference.create_predictor(inference.Config(f"{prefix}.json", f"{prefix}.pdiparams"))
-    return predictor.run([paddle.to_tensor(images)])[0].numpy()
+    config = inference.Config(f"{prefix}.json", f"{prefix}.pdiparams")
+    change(config)
+    return inference.create_predictor(config).run([paddle.to_tensor(images)])[0].numpy()
+
+
+def run_paddle_bfloat16(prefix, images):
+    """Return the logits with oneDNN's bfloat16.
+
+    Raises:
+        UserError: the engine went on in float32, as it does on a CPU without bfloat16.
+    """
+
+    def bfloat16(config):
+        config.enable_onednn()
+        config.enable_onednn_bfloat16()
+
+    found = run_paddle(prefix, images, bfloat16)
+    if np.array_equal(found, run_paddle(prefix, images, lambda config: config.enable_onednn())):
+        raise UserError("-dtype bfloat16: paddle.inference computes this model in float32 on this CPU")
+    return found
 
 
 def run_onnx(prefix, images):
     """Write inference.onnx and return its logits by onnxruntime."""
-    missing = [name for name in ("paddle2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"-onnx: the package {missing[0]} is missing: pip install paddle2onnx onnxruntime")
-    import onnxruntime
-
     path = f"{prefix}.onnx"
     # in a process of its own: paddle2onnx aborts its process at an operator that it does not know
     done = subprocess.run([sys.executable, "-c", CONVERT, str(prefix), path], capture_output=True, text=True)
     if done.returncode:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), f"exit code {done.returncode}")
         raise UserError(f"-onnx: paddle2onnx cannot convert this model: {reason}")
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return answer_of_onnxruntime(path, images)
+
+
+def run_onnx_float16(prefix, images):
+    """Write inference.float16.onnx from inference.onnx and return its logits by onnxruntime."""
+    path = f"{prefix}.float16.onnx"
+    done = subprocess.run([sys.executable, "-c", HALVE, f"{prefix}.onnx", path], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"-dtype float16: onnxconverter-common cannot convert this model: {reason}")
+    return answer_of_onnxruntime(path, images)
+
+
+def answer_of_onnxruntime(path, images):
+    """Return the logits of an ONNX file on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of each constant that the conversion left unused
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return session.run(None, {session.get_inputs()[0].name: images})[0]
 
 
-def report(engine, expected, found):
-    """Return a line with the largest difference of logits.
+def report(engine, expected, found, dtype="float32"):
+    """Return a line with the largest difference of logits of an engine that computes in `dtype`.
 
     Raises:
         UserError: it is more than the tolerance.
     """
     difference, largest = float(np.abs(found - expected).max()), float(np.abs(expected).max())
     line = f"{engine}: {len(expected)} images, largest difference of logits {difference:.2e} (largest {largest:.2e})"
-    if not difference <= TOLERANCE * max(largest, 1.0):
-        raise UserError(f"{line}: more than {TOLERANCE}")
+    allowed = TOLERANCES[dtype] * max(largest, 1.0 if dtype == "float32" else 0.0)
+    line += f", allowed {allowed:.2e}"
+    if not difference <= allowed:
+        raise UserError(f"{line}: the exported model answers differently, more than {TOLERANCES[dtype]:.2g}")
     return line
 
 
