@@ -3,7 +3,8 @@
     {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
-logits for `images.npy`; "load" fills the model from a file of ours, strictly. Needs no Paddle.
+logits for `images.npy`; "resave" loads a file of ours and saves its tensors again;
+"load" fills the model from a file of ours, strictly. Needs no Paddle.
 """
 
 import json
@@ -81,6 +82,12 @@ def answer(job):
     if job["action"] == "preprocess":
         transform = published_transform(job["id"], job["image_size"])
         np.save(folder / "input.npy", transform(Image.open(job["image"]).convert("RGB")).numpy())
+        return
+    if job["action"] == "resave":
+        state = load(job["file"])
+        dtype = getattr(torch, job["dtype"])
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+        save(state, job["format"], job["target"])
         return
     model = make_model(job["library"], job["name"], job["options"])
     if job["action"] == "make":
