@@ -58,6 +58,16 @@ def _swin_downsample(tensors, own_names):
     return shifted
 
 
+def _torchvision_stages(tensors, own_names):
+    """torchvision counts stages (1, 3, 5, 7) and what is between them (2, 4, 6); its layer scales are [dim, 1, 1]."""
+    renamed = {}
+    for name, value in tensors.items():
+        stage = re.fullmatch(r"(stages|layers)\.(\d+)\.(.*)", name)
+        name = f"{stage[1]}.{int(stage[2]) // 2}.{stage[3]}" if stage else name
+        renamed[name] = value.reshape(-1) if name.endswith(".gamma") else value
+    return renamed
+
+
 DIALECTS = (
     Dialect(
         "torchvision ViT",
@@ -146,6 +156,36 @@ DIALECTS = (
             (r"norm\.(.*)", r"head.norm.\1"),
             (r"head\.(.*)", r"head.fc.\1"),
         ),
+    ),
+    Dialect(
+        "torchvision ConvNeXt",
+        r"features\.1\.0\.layer_scale",
+        (
+            (r"features\.0\.(.*)", r"stem.\1"),
+            (r"features\.(\d+)\.(\d+)\.layer_scale", r"stages.\1.blocks.\2.gamma"),
+            (r"features\.(\d+)\.(\d+)\.block\.0\.(.*)", r"stages.\1.blocks.\2.conv_dw.\3"),
+            (r"features\.(\d+)\.(\d+)\.block\.2\.(.*)", r"stages.\1.blocks.\2.norm.\3"),
+            (r"features\.(\d+)\.(\d+)\.block\.3\.(.*)", r"stages.\1.blocks.\2.mlp.fc1.\3"),
+            (r"features\.(\d+)\.(\d+)\.block\.5\.(.*)", r"stages.\1.blocks.\2.mlp.fc2.\3"),
+            (r"features\.(\d+)\.(.*)", r"stages.\1.downsample.\2"),
+            (r"classifier\.0\.(.*)", r"head.norm.\1"),
+            (r"classifier\.2\.(.*)", r"head.fc.\1"),
+        ),
+        _torchvision_stages,
+    ),
+    Dialect(
+        "torchvision Swin",
+        r"features\.2\.reduction\.weight",
+        (
+            (r"features\.0\.0\.(.*)", r"patch_embed.proj.\1"),
+            (r"features\.0\.2\.(.*)", r"patch_embed.norm.\1"),
+            (r"features\.(\d+)\.((?:reduction|norm)\..*)", r"layers.\1.downsample.\2"),
+            (r"features\.(\d+)\.(\d+)\.mlp\.0\.(.*)", r"layers.\1.blocks.\2.mlp.fc1.\3"),
+            (r"features\.(\d+)\.(\d+)\.mlp\.3\.(.*)", r"layers.\1.blocks.\2.mlp.fc2.\3"),
+            (r"features\.(\d+)\.(\d+)\.(.*)", r"layers.\1.blocks.\2.\3"),
+            (r"head\.(weight|bias)", r"head.fc.\1"),
+        ),
+        _torchvision_stages,
     ),
     Dialect(
         "original Swin",

@@ -25,6 +25,8 @@ TORCHVISION_VIT = {
     "vit_large_patch32_224": "vit_l_32",
     "vit_huge_patch14_224": "vit_h_14",
 }
+TORCHVISION_NAMES = ("AlexNet", "VGG", "ResNet", "ConvNeXt")  # families whose variants are called as here
+TORCHVISION_SWIN = {f"swin_{size}_patch4_window7_224": f"swin_{size[0]}" for size in ("tiny", "small", "base")}
 VARIANTS = {path.stem: path for path in CONFIGS if not path.stem.endswith("_digits")}
 
 
@@ -51,8 +53,8 @@ def timm_name(name):
 
 
 def torchvision_cases():
-    cases = {name: name for name in VARIANTS if VARIANTS[name].parents[1].name in ("AlexNet", "VGG", "ResNet")}
-    return cases | TORCHVISION_VIT
+    cases = {name: name for name in VARIANTS if VARIANTS[name].parents[1].name in TORCHVISION_NAMES}
+    return cases | TORCHVISION_VIT | TORCHVISION_SWIN
 
 
 def write_images(folder, size):
