@@ -234,3 +234,14 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
 def test_make_tfrecord_reports_a_missing_folder_in_one_line(tmp_path):
     result = run_tool(tmp_path / "none", tmp_path / "records")
     assert result.returncode == 2 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_tfrecord_package_reads_our_files(tmp_path):
+    reader = pytest.importorskip("tfrecord", reason="the package tfrecord (PyPI) is not installed").reader
+    path, contents = make_records(tmp_path, [0, 2, 1, 1])
+    index = tmp_path / "idx_files" / "train" / path.name
+    kinds = {"image/encoded": "byte", "image/class/label": "int"}
+    for index_path in (None, str(index)):  # with an index it starts at a random record and goes round
+        rows = list(reader.tfrecord_loader(str(path), index_path, kinds))
+        got = sorted((bytes(row["image/encoded"]), int(row["image/class/label"][0])) for row in rows)
+        assert got == sorted(zip(contents, [1, 3, 2, 2], strict=True))
