@@ -20,7 +20,12 @@ def eval_pixels(config, paths):
     """
     data = config.DATA
     transform = EvalTransform(
-        data.IMAGE_SIZE, data.IMAGE_CHANNELS, data.CROP_PCT, data.INTERPOLATION, data.RESIZE_LIBRARY
+        data.IMAGE_SIZE,
+        data.IMAGE_CHANNELS,
+        data.CROP_PCT,
+        data.INTERPOLATION,
+        data.RESIZE_LIBRARY,
+        keep_aspect=data.KEEP_ASPECT,
     )
     crops = []
     for path in paths:

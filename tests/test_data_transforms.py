@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from image_classification.config import build_config
+from image_classification.data import build_eval_loader
 from image_classification.data.decode import CorruptImage, decode, jpeg_size
 from image_classification.data.samples import to_planes
 from image_classification.data.transforms import (
@@ -226,3 +228,18 @@ def test_flip_and_planes_are_those_of_numpy_whatever_the_memory_layout(channels,
     to_planes(pixels, memory[1])
     np.testing.assert_array_equal(memory[1], pixels.transpose(2, 0, 1))
     assert not memory[0].any() and not memory[2].any()
+
+
+def test_evaluation_without_aspect_ratio_squeezes_to_a_square_first():
+    image = photo(300, 500)
+    squeezed = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
+    got = EvalTransform(224, keep_aspect=False)(image)
+    np.testing.assert_array_equal(got, squeezed[16:240, 16:240])
+    assert not np.array_equal(got, EvalTransform(224)(image))
+
+
+def test_key_of_the_aspect_ratio_reaches_the_evaluation_loader():
+    for settings, expected in (({}, (256, 426)), ({"KEEP_ASPECT": False}, (256, 256))):
+        data = {"DATASET": "digits", "IMAGE_SIZE": 224, "NUM_WORKERS": 0, **settings}
+        loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
+        assert loader._maker.transform.scaled_size(300, 500) == pytest.approx(expected, abs=1)

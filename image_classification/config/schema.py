@@ -67,6 +67,7 @@ class Data:
     BALANCED: bool = option(False, "training: draw each class equally often, with replacement")
     HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
     CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
+    KEEP_ASPECT: bool = option(True, "evaluation: scale by the short side; False: to a square, as ColossalAI does")
     PREPROCESSING: str = option(
         "weights",
         "resize, crop, mean and deviation of published weights that -pretrained names: theirs, or this section's",

@@ -84,7 +84,12 @@ def build_eval_loader(config, rank=0, world_size=1):
     data = config.DATA
     dataset = build_dataset(config, "val")
     transform = EvalTransform(
-        data.IMAGE_SIZE, data.IMAGE_CHANNELS, data.CROP_PCT, data.INTERPOLATION, data.RESIZE_LIBRARY
+        data.IMAGE_SIZE,
+        data.IMAGE_CHANNELS,
+        data.CROP_PCT,
+        data.INTERPOLATION,
+        data.RESIZE_LIBRARY,
+        keep_aspect=data.KEEP_ASPECT,
     )
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE

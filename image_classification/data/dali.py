@@ -16,7 +16,7 @@ from ..runtime import UserError
 from .augmentation import image_steps, pixel_steps
 from .decode import CorruptImage, decode, jpeg_size
 from .sampler import sample_rng
-from .transforms import random_crop_box, short_side
+from .transforms import random_crop_box
 
 _INTERPOLATIONS = {
     "nearest": "INTERP_NN",
@@ -109,7 +109,7 @@ class DaliLoader:
         height, width = jpeg_size(content) or _image_size(content)
         transform = self._maker.transform
         if not self._training:
-            return (0, 0, height, width), short_side(height, width, transform.resize_size, round), 0
+            return (0, 0, height, width), transform.scaled_size(height, width), 0
         box = random_crop_box(height, width, transform.crop_scale, transform.crop_ratio, rng)
         mirror = bool(transform.hflip) and rng.random() < transform.hflip
         return box, (transform.image_size, transform.image_size), mirror

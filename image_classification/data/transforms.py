@@ -178,22 +178,35 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Short side to floor(size / crop_pct), then the central square; nothing random."""
+    """Short side to floor(size / crop_pct), then the central square; nothing random.
 
-    def __init__(self, image_size, channels=3, crop_pct=0.875, interpolation="bilinear", library="cv2"):
+    Args:
+        keep_aspect: False squeezes the image to a square of that size first, as ColossalAI's DALI pipeline does.
+    """
+
+    def __init__(
+        self, image_size, channels=3, crop_pct=0.875, interpolation="bilinear", library="cv2", keep_aspect=True
+    ):
         self.image_size = image_size
         self.channels = channels
         self.resize_size = math.floor(image_size / crop_pct)
         self.interpolation = interpolation
         self.library = library
+        self.keep_aspect = keep_aspect
 
     def __call__(self, content, rng=None):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
         pixels = decode(content, self.library, self.channels)
-        # torchvision truncates the long side, PaddleClas rounds it
-        height, width = short_side(*pixels.shape[:2], self.resize_size, int if self.library == "pil" else round)
+        height, width = self.scaled_size(*pixels.shape[:2])
         scaled = resize(pixels, height, width, self.interpolation, self.library)
         return center_crop(scaled, self.image_size, self.library)
+
+    def scaled_size(self, height, width):
+        """Return the (height, width) to which an image is scaled before its centre is cut out."""
+        if not self.keep_aspect:
+            return self.resize_size, self.resize_size
+        # torchvision truncates the long side, PaddleClas rounds it
+        return short_side(height, width, self.resize_size, int if self.library == "pil" else round)
 
 
 def short_side(height, width, size, to_integer):
