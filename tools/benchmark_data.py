@@ -4,23 +4,34 @@
     python tools/benchmark_data.py --data /dataset/imagenet --images 4096 --workers 8
 
 Every row reads the same JPEG files, takes a random resized crop of 224 pixels, flips half of them and hands out
-normalised float32 [B, 3, 224, 224]. The rows take turns for several rounds, and each shows its best round; "CPU" is the
-processor time of all its processes for one image, which other programs on the machine disturb less.
+normalised float32 [B, 3, 224, 224]. The rows take turns for several rounds; the table holds medians over the rounds and
+ranges, ratios are between rows of the same round. "CPU" is the processor time of all processes of a row for one image,
+which other programs on the machine disturb less.
 
 - ours: the loader of the training commands, from class folders and from TFRecord files
 - torchvision: Pillow decodes, crops and scales with antialiasing, NumPy converts; the steps of its training reference
 - PaddleClas: OpenCV decodes, crops and scales, NumPy normalises in the worker; the steps of its ResNet-50 recipe
+- PaddleClas itself, with --paddleclas: its data set class and transforms, in its own environment
 - DALI: its CPU pipeline, and ours on top of it, where nvidia-dali-cuda120 is installed
 
-The two middle rows run in paddle.io.DataLoader with the same number of worker processes.
+The two rows of steps run in paddle.io.DataLoader with the same number of worker processes. PaddleClas itself needs an
+environment of its own and its sources, since its wheel comes without its training data code:
+
+    git clone https://github.com/PaddlePaddle/PaddleClas /tmp/PaddleClas
+    python -m venv /tmp/clas && /tmp/clas/bin/pip install paddlepaddle paddleclas==2.6.0 requests numpy==1.24.4
+    python tools/benchmark_data.py --paddleclas /tmp/PaddleClas --paddleclas-python /tmp/clas/bin/python
 """
 
 import argparse
+import contextlib
 import functools
+import json
 import math
 import os
 import random
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,13 +64,15 @@ def main(arguments=None):
     parser.add_argument("--images", type=int, default=512, help="images of a round")
     parser.add_argument("--batch-size", type=int, default=64, help="images of a batch")
     parser.add_argument("--workers", type=int, default=2, help="worker processes or threads of every row")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which each row shows its best")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that are measured, after one to warm up")
+    parser.add_argument("--paddleclas", metavar="FOLDER", help="sources of PaddleClas, for a row of PaddleClas itself")
+    parser.add_argument("--paddleclas-python", default=sys.executable, help="Python that has what PaddleClas needs")
     parser.add_argument("--rows", nargs="+", help="names of rows, or beginnings of them")
     options = parser.parse_args(arguments)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as cleanup:
             root = options.data or make_images(os.path.join(scratch, "images"), options.images)
-            rows = _rows(root, scratch, options)
+            rows = _rows(root, scratch, cleanup, options)
             chosen = {
                 name: row for name, row in rows.items()
                 if not options.rows or any(name.startswith(wanted) for wanted in options.rows)
@@ -92,7 +105,7 @@ def make_images(root, count):
     return root
 
 
-def _rows(root, scratch, options):
+def _rows(root, scratch, cleanup, options):
     """Return {name: function that returns an iterator over the batches of one epoch}."""
     dataset = read_class_folders(os.path.join(root, "train"))
     records = os.path.join(scratch, "records")
@@ -103,6 +116,8 @@ def _rows(root, scratch, options):
         "torchvision steps": _paddle_loader(dataset, torchvision_steps, options),
         "PaddleClas steps": _paddle_loader(dataset, paddleclas_steps, options),
     }
+    if options.paddleclas:
+        rows["PaddleClas itself"] = _paddleclas(root, scratch, cleanup, dataset, options)
     try:
         import nvidia.dali  # noqa: F401 (is it there?)
 
@@ -209,6 +224,48 @@ def paddleclas_steps(content):
     return pixels.transpose(2, 0, 1)
 
 
+def _paddleclas(root, scratch, cleanup, dataset, options):
+    """Return an epoch of PaddleClas's own pipeline, which runs in a process of another Python."""
+    if not os.path.isdir(os.path.join(options.paddleclas, "ppcls", "data")):
+        raise UserError(f"--paddleclas: {options.paddleclas}: has no ppcls/data")
+    if shutil.which(options.paddleclas_python) is None:
+        raise UserError(f"--paddleclas-python: {options.paddleclas_python}: no such program")
+    list_path = os.path.join(scratch, "train_list.txt")
+    with open(list_path, "w", encoding="utf-8") as file:
+        file.writelines(f"{dataset.describe(index)}\t{label}\n" for index, label in enumerate(dataset.labels))
+    request = {
+        "source": os.path.abspath(options.paddleclas),
+        "root": os.path.join(root, "train"),
+        "list": list_path,
+        "batch_size": options.batch_size,
+        "workers": options.workers,
+    }
+    script = str(Path(__file__).with_name("benchmark_paddleclas.py"))
+
+    @functools.cache
+    def process():
+        started = subprocess.Popen(
+            [options.paddleclas_python, script, json.dumps(request)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        cleanup.callback(started.communicate)  # closes its input, at which it ends: before its images go
+        return started
+
+    def epoch():
+        num_batches = min(math.ceil(options.images / options.batch_size), len(dataset) // options.batch_size)
+        process().stdin.write(f"{num_batches}\n")
+        process().stdin.flush()
+        for _ in range(num_batches):
+            line = process().stdout.readline()
+            if not line:
+                raise UserError("--paddleclas: PaddleClas ended; its messages are above")
+            yield np.broadcast_to(np.float32(0), json.loads(line)), None  # the pixels stay where they were made
+
+    return epoch
+
+
 def _dali(root, dataset, options):
     """Return an epoch of DALI's own file reader, random-crop decoder, resize and normalisation."""
     from nvidia.dali import fn, pipeline_def, types
@@ -243,15 +300,15 @@ def _dali(root, dataset, options):
 
 
 def measure(rows, rounds, max_images):
-    """Return {name: (images per second, CPU seconds per image)} of each row's best round after one to warm up."""
-    best = {}
+    """Return {name: [(images per second, CPU seconds per image) of each round]}; a round before them warms up."""
+    measured = {name: [] for name in rows}
     for number in range(rounds + 1):
         for name, epoch in rows.items():
             # The first round starts the workers and fills the page cache.
             images, seconds, cpu_seconds = _one_round(epoch, max_images)
-            if number and (name not in best or images / seconds > best[name][0]):
-                best[name] = images / seconds, cpu_seconds / images
-    return best
+            if number:
+                measured[name].append((images / seconds, cpu_seconds / images))
+    return measured
 
 
 def _one_round(epoch, max_images):
@@ -280,15 +337,26 @@ def _cpu_seconds():
     return total
 
 
-def print_table(best):
-    """Print the rows as a Markdown table, relative to the first one."""
-    if not best:
+def print_table(measured):
+    """Print the rows as a Markdown table: medians, and how often the first row is as fast as each, round by round."""
+    if not measured:
         raise UserError("--rows: names no row")
-    first = next(iter(best.values()))
-    print("| input | images/s | CPU ms/image | images/s, first row / this | CPU, this / first row |")
+    first = np.array(next(iter(measured.values())))
+    print("| input | images/s | CPU ms/image | speed, first row / this | CPU, this / first row |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for name, (rate, cpu) in best.items():
-        print(f"| {name} | {rate:.0f} | {cpu * 1e3:.2f} | {first[0] / rate:.2f} | {cpu / first[1]:.2f} |")
+    for name, rounds in measured.items():
+        rates, cpu = np.array(rounds).T
+        cells = [
+            _with_range(rates, ".0f"),
+            _with_range(cpu * 1e3, ".2f"),
+            _with_range(first[:, 0] / rates, ".2f"),
+            _with_range(cpu / first[:, 1], ".2f"),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _with_range(values, form):
+    return f"{np.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 if __name__ == "__main__":
