@@ -1,8 +1,10 @@
 """Weights into models: names checked both ways, heads, positions, sources, and the registry as data."""
 
+import dataclasses
 import http.server
 import re
 import threading
+import types
 
 import numpy as np
 import paddle
@@ -10,7 +12,7 @@ import pytest
 from model_zoo import CONFIGS, build, builder
 from PIL import Image
 
-from image_classification.config import load_config
+from image_classification.config import load_config, to_yaml
 from image_classification.ResNet.resnet import build_model as build_resnet
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model as build_vit
@@ -24,6 +26,7 @@ from image_classification.weights import (
     with_preprocessing,
     write_weights,
 )
+from image_classification.weights import preprocessing as preprocessing_module
 from image_classification.weights import source as source_module
 from image_classification.weights.position import resize_position_embedding
 
@@ -284,9 +287,34 @@ def test_evaluation_of_published_weights_takes_their_preprocessing():
 
 
 def test_training_from_published_weights_takes_their_normalisation_only():
-    words = ("-pretrained=torchvision/resnet50.V1", "-opts", "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]", "DATA.CROP_PCT=0.8")
-    data = with_preprocessing(config_with(*words)).DATA
+    config = config_with("-pretrained=torchvision/resnet50.V1")
+    configured = dataclasses.replace(config.DATA, IMAGENET_MEAN=(0.5, 0.5, 0.5), CROP_PCT=0.8)
+    data = with_preprocessing(dataclasses.replace(config, DATA=configured)).DATA
     assert data.IMAGENET_MEAN == (0.485, 0.456, 0.406) and data.CROP_PCT == 0.8
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        ("DATA.CROP_PCT=0.8", "CROP_PCT", 0.8),
+        ("DATA.INTERPOLATION=nearest", "INTERPOLATION", "nearest"),
+        ("DATA.RESIZE_LIBRARY=pil", "RESIZE_LIBRARY", "pil"),
+        ("DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]", "IMAGENET_MEAN", (0.4, 0.4, 0.4)),
+        ("DATA.IMAGENET_STD=[0.4, 0.4, 0.4]", "IMAGENET_STD", (0.4, 0.4, 0.4)),
+    ],
+)
+def test_one_key_of_the_command_line_stays_and_the_rest_comes_with_the_weights(word, key, value, tmp_path, monkeypatch):
+    lines = []
+    logger = types.SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(preprocessing_module, "get_logger", lambda: logger)
+    config = config_with("-eval", "-pretrained=paddleclas/ResNet50", "-opts", word)
+    expected = preprocessing_of("paddleclas/ResNet50") | {key: value}
+    data = with_preprocessing(config).DATA
+    assert {name: getattr(data, name) for name in expected} == expected
+    assert any(f"DATA.{key} {value} as configured, instead of" in line for line in lines)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))  # a run folder's file says the same once more
+    again = load_config([f"-cfg={tmp_path / 'config.yaml'}"], build_resnet)
+    assert data == with_preprocessing(again).DATA
 
 
 @pytest.mark.parametrize("words", [("-opts", "DATA.PREPROCESSING=config"), ("-pretrained=some/file.pdparams",)])

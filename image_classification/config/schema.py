@@ -73,6 +73,9 @@ class Data:
         "resize, crop, mean and deviation of published weights that -pretrained names: theirs, or this section's",
         choices=("weights", "config"),
     )
+    PREPROCESSING_KEPT: tuple[str, ...] = option(
+        (), "keys of this section that stay although the weights have theirs; -opts adds those that it sets"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

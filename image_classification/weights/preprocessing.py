@@ -31,7 +31,8 @@ def with_preprocessing(config):
     """Return the configuration with the DATA keys that belong to the weights of MODEL.PRETRAINED, and log each change.
 
     An evaluation takes all of them, so that it gives the figure that the publisher printed; a training run takes the
-    normalisation only. DATA.PREPROCESSING "config", or weights that are not in the registry, leave all as it is.
+    normalisation only. The keys in DATA.PREPROCESSING_KEPT stay as they are. DATA.PREPROCESSING "config", or weights
+    that are not in the registry, leave all as it is.
     """
     values = preprocessing_of(config.MODEL.PRETRAINED)
     if values is None or config.MODEL.RESUME:
@@ -39,10 +40,11 @@ def with_preprocessing(config):
     if not config.EVAL:
         values = {key: values[key] for key in NORMALISATION}
     changes = {key: value for key, value in values.items() if getattr(config.DATA, key) != value}
-    own = config.DATA.PREPROCESSING == "config"
+    own = set(changes) if config.DATA.PREPROCESSING == "config" else set(config.DATA.PREPROCESSING_KEPT)
     for key, value in changes.items():
         current = getattr(config.DATA, key)
-        kept, instead = (current, value) if own else (value, current)
-        owner = "as configured" if own else f"belongs to {config.MODEL.PRETRAINED}"
+        kept, instead = (current, value) if key in own else (value, current)
+        owner = "as configured" if key in own else f"belongs to {config.MODEL.PRETRAINED}"
         get_logger().info("preprocessing: DATA.%s %s %s, instead of %s", key, kept, owner, instead)
-    return config if own else dataclasses.replace(config, DATA=dataclasses.replace(config.DATA, **changes))
+    taken = {key: value for key, value in changes.items() if key not in own}
+    return dataclasses.replace(config, DATA=dataclasses.replace(config.DATA, **taken))
