@@ -258,17 +258,14 @@ def setup_logger(folder=None, process_rank=0):
     return logger
 
 
-class _TerminalHandler(logging.StreamHandler):
-    """Writes above a progress bar instead of through it."""
-
-    def __init__(self):
-        super().__init__(sys.stdout)
+class _TerminalHandler(logging.Handler):
+    """Writes above a progress bar instead of through it, to whatever standard output is at that moment."""
 
     def emit(self, record):
         from tqdm import tqdm
 
         tqdm.write(self.format(record), file=sys.stdout)
-        self.flush()
+        sys.stdout.flush()
 
 
 def progress_bar(total, description, unit, is_main=True, initial=0):

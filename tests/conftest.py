@@ -1,8 +1,11 @@
 """Shared set-up of all tests: the repository root is importable, each worker uses one thread."""
 
+import logging
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 # Two pytest workers on two cores: one thread each is faster than four threads on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,3 +14,13 @@ os.environ.setdefault("GLOG_minloglevel", "2")
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was():
+    """A test that runs a whole training in this process leaves the project's logger as it found it."""
+    logger = logging.getLogger("image_classification")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)

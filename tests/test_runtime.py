@@ -153,3 +153,13 @@ def test_asking_for_a_gpu_without_one_is_a_user_error():
     with pytest.raises(runtime.UserError, match="DEVICE"):
         runtime.select_device("tpu")
     assert runtime.select_device("auto") == "cpu"
+
+
+def test_terminal_log_goes_to_the_standard_output_of_the_moment(capsys, monkeypatch, tmp_path):
+    """Not to the one of the moment it was set up, which may be closed by now."""
+    with open(tmp_path / "closed", "w") as other:
+        monkeypatch.setattr("sys.stdout", other)
+        runtime.setup_logger()
+        monkeypatch.undo()
+    runtime.get_logger().info("still here")
+    assert "still here" in capsys.readouterr().out

@@ -53,7 +53,7 @@ def test_every_paddleclas_network_of_the_registry_is_here_but_the_one_resized_by
 
 @pytest.mark.parametrize("entry", WEIGHTS, ids=lambda entry: entry.id)
 def test_input_equals_paddleclas_own(entry, photos):
-    data = types.SimpleNamespace(IMAGE_SIZE=entry.preprocessing["image_size"], IMAGE_CHANNELS=3)
+    data = types.SimpleNamespace(IMAGE_SIZE=entry.preprocessing["image_size"], IMAGE_CHANNELS=3, KEEP_ASPECT=True)
     vars(data).update(preprocessing_of(entry.id))
     config = types.SimpleNamespace(DATA=data)
     pixels = eval_pixels(config, photos)
