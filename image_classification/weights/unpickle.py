@@ -233,7 +233,7 @@ def load_pickle(file, path):
     except MemoryError:
         raise UserError(f"{path}: refused: it asks for more memory than there is") from None
     except pickle.UnpicklingError as error:
-        if "truncated" in str(error):
+        if "truncated" in str(error) or "exhausted" in str(error):
             raise UserError(f"{path}: is damaged or cut: {error}") from None
         raise UserError(f"{path}: refused: it holds {error}") from None
     except Exception as error:  # a hostile or cut pickle can raise nearly anything
