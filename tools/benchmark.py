@@ -127,11 +127,12 @@ def stock_paddle(task, environment):
 def torch_peers(task, environment, options):
     """Return PyTorch + timm in float32 and with autocast, or nothing where they are not installed."""
     try:
-        missing = subprocess.run([options.peer_python, "-c", "import timm, torch"], capture_output=True).returncode
+        found = subprocess.run([options.peer_python, TORCH_WORKER], capture_output=True, text=True)
+        reason = found.returncode and found.stderr.strip().rpartition("\n")[2]
     except OSError as error:
-        missing = error
-    if missing:
-        print(f"PyTorch + timm: not installed in {options.peer_python}, not measured", file=sys.stderr)
+        reason = error
+    if reason:
+        print(f"PyTorch + timm: not measured, {options.peer_python} does not run them ({reason})", file=sys.stderr)
         return []
     from image_classification.config import load_config
     from image_classification.zoo import find_config

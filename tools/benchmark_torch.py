@@ -1,6 +1,7 @@
 """Measure timm's model of the same name with PyTorch in this process, for the comparison of tools/benchmark.py.
 
-Runs in an environment with torch and timm, not Paddle. Takes and prints what tools/benchmark_worker.py does.
+Runs in an environment with torch and timm, not Paddle. Takes and prints what tools/benchmark_worker.py does; without
+a task it only says which versions it has.
 """
 
 import contextlib
@@ -10,13 +11,29 @@ import resource
 import sys
 import time
 
-import timm
 import torch
+
+try:
+    import timm
+except RuntimeError:
+    # timm imports torchvision, whose wheels are built for CUDA: without it their operators are not registered. No
+    # model uses one; they need only be declared.
+    OPERATORS = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d", "qroi_align"):
+        OPERATORS.define(f"{name}(Tensor x) -> Tensor")
+        if name not in ("nms", "qnms", "qroi_align"):
+            OPERATORS.define(f"_{name}_backward(Tensor x) -> Tensor")
+    for name in [name for name in sys.modules if name.split(".")[0] in ("timm", "torchvision")]:
+        del sys.modules[name]  # what the failed import left
+    import timm
 
 WARMUP_ITERATIONS = 2
 
 
 def main():
+    if len(sys.argv) == 1:
+        print(f"torch {torch.__version__}, timm {timm.__version__}")
+        return
     task = json.loads(sys.argv[1])
     idle_memory = resident_bytes()
     torch.manual_seed(0)
