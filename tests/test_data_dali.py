@@ -56,6 +56,33 @@ def test_dali_is_deterministic_and_resumes_in_mid_epoch(folder):
     assert not np.array_equal(whole[0][0], batches_of(loader, epoch=3)[0][0])
 
 
+def test_dali_batch_survives_those_after_it(folder):
+    pytest.importorskip("nvidia.dali")
+    loader = build_train_loader(config_of(folder, LOADER="dali", BATCH_SIZE=3))
+    kept = [images for images, _ in loader]  # the pipeline has one buffer and has used it again
+    for images, (copied, _) in zip(kept, batches_of(loader), strict=True):
+        assert isinstance(images, np.ndarray) and images.flags.writeable  # Mixup works in place
+        np.testing.assert_array_equal(images, copied)
+
+
+def test_dali_hands_over_to_paddle_the_same_pixels(folder, monkeypatch):
+    """The form for a GPU, on the CPU's tensors: it shows the calls, not that a GPU computes them."""
+    pytest.importorskip("nvidia.dali")
+    import paddle
+
+    from image_classification.data import dali
+
+    loader = build_train_loader(config_of(folder, LOADER="dali", BATCH_SIZE=3))
+    usual = batches_of(loader)
+    copy = dali._copy_by_dlpack
+    monkeypatch.setattr(dali, "_copy_by_dlpack", lambda tensor, on_gpu: copy(tensor, True))
+    monkeypatch.setattr(paddle.device, "synchronize", lambda: None)
+    kept = [images for images, _ in loader]
+    for images, (expected, _) in zip(kept, usual, strict=True):
+        assert isinstance(images, paddle.Tensor)
+        np.testing.assert_array_equal(images.numpy(), expected)
+
+
 def test_dali_shares_the_evaluation_exactly(folder):
     pytest.importorskip("nvidia.dali")
     counts = [sum(len(labels) for _, labels in batches_of(build_eval_loader(config_of(folder, LOADER="dali"), rank, 2)))

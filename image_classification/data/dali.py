@@ -119,12 +119,7 @@ class DaliLoader:
             (output,) = pipeline.share_outputs()
         except RuntimeError as error:
             raise self._explain(order, number, error) from None
-        if self._device is None:
-            images = np.array(output.as_array())  # a copy: DALI uses the buffer again
-        else:
-            import paddle
-
-            images = paddle.utils.dlpack.from_dlpack(output.as_tensor()).clone()
+        images = _copy_by_dlpack(output.as_tensor(), self._device is not None)
         pipeline.release_outputs()
         return images
 
@@ -139,6 +134,20 @@ class DaliLoader:
 
     def close(self):
         """Nothing outlives an iteration."""
+
+
+def _copy_by_dlpack(tensor, on_gpu):
+    """Return DALI's tensor as Paddle's on a GPU, else as NumPy's; the one copy is there as DALI uses the buffer again.
+
+    Mixup wants NumPy, and what a model gets costs the same: ``paddle.to_tensor`` copies a Paddle tensor, too.
+    """
+    if not on_gpu:
+        return np.from_dlpack(tensor).copy()
+    import paddle
+
+    images = paddle.utils.dlpack.from_dlpack(tensor).clone()
+    paddle.device.synchronize()  # the copy is queued on Paddle's stream, of which DALI knows nothing
+    return images
 
 
 def _image_size(content):
