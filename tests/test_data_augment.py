@@ -276,6 +276,45 @@ def test_cutmix_box_has_area_one_minus_lambda_where_it_fits():
     assert 0.2 < whole.mean() < 0.3  # the centre must lie in the middle half of both axes: a quarter
 
 
+def test_cutmix_between_two_shares_pastes_a_box_that_lies_inside():
+    areas = []
+    for seed in range(300):
+        images, labels, new_images, targets, labels_b, lam = mixed(cutmix=0.1, seed=seed, cutmix_minmax=(0.25, 0.75))
+        # Independent of mix(): the draws in its order, then the definition pixel by pixel.
+        rng = np.random.default_rng(seed)
+        rng.random()
+        rng.beta(1.0, 1.0)  # what alpha would use
+        partner = rng.permutation(6)
+        height, width = rng.integers(4, 13), rng.integers(3, 10)  # of 16 x 12, the upper ends excluded
+        top, left = rng.integers(0, 16 - height + 1), rng.integers(0, 12 - width + 1)
+        expected = images.copy()
+        for image in range(6):
+            for y in range(top, top + height):
+                for x in range(left, left + width):
+                    expected[image, :, y, x] = images[partner[image], :, y, x]
+        np.testing.assert_array_equal(new_images, expected)
+        assert lam == 1 - height * width / (16 * 12)
+        weights = lam * np.eye(4)[labels] + (1 - lam) * np.eye(4)[labels[partner]]
+        np.testing.assert_allclose(targets, weights, atol=1e-7)  # float32
+        areas.append(height * width)
+    assert min(areas) < 2 * 4 * 3 and max(areas) > 0.8 * 12 * 9
+
+
+def test_cutmix_between_two_shares_needs_no_alpha_and_is_checked():
+    def build(**train):
+        return build_batch_transform(build_config([("test", {"TRAIN": train})]))
+
+    assert (
+        build(CUTMIX_MINMAX=[0.5, 0.5]).mix(np.zeros((2, 1, 8, 8)), np.arange(2), np.random.default_rng(0))[2] == 0.75
+    )
+    assert build(CUTMIX_MINMAX="0.2, 0.8", MIXUP_ALPHA=0.8).cutmix_minmax == (0.2, 0.8)
+    for wrong in ([0.8, 0.2], [-0.1, 0.5], [0.2, 1.5]):
+        with pytest.raises(UserError, match=r"TRAIN.CUTMIX_MINMAX: \[.*\] is not a smaller and a larger"):
+            build(CUTMIX_MINMAX=wrong)
+    with pytest.raises(UserError, match="CUTMIX_MINMAX"):
+        build(CUTMIX_MINMAX=[0.2, 0.5, 0.8])
+
+
 def test_switch_and_probability_share_the_batches():
     kinds = []
     images = np.arange(4 * 3 * 8 * 8, dtype=np.float32).reshape(4, 3, 8, 8)

@@ -149,6 +149,9 @@ class Train:
     REPEATED_AUG: int = option(1, "differently augmented copies of each image that stand side by side", minimum=1)
     MIXUP_ALPHA: float = option(0.0, "Mixup: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
+    CUTMIX_MINMAX: tuple[float, float] | None = option(
+        None, "CutMix: shares of the image's sides between which the box's are drawn, instead of by alpha; none: off"
+    )
     MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
     FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but it")

@@ -45,6 +45,7 @@ def build_train_loader(config, rank=0, world_size=1):
         interpolation=data.INTERPOLATION,
         library=data.RESIZE_LIBRARY,
         scaled_decode=data.SCALED_DECODE,
+        upright=data.EXIF_ORIENTATION,
         image_steps=image_steps(config),
         pixel_steps=pixel_steps(config),
     )
@@ -90,6 +91,7 @@ def build_eval_loader(config, rank=0, world_size=1):
         data.INTERPOLATION,
         data.RESIZE_LIBRARY,
         keep_aspect=data.KEEP_ASPECT,
+        upright=data.EXIF_ORIENTATION,
     )
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE

@@ -15,6 +15,7 @@ from PIL import Image
 from ..runtime import UserError
 from .augmentation import image_steps, pixel_steps
 from .decode import CorruptImage, decode, jpeg_size
+from .mixing import build_batch_transform
 from .sampler import sample_rng
 from .transforms import random_crop_box
 
@@ -224,5 +225,5 @@ def check_supported(config, dataset):
         raise UserError(f"DATA.LOADER: dali has no DATA.TRAIN_CROP={data.TRAIN_CROP}")
     if data.SKIP_CORRUPT:
         raise UserError("DATA.LOADER: dali cannot leave corrupt images out; DATA.SKIP_CORRUPT needs workers")
-    if data.DALI_GPU and (config.TRAIN.MIXUP_ALPHA or config.TRAIN.CUTMIX_ALPHA):
+    if data.DALI_GPU and build_batch_transform(config) is not None:
         raise UserError("DATA.DALI_GPU: images on a GPU cannot be mixed here; Mixup and CutMix need DALI_GPU=False")

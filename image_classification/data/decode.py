@@ -5,16 +5,12 @@ import struct
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 # Every worker process decodes its own images: threads inside OpenCV would only fight with them.
 cv2.setNumThreads(0)
 
-# torchvision and Paddle ignore the EXIF orientation of a photograph, so do the published accuracies.
-_CV2_FLAGS = {
-    3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
-    1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
-}
+_CV2_FLAGS = {3: cv2.IMREAD_COLOR_RGB, 1: cv2.IMREAD_GRAYSCALE}
 # libjpeg computes an image of 1/2, 1/4 or 1/8 of the size straight from the coefficients. OpenCV's names say grey, but
 # these bits stand for the size alone (IMREAD_REDUCED_COLOR_2 adds the bit for BGR, which excludes the one for RGB).
 _CV2_REDUCTIONS = {
@@ -32,13 +28,15 @@ class CorruptImage(Exception):
     """An image's bytes cannot be decoded; the text says why, the caller knows which file it is."""
 
 
-def decode(content, library="cv2", channels=3, reduction=1):
+def decode(content, library="cv2", channels=3, reduction=1, upright=False):
     """Return the uint8 pixels [height, width, channels] of an encoded image (bytes) or of an array.
 
     Grey, palette, RGBA and CMYK images come out with the asked number of channels (1 or 3); alpha is dropped.
 
     Args:
         reduction: 2, 4 or 8 divides the sides of a JPEG (rounded up) while decoding; for the library ``cv2``.
+        upright: turn a photograph by its EXIF orientation, as `cv2.imdecode` and so PaddleClas do; Pillow, torchvision
+            and timm do not.
 
     Raises:
         CorruptImage: the bytes are no image, or end too early.
@@ -46,10 +44,10 @@ def decode(content, library="cv2", channels=3, reduction=1):
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
     if library == "cv2":
-        pixels = _decode_cv2(content, channels, reduction)
+        pixels = _decode_cv2(content, channels, reduction, upright)
         if pixels is not None:
             return set_channels(pixels, channels)
-    return set_channels(_decode_pil(content, channels), channels)
+    return set_channels(_decode_pil(content, channels, upright), channels)
 
 
 def set_channels(pixels, channels):
@@ -83,12 +81,13 @@ def jpeg_size(content):
     return None
 
 
-def _decode_cv2(content, channels, reduction):
+def _decode_cv2(content, channels, reduction, upright):
     # libjpeg fills what a cut file lacks with grey and only warns: such files go to Pillow, which refuses them.
     if content[:2] == b"\xff\xd8" and not _jpeg_is_whole(content):
         return None
     try:
         flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]
+        flags |= 0 if upright else cv2.IMREAD_IGNORE_ORIENTATION
         return cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error:
         return None
@@ -99,9 +98,10 @@ def _jpeg_is_whole(content):
     return content.endswith(b"\xff\xd9") or content.rfind(b"\xff\xd9") > content.rfind(b"\xff\xda")
 
 
-def _decode_pil(content, channels):
+def _decode_pil(content, channels, upright):
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content)) as file:
+            image = ImageOps.exif_transpose(file) if upright else file
             if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
                 return (np.asarray(image) >> 8).astype(np.uint8)
             return np.array(image.convert(_PIL_MODES[channels]))

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..runtime import UserError
+
 # Keeps the generators of batches apart from those of samples and of the epoch's order.
 _MIX_STREAM = (2,)
 
@@ -19,12 +21,25 @@ class BatchMix:
     Mixup (Zhang et al., 2017): lambda x + (1 - lambda) x[permutation]. CutMix (Yun et al., 2019): a box of area
     1 - lambda comes from the partner, and lambda becomes the share that was left. With both, ``switch_probability`` is
     that of CutMix.
+
+    Args:
+        cutmix_minmax: two fractions of the image's sides between which those of CutMix's box are drawn, as in timm;
+            they replace ``cutmix_alpha``.
     """
 
-    def __init__(self, num_classes, mixup_alpha=0.0, cutmix_alpha=0.0, probability=1.0, switch_probability=0.5):
+    def __init__(
+        self,
+        num_classes,
+        mixup_alpha=0.0,
+        cutmix_alpha=0.0,
+        probability=1.0,
+        switch_probability=0.5,
+        cutmix_minmax=None,
+    ):
         self.num_classes = num_classes
         self.mixup_alpha = mixup_alpha
-        self.cutmix_alpha = cutmix_alpha
+        self.cutmix_alpha = 1.0 if cutmix_minmax else cutmix_alpha  # on; the box makes nothing of this lambda
+        self.cutmix_minmax = cutmix_minmax
         self.probability = probability
         self.switch_probability = switch_probability
 
@@ -46,7 +61,9 @@ class BatchMix:
         lam = float(rng.beta(alpha, alpha))
         partner = rng.permutation(len(labels))
         if use_cutmix:
-            top, bottom, left, right = cutmix_box(*images.shape[2:], lam, rng)
+            size = images.shape[2:]
+            box = minmax_box(*size, self.cutmix_minmax, rng) if self.cutmix_minmax else cutmix_box(*size, lam, rng)
+            top, bottom, left, right = box
             images[:, :, top:bottom, left:right] = images[partner, :, top:bottom, left:right]
             lam = 1 - (bottom - top) * (right - left) / (images.shape[2] * images.shape[3])
         else:
@@ -67,11 +84,33 @@ def cutmix_box(height, width, lam, rng):
     return top, bottom, left, right
 
 
+def minmax_box(height, width, minmax, rng):
+    """Return (top, bottom, left, right) of a box inside the image, each side even between two shares of the image's."""
+    box_height, box_width = (
+        int(rng.integers(int(minmax[0] * side), int(minmax[1] * side), endpoint=True)) for side in (height, width)
+    )
+    top = int(rng.integers(height - box_height, endpoint=True))
+    left = int(rng.integers(width - box_width, endpoint=True))
+    return top, top + box_height, left, left + box_width
+
+
 def build_batch_transform(config):
-    """Return the :class:`BatchMix` of TRAIN.MIXUP_* and TRAIN.CUTMIX_ALPHA, None when both are off."""
+    """Return the :class:`BatchMix` of TRAIN.MIXUP_* and TRAIN.CUTMIX_*, None when both are off.
+
+    Raises:
+        UserError: CUTMIX_MINMAX is no range of shares.
+    """
     train = config.TRAIN
-    if train.MIXUP_ALPHA == 0 and train.CUTMIX_ALPHA == 0:
+    minmax = train.CUTMIX_MINMAX
+    if minmax and not 0 <= minmax[0] <= minmax[1] <= 1:
+        raise UserError(f"TRAIN.CUTMIX_MINMAX: {list(minmax)} is not a smaller and a larger number between 0 and 1")
+    if not (train.MIXUP_ALPHA or train.CUTMIX_ALPHA or minmax):
         return None
     return BatchMix(
-        config.MODEL.NUM_CLASSES, train.MIXUP_ALPHA, train.CUTMIX_ALPHA, train.MIXUP_PROB, train.MIXUP_SWITCH_PROB
+        config.MODEL.NUM_CLASSES,
+        train.MIXUP_ALPHA,
+        train.CUTMIX_ALPHA,
+        train.MIXUP_PROB,
+        train.MIXUP_SWITCH_PROB,
+        minmax,
     )

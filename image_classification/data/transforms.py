@@ -89,6 +89,7 @@ class TrainTransform:
     """Random crop, flip, augmentation of one image; everything random comes from the generator of that sample.
 
     Args:
+        upright: turn photographs by their EXIF orientation first; see :func:`.decode.decode`.
         image_steps: called in turn with (Pillow image, generator), each returns a Pillow image: policy, colour jitter.
         pixel_steps: likewise for uint8 [H, W, C], last of all: random erasing.
     """
@@ -105,12 +106,15 @@ class TrainTransform:
         interpolation="bilinear",
         library="cv2",
         scaled_decode=True,
+        upright=False,
         image_steps=(),
         pixel_steps=(),
     ):
         self.image_size = image_size
         self.channels = channels
-        self.scaled_decode = scaled_decode and library == "cv2"
+        self.upright = upright
+        # the size in a JPEG's header, by which the scale is chosen, is that of the photograph as it lies
+        self.scaled_decode = scaled_decode and library == "cv2" and not upright
         self.image_steps = tuple(image_steps)
         self.pixel_steps = tuple(pixel_steps)
         self.crop = crop
@@ -139,7 +143,7 @@ class TrainTransform:
         if self.crop == "random_resized":
             return self._resize(self._random_resized_crop(content, rng))
         size = self.image_size
-        pixels = decode(content, self.library, self.channels)
+        pixels = decode(content, self.library, self.channels, upright=self.upright)
         if self.crop == "simple":  # DeiT III: short side to the size, 4 pixels of mirrored border, a window of the size
             height, width = short_side(*pixels.shape[:2], size, round)
             pixels = resize(pixels, height, width, self.interpolation, self.library)
@@ -159,7 +163,7 @@ class TrainTransform:
     def _random_resized_crop(self, content, rng):
         shape = jpeg_size(content) if self.scaled_decode else None
         if shape is None:
-            pixels = decode(content, self.library, self.channels)
+            pixels = decode(content, self.library, self.channels, upright=self.upright)
             top, left, height, width = random_crop_box(*pixels.shape[:2], self.crop_scale, self.crop_ratio, rng)
             return pixels[top : top + height, left : left + width]
         box = random_crop_box(*shape, self.crop_scale, self.crop_ratio, rng)
@@ -182,10 +186,18 @@ class EvalTransform:
 
     Args:
         keep_aspect: False squeezes the image to a square of that size first, as ColossalAI's DALI pipeline does.
+        upright: turn photographs by their EXIF orientation first; see :func:`.decode.decode`.
     """
 
     def __init__(
-        self, image_size, channels=3, crop_pct=0.875, interpolation="bilinear", library="cv2", keep_aspect=True
+        self,
+        image_size,
+        channels=3,
+        crop_pct=0.875,
+        interpolation="bilinear",
+        library="cv2",
+        keep_aspect=True,
+        upright=False,
     ):
         self.image_size = image_size
         self.channels = channels
@@ -193,10 +205,11 @@ class EvalTransform:
         self.interpolation = interpolation
         self.library = library
         self.keep_aspect = keep_aspect
+        self.upright = upright
 
     def __call__(self, content, rng=None):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
-        pixels = decode(content, self.library, self.channels)
+        pixels = decode(content, self.library, self.channels, upright=self.upright)
         height, width = self.scaled_size(*pixels.shape[:2])
         scaled = resize(pixels, height, width, self.interpolation, self.library)
         return center_crop(scaled, self.image_size, self.library)
