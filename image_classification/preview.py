@@ -26,6 +26,7 @@ def eval_pixels(config, paths):
         data.INTERPOLATION,
         data.RESIZE_LIBRARY,
         keep_aspect=data.KEEP_ASPECT,
+        upright=data.EXIF_ORIENTATION,
     )
     crops = []
     for path in paths:

@@ -122,6 +122,7 @@ def write_preprocessing(path, config, names):
     data = config.DATA
     content = {
         "image_size": data.IMAGE_SIZE,
+        "exif_orientation": "applied" if data.EXIF_ORIENTATION else "ignored",
         "resize_short_side": int(data.IMAGE_SIZE / data.CROP_PCT),
         "interpolation": data.INTERPOLATION,
         "resize_library": data.RESIZE_LIBRARY,

@@ -225,5 +225,7 @@ def check_supported(config, dataset):
         raise UserError(f"DATA.LOADER: dali has no DATA.TRAIN_CROP={data.TRAIN_CROP}")
     if data.SKIP_CORRUPT:
         raise UserError("DATA.LOADER: dali cannot leave corrupt images out; DATA.SKIP_CORRUPT needs workers")
+    if data.EXIF_ORIENTATION:
+        raise UserError("DATA.LOADER: dali takes photographs as they lie; DATA.EXIF_ORIENTATION needs workers")
     if data.DALI_GPU and build_batch_transform(config) is not None:
         raise UserError("DATA.DALI_GPU: images on a GPU cannot be mixed here; Mixup and CutMix need DALI_GPU=False")

@@ -9,6 +9,7 @@ KEYS = {
     "crop_pct": "CROP_PCT",
     "interpolation": "INTERPOLATION",
     "library": "RESIZE_LIBRARY",
+    "exif": "EXIF_ORIENTATION",
     "mean": "IMAGENET_MEAN",
     "std": "IMAGENET_STD",
 }
@@ -23,7 +24,8 @@ def preprocessing_of(source):
     entry = read_registry().get(source)
     if entry is None:
         return None
-    values = {key: entry.preprocessing[name] for name, key in KEYS.items()}
+    described = {"exif": False} | entry.preprocessing  # said only where it is so
+    values = {key: described[name] for name, key in KEYS.items()}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
