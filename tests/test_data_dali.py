@@ -146,6 +146,7 @@ def test_dali_reads_our_record_files_by_itself(tmp_path):
         ({"DATASET": "digits"}, "pixels in memory"),
         ({"SKIP_CORRUPT": True}, "SKIP_CORRUPT needs workers"),
         ({"TRAIN_CROP": "pad"}, "no DATA.TRAIN_CROP=pad"),
+        ({"EXIF_ORIENTATION": True}, "EXIF_ORIENTATION needs workers"),
     ],
 )
 def test_what_dali_cannot_do_is_an_error(folder, options, complaint, monkeypatch):

@@ -85,10 +85,14 @@ def test_decode_to_grey_gives_luminance(library):
         assert np.abs(pixels[:, :, 0] - exact).max() <= 1.1
 
 
-def test_decode_ignores_the_exif_orientation_as_torchvision_does():
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+def test_decode_turns_by_the_exif_orientation_only_where_asked(library):
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert decode(encoded(photo(20, 40), exif=exif)).shape == (20, 40, 3)
+    content = encoded(photo(20, 40), exif=exif)
+    lying = decode(content, library)
+    assert lying.shape == (20, 40, 3)
+    np.testing.assert_array_equal(decode(content, library, upright=True), np.rot90(lying, -1))
 
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])

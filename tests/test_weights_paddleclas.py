@@ -5,7 +5,9 @@ import types
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
+from image_classification.data.transforms import TrainTransform
 from image_classification.preview import eval_pixels, normalised
 from image_classification.weights import preprocessing_of, read_registry
 
@@ -40,7 +42,17 @@ def photos(tmp_path_factory):
         noisy = (coarse + rng.integers(-40, 40, coarse.shape)).clip(0, 255).astype(np.uint8)
         paths.append(folder / f"{index}.{'png' if index % 2 else 'jpg'}")
         cv2.imwrite(str(paths[-1]), noisy)
+    for orientation in range(2, 9):
+        paths.append(folder / f"orientation{orientation}.jpg")
+        write_oriented(paths[-1], cv2.imread(str(paths[0])), orientation)
     return paths
+
+
+def write_oriented(path, pixels, orientation):
+    """Write a JPEG whose EXIF entry asks the reader to mirror and turn it."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(path, quality=95, exif=exif)
 
 
 def test_every_paddleclas_network_of_the_registry_is_here_but_the_one_resized_by_pillow():
@@ -53,9 +65,8 @@ def test_every_paddleclas_network_of_the_registry_is_here_but_the_one_resized_by
 
 @pytest.mark.parametrize("entry", WEIGHTS, ids=lambda entry: entry.id)
 def test_input_equals_paddleclas_own(entry, photos):
-    data = types.SimpleNamespace(IMAGE_SIZE=entry.preprocessing["image_size"], IMAGE_CHANNELS=3, KEEP_ASPECT=True)
-    vars(data).update(preprocessing_of(entry.id))
-    config = types.SimpleNamespace(DATA=data)
+    assert entry.preprocessing["image_size"] == CROP
+    config = config_of(entry.id)
     pixels = eval_pixels(config, photos)
     expected = [paddleclas_pixels(path.read_bytes()) for path in photos]
     np.testing.assert_array_equal(pixels, expected)
@@ -65,3 +76,47 @@ def test_input_equals_paddleclas_own(entry, photos):
     # the pixels are bit-equal; one multiplication and one addition round otherwise than three operations, by 3 of
     # float32's units at the largest value, 2.7
     np.testing.assert_allclose(normalised(config, pixels), expected, rtol=0, atol=8e-7)
+
+
+def config_of(weights):
+    """Return what the evaluation of a set of published weights needs of a configuration."""
+    data = types.SimpleNamespace(IMAGE_SIZE=224, IMAGE_CHANNELS=3, KEEP_ASPECT=True)
+    vars(data).update(preprocessing_of(weights))
+    return types.SimpleNamespace(DATA=data)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photograph_is_turned_by_its_exif_entry_for_paddleclas_only(tmp_path, orientation):
+    coarse = np.random.default_rng(1).integers(0, 256, (9, 13, 3), np.uint8)
+    path = tmp_path / "photo.jpg"
+    write_oriented(path, cv2.resize(coarse, (437, 331), interpolation=cv2.INTER_CUBIC), orientation)
+    lying = np.asarray(Image.open(path))  # Pillow ignores the entry, and so do torchvision and timm
+    turned = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), 1)[:, :, ::-1]  # PaddleClas' DecodeImage
+    assert lying.shape == (331, 437, 3) and turned.shape[:2] == ((437, 331) if orientation > 4 else (331, 437))
+    assert np.array_equal(lying, turned) == (orientation == 1)
+
+    found = eval_pixels(config_of("paddleclas/ResNet50"), [path])[0]
+    np.testing.assert_array_equal(found, paddleclas_pixels(path.read_bytes()))
+    for weights, pixels in (
+        ("torchvision/resnet50.V1", lying),
+        ("paddleclas/DeiT_small_patch16_224", turned),  # decoded by OpenCV, resized by Pillow
+    ):
+        config = config_of(weights)
+        short = RESIZE_SHORT / min(pixels.shape[:2])
+        size = [int(side * short) for side in pixels.shape[1::-1]]
+        resample = Image.Resampling[config.DATA.INTERPOLATION.upper()]
+        image = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize(size, resample))
+        top, left = (round((side - CROP) / 2) for side in image.shape[:2])
+        expected = image[top : top + CROP, left : left + CROP]
+        np.testing.assert_array_equal(eval_pixels(config, [path])[0], expected)
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "simple", "pad"])
+def test_training_crop_of_a_turned_photograph_is_that_of_the_same_pixels_upright(tmp_path, crop):
+    pixels = np.random.default_rng(1).integers(0, 256, (60, 90, 3), np.uint8)
+    write_oriented(tmp_path / "photo.jpg", pixels, 6)
+    content = (tmp_path / "photo.jpg").read_bytes()
+    upright = np.ascontiguousarray(cv2.imdecode(np.frombuffer(content, np.uint8), 1)[:, :, ::-1])
+    transform = TrainTransform(16, crop=crop, upright=True)
+    found, expected = (transform(image, np.random.default_rng(2)) for image in (content, upright))
+    np.testing.assert_array_equal(found, expected)

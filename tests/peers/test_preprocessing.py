@@ -29,7 +29,7 @@ def photo(tmp_path_factory):
 def test_input_equals_the_publishers_own(peers, photo, tmp_path, entry):
     size = entry.preprocessing["image_size"]
     peers.ask(action="preprocess", id=entry.id, image_size=size, image=photo, folder=tmp_path)
-    data = types.SimpleNamespace(IMAGE_SIZE=size, IMAGE_CHANNELS=3, **preprocessing_of(entry.id))
+    data = types.SimpleNamespace(IMAGE_SIZE=size, IMAGE_CHANNELS=3, KEEP_ASPECT=True, **preprocessing_of(entry.id))
     config = types.SimpleNamespace(DATA=data)
     found = normalised(config, eval_pixels(config, [photo]))[0]
     # one step of a pixel is 1/255 / 0.5 = 8e-3 after the normalisation: below 1e-5 all pixels are bit-equal
