@@ -106,9 +106,9 @@ def make_model(config, build_model):
 def build_trainer(parts, folder=None, report=None):
     """Return the trainer with its hooks; without a folder it writes nothing."""
     config, model, precision = parts.config, parts.model, parts.precision
-    check_parallel(config.TRAIN, config.PARALLEL.TENSOR, config.PARALLEL.PIPELINE)
+    check_parallel(config.TRAIN, config.PARALLEL.PIPELINE)
     named_params = precision.master_params(model)
-    optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay())
+    optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay(), parts.parallel.holders_of)
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     hooks = [EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]

@@ -9,7 +9,7 @@ from .rules import Lamb, Lars, Lion
 NAMES = ("AdamW", "SGD", "Momentum", "LAMB", "LARS", "Lion")
 
 
-def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
+def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), holders_of=None):
     """Return a ``paddle.optimizer.Optimizer`` over the trainable tensors of ``named_params``.
 
     The learning rate is whatever ``optimizer.set_lr(value)`` said last. Gradients are clipped by the precision's step,
@@ -18,6 +18,7 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
     Args:
         named_params: [(structured name, float32 tensor)] as ``Precision.master_params`` hands them out.
         no_weight_decay: names that the model exempts from weight decay.
+        holders_of: name -> the group of processes that hold the parts of this tensor, None where it is whole.
 
     Raises:
         UserError: unknown optimizer, or a value out of range; the text names the key.
@@ -26,7 +27,7 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
     options = train_config.OPTIMIZER
     _check(train_config)
     settings = parameter_settings(
-        named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY
+        named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY, holders_of
     )
     for setting in settings:
         # Paddle reads these two from the tensor; masters are plain tensors and have neither.
@@ -76,18 +77,13 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset()):
     raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
 
 
-def check_parallel(train_config, tensor=1, pipeline=1):
-    """Check that the optimizer would see what it needs where ``tensor`` x ``pipeline`` processes share one model.
+def check_parallel(train_config, pipeline=1):
+    """Check that the optimizer would see what it needs where ``pipeline`` processes share one model.
 
     Raises:
-        UserError: LAMB or LARS on parts of tensors, or layer-wise decay on some of the layers.
+        UserError: layer-wise decay on some of the layers.
     """
     options = train_config.OPTIMIZER
-    if options.NAME.lower() in ("lamb", "lars") and tensor > 1:
-        raise UserError(
-            f"TRAIN.OPTIMIZER.NAME: {options.NAME} takes the norms of whole tensors, which PARALLEL.TENSOR {tensor} "
-            "cuts into parts; use AdamW, Momentum, SGD or Lion"
-        )
     if options.LAYER_DECAY != 1 and pipeline > 1:
         raise UserError(
             f"TRAIN.OPTIMIZER.LAYER_DECAY: {options.LAYER_DECAY} needs all layers in one process, which "

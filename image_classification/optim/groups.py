@@ -13,20 +13,27 @@ _BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers?|stages|features)\.?(\d+)(?:\.(?:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSetting:
-    """One tensor to optimize: ``weight_decay`` as it stands, ``lr_scale`` a factor of the learning rate."""
+    """One tensor to optimize: ``weight_decay`` as it stands, ``lr_scale`` a factor of the learning rate.
+
+    ``holders`` is the group of processes that hold a part of it each, None where the tensor is whole.
+    """
 
     name: str
     tensor: paddle.Tensor
     weight_decay: float
     lr_scale: float
+    holders: object = None
 
 
-def parameter_settings(named_params, weight_decay, no_weight_decay=frozenset(), decay_all=False, layer_decay=1.0):
+def parameter_settings(
+    named_params, weight_decay, no_weight_decay=frozenset(), decay_all=False, layer_decay=1.0, holders_of=None
+):
     """Return one :class:`ParameterSetting` per trainable tensor, in the given order.
 
     Biases and the weights of norms (tensors of at most one dimension) and the names in ``no_weight_decay`` have weight
     decay 0, unless ``decay_all``. ``layer_decay`` d gives layer i of n the learning-rate factor d ** (n - i), where the
-    head is layer n and the stem layer 0. Tensors with ``stop_gradient`` are frozen and left out.
+    head is layer n and the stem layer 0. Tensors with ``stop_gradient`` are frozen and left out. ``holders_of`` returns
+    the ``holders`` for a name; without it all tensors are whole.
     """
     trainable = [(name, tensor) for name, tensor in named_params if not tensor.stop_gradient]
     if not trainable:
@@ -35,7 +42,9 @@ def parameter_settings(named_params, weight_decay, no_weight_decay=frozenset(), 
     settings = []
     for name, tensor in trainable:
         decays = decay_all or (tensor.ndim > 1 and name not in no_weight_decay)
-        settings.append(ParameterSetting(name, tensor, float(weight_decay) if decays else 0.0, scales[name]))
+        decay = float(weight_decay) if decays else 0.0
+        holders = holders_of(name) if holders_of else None
+        settings.append(ParameterSetting(name, tensor, decay, scales[name], holders))
     return settings
 
 

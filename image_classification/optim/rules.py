@@ -20,9 +20,9 @@ class Rule(paddle.optimizer.Optimizer):
 
     def __init__(self, learning_rate, settings):
         super().__init__(learning_rate, [setting.tensor for setting in settings])
-        self._weight_decays = {setting.tensor.name: setting.weight_decay for setting in settings}
+        self._settings = {setting.tensor.name: setting for setting in settings}
 
-    def update(self, param, grad, lr, weight_decay, state):
+    def update(self, param, grad, lr, setting, state):
         """Change ``param`` and the tensors of ``state`` {slot: tensor} in place; ``lr`` is a scalar tensor."""
         raise NotImplementedError
 
@@ -39,7 +39,7 @@ class Rule(paddle.optimizer.Optimizer):
         # the weights themselves, or a copy where a mode without master weights stores them in half precision
         weights = param.astype("float32") if param.dtype != paddle.float32 else param
         lr = self._create_param_lr(param_and_grad)
-        self.update(weights, grad.astype("float32"), lr, self._weight_decays[param.name], state)
+        self.update(weights, grad.astype("float32"), lr, self._settings[param.name], state)
         if weights is not param:
             paddle.assign(weights.astype(param.dtype), param)
 
@@ -78,7 +78,7 @@ class Lamb(Rule):
         self._trust_clip = trust_clip
         self._always_adapt = always_adapt
 
-    def update(self, param, grad, lr, weight_decay, state):
+    def update(self, param, grad, lr, setting, state):
         """Change ``param`` and ``state`` in place."""
         beta1, beta2 = self._betas
         moment1 = state["moment1"].scale_(beta1).add_(grad * (1 - beta1))
@@ -88,10 +88,10 @@ class Lamb(Rule):
             moment1 = moment1 / (1 - power1).astype("float32")
             moment2 = moment2 / (1 - power2).astype("float32")
         direction = moment1 / (moment2.sqrt() + self._epsilon)
-        if weight_decay:
-            direction = direction + weight_decay * param
-        if weight_decay or self._always_adapt:
-            trust = _ratio(norm(param), norm(direction))
+        if setting.weight_decay:
+            direction = direction + setting.weight_decay * param
+        if setting.weight_decay or self._always_adapt:
+            trust = _ratio(*norms(param, direction, setting.holders))
             lr = lr * (trust if self._trust_clip is None else trust.clip(max=self._trust_clip))
         param.subtract_(lr * direction)
 
@@ -115,11 +115,12 @@ class Lars(Rule):
         self._trust_coefficient = trust_coefficient
         self._always_adapt = always_adapt
 
-    def update(self, param, grad, lr, weight_decay, state):
+    def update(self, param, grad, lr, setting, state):
         """Change ``param`` and ``state`` in place."""
+        weight_decay = setting.weight_decay
         if weight_decay or self._always_adapt:
-            weight_norm = norm(param)
-            lr = lr * _ratio(self._trust_coefficient * weight_norm, norm(grad) + weight_decay * weight_norm)
+            weight_norm, grad_norm = norms(param, grad, setting.holders)
+            lr = lr * _ratio(self._trust_coefficient * weight_norm, grad_norm + weight_decay * weight_norm)
         if weight_decay:
             grad = grad + weight_decay * param
         param.subtract_(state["velocity"].scale_(self._momentum).add_(lr * grad))
@@ -138,24 +139,29 @@ class Lion(Rule):
         super().__init__(learning_rate, settings)
         self._betas = betas
 
-    def update(self, param, grad, lr, weight_decay, state):
+    def update(self, param, grad, lr, setting, state):
         """Change ``param`` and ``state`` in place."""
         beta1, beta2 = self._betas
         moment1 = state["moment1"]
         direction = paddle.sign(beta1 * moment1 + (1 - beta1) * grad)
-        if weight_decay:
-            direction = direction + weight_decay * param
+        if setting.weight_decay:
+            direction = direction + setting.weight_decay * param
         param.subtract_(lr * direction)
         moment1.scale_(beta2).add_((1 - beta2) * grad)
 
 
-def norm(tensor):
-    """Return the L2 norm as a scalar tensor.
+def norms(param, update, holders=None):
+    """Return the L2 norms of a parameter and of its update as scalar tensors.
+
+    Where ``holders`` have a part of the tensor each, squares are added over them: the norms are those of the whole.
 
     On a CPU ``paddle.linalg.norm`` adds one number after the other in float32: 0.1 % off for 3 million normal numbers,
     10 % for 40 million equal ones. ``sum`` is right to 1e-6 and 30 times as fast.
     """
-    return paddle.square(tensor).sum().sqrt()
+    squares = paddle.stack([paddle.square(param).sum(), paddle.square(update).sum()])
+    if holders is not None:
+        holders.all_reduce(squares)
+    return squares.sqrt().unbind()
 
 
 def _ratio(above, below):

@@ -135,6 +135,9 @@ class Context(SingleProcess):
         self.layout.local_shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return model
 
+    def holders_of(self, name):
+        return self.tensor if name in self.layout.cuts else None
+
     def num_parameters(self, model):
         return self._num_parameters
 

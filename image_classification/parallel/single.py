@@ -48,6 +48,10 @@ class SingleProcess:
         """Return this process's part of a whole model; call it before the precision converts the model."""
         return model
 
+    def holders_of(self, name):
+        """Return the group of processes that hold the parts of a parameter, None where each has the whole."""
+        return None
+
     def num_parameters(self, model):
         """Return the number of trainable parameters of the whole model."""
         return sum(param.size for param in model.parameters() if not param.stop_gradient)

@@ -15,8 +15,8 @@ def shard_optimizer(optimizer, fleet_groups, named_params):
         UserError: the weight decay is part of the gradient (SGD, Momentum), which fleet refuses.
     """
     if any(getattr(param, "regularizer", None) is not None for _, param in named_params):
-        raise UserError("PARALLEL.SHARDING: fleet's ZeRO refuses the weight decay of SGD, Momentum and LARS; "
-                        "use TRAIN.OPTIMIZER.NAME=AdamW or TRAIN.WEIGHT_DECAY=0")
+        raise UserError("PARALLEL.SHARDING: fleet's ZeRO refuses the weight decay of SGD and Momentum; "
+                        "use another TRAIN.OPTIMIZER.NAME or TRAIN.WEIGHT_DECAY=0")
     sharded = DygraphShardingOptimizer(optimizer, fleet_groups)
     # Whoever asks which parameters there are must hear of all, as without ZeRO, not of this process's share.
     sharded._param_groups = sharded._parameter_list
