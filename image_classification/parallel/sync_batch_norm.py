@@ -45,31 +45,30 @@ def convert_sync_batch_norm(model, group):
 class _Normalize(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias, epsilon, group):
-        axes = [0, *range(2, x.ndim)]
         shape = [1, -1] + [1] * (x.ndim - 2)
         wide = x.astype("float32")
-        mean, variance, count = _statistics(wide, axes, shape, group)
+        mean, variance, count = _statistics(wide, shape, group)
         scale = paddle.rsqrt(variance + epsilon)
         normalized = (wide - mean.reshape(shape)) * scale.reshape(shape)
         out = normalized * weight.astype("float32").reshape(shape) + bias.astype("float32").reshape(shape)
         ctx.save_for_backward(normalized, weight, bias, scale)
-        ctx.axes, ctx.shape, ctx.count, ctx.group, ctx.dtype = axes, shape, count, group, x.dtype
+        ctx.shape, ctx.count, ctx.group, ctx.dtype = shape, count, group, x.dtype
         return out.astype(x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx, d_out, d_mean, d_variance):
         normalized, weight, bias, scale = ctx.saved_tensor()
-        axes, shape = ctx.axes, ctx.shape
+        shape = ctx.shape
         d_out = d_out.astype("float32")
-        d_bias = d_out.sum(axis=axes)
-        d_weight = (d_out * normalized).sum(axis=axes)
+        d_bias = _channel_sums(d_out)
+        d_weight = _channel_sums(d_out * normalized)
         totals = ctx.group.all_reduce(paddle.concat([d_bias, d_weight]))
         mean_d, mean_dn = (part.reshape(shape) / ctx.count for part in paddle.split(totals, 2))
         d_x = (d_out - mean_d - normalized * mean_dn) * (weight.astype("float32") * scale).reshape(shape)
         return d_x.astype(ctx.dtype), d_weight.astype(weight.dtype), d_bias.astype(bias.dtype)
 
 
-def _statistics(x, axes, shape, group):
+def _statistics(x, shape, group):
     """Return mean, biased variance and count per channel over the group, from one all-gather.
 
     Each process's mean and sum of squared deviations are combined (Chan, Golub and LeVeque 1979); E[x^2] - E[x]^2 would
@@ -78,8 +77,8 @@ def _statistics(x, axes, shape, group):
     local_count = float(x.shape[0] * x[0, 0].size if x.shape[0] else 0)
     channels = x.shape[1]
     if local_count:
-        local_mean = x.mean(axis=axes)
-        deviation = ((x - local_mean.reshape(shape)) ** 2).sum(axis=axes)
+        local_mean = _channel_sums(x) / local_count
+        deviation = _channel_sums((x - local_mean.reshape(shape)) ** 2)
     else:
         local_mean = deviation = paddle.zeros([channels])
     parts = group.all_gather(paddle.concat([paddle.to_tensor([local_count]), local_mean, deviation]))
@@ -88,3 +87,14 @@ def _statistics(x, axes, shape, group):
     mean = sum(n * m for n, m in zip(counts, means, strict=True)) / count
     total = sum(d + n * (m - mean) ** 2 for n, m, d in zip(counts, means, deviations, strict=True))
     return mean, total / count, count
+
+
+def _channel_sums(x):
+    """Return the sums over every axis but the second, [C], one axis after the other, the innermost first.
+
+    Over several axes at once Paddle's CPU kernel adds one number after the other, at a third of the speed and with up
+    to 60 times the error.
+    """
+    for axis in reversed(range(2, x.ndim)):
+        x = x.sum(axis=axis)
+    return x.sum(axis=0)
