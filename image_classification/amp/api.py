@@ -155,12 +155,13 @@ def load_state_dict(optimizer, state):
     _check_initialized(optimizer).precision.load_state_dict(state)
 
 
-def convert_to_amp(model, optimizer, criterion, mode, amp_config=None):
+def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduction=None):
     """Return (model, optimizer, criterion) in one of ColossalAI's modes; call `optimizer.backward(loss)` then.
 
     Args:
         mode: AMP_TYPE, or "paddle" (also "torch"), "apex", "naive".
         amp_config: options of the mode under ColossalAI's names, of any of the systems' names, and `dtype`.
+        reduction: collectives, when gradients are neither averaged nor checked elsewhere.
 
     Raises:
         TypeError, ValueError: as for `initialize`.
@@ -170,7 +171,9 @@ def convert_to_amp(model, optimizer, criterion, mode, amp_config=None):
     _check_models([model])
     _check_optimizers([optimizer])
     name = {AMP_TYPE.PADDLE: "auto", AMP_TYPE.NAIVE: "naive"}.get(mode) or config.pop("opt_level", "O1")
-    precision = build_precision(name, dtype=config.pop("dtype", None), device=_device(), options=config)
+    precision = build_precision(
+        name, dtype=config.pop("dtype", None), device=_device(), options=config, reduction=reduction
+    )
     logger.info("%s", precision.describe())
     if criterion is not None and precision.casts_operators:
         criterion = AmpCriterion(criterion, precision)

@@ -73,27 +73,45 @@ def _digest(model, precision, optimizer):
     return digest.hexdigest()
 
 
-def stand_alone(topology, value):
-    """Return (did clipping see a norm, applied) of a planted and of a clean step in a user's own loop."""
+def stand_alone(topology, api, value, together="together"):
+    """Return [clipping saw a norm, applied, loss scale after] of a planted and a clean step in a user's own loop.
+
+    Args:
+        api: "initialize" (O1) or "convert" (naive), both float16.
+        together: anything else leaves the decision to each process, the mistake that `reduction` prevents.
+    """
     context = context_of(topology)
     model = context.shard_model(fresh_model())
-    model, optimizer = amp.initialize(
-        model, make_optimizer(model.parameters()), opt_level="O1", loss_scale="dynamic", verbosity=0,
-        reduction=context.reduction,
-    )
+    optimizer = make_optimizer(model.parameters())
+    reduction = context.reduction if together == "together" else None
+    if api == "initialize":
+        model, optimizer = amp.initialize(
+            model, optimizer, opt_level="O1", loss_scale="dynamic", verbosity=0, reduction=reduction
+        )
+    else:
+        config = {"initial_scale": 2**16, "hysteresis": 1}
+        model, optimizer, _ = amp.convert_to_amp(model, optimizer, None, "naive", config, reduction=reduction)
     outcome = []
     for step, spoil in enumerate((True, False)):
         images, labels = share(context, step, 1)[0]
         loss, _ = measure(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
-        with amp.scale_loss(loss * 2**-8, optimizer) as scaled:
-            scaled.backward()
-            if spoil and context.rank == context.world_size - 1:
-                model.head.weight.grad.set_value(paddle.full(model.head.weight.shape, float(value)))
-        norm = optimizer.clip_grad_norm(0.5)  # an explicit unscale came before
-        outcome.append([norm is not None, optimizer.step().applied])
+        small = loss * 2**-8  # gradients times the first scale would overflow
+        if api == "initialize":
+            with amp.scale_loss(small, optimizer) as scaled:
+                scaled.backward()
+                if spoil:
+                    _plant(optimizer.precision.named_params(optimizer.optimizer), context, float(value))
+        else:
+            optimizer.backward(small)
+            if spoil:
+                _plant(optimizer.precision.named_params(optimizer.optimizer), context, float(value))
+        norm = optimizer.clip_grad_norm(0.5)  # unscales; the decision must not be taken again after it
+        applied = optimizer.step().applied
+        outcome.append([norm is not None, applied, optimizer.precision.loss_scale])
         optimizer.clear_grad()
-    weights = hashlib.sha256(b"".join(param.numpy().tobytes() for param in model.model.parameters())).hexdigest()
-    return {"outcome": outcome, "equal": len(set(context.gather(weights))) == 1}
+    digest = _digest(model.model, optimizer.precision, optimizer.optimizer)
+    replicas = {other[1] for other in context.gather((context.tensor.index, digest)) if other[0] == context.tensor.index}
+    return {"outcome": outcome, "replicas": len(replicas)}
 
 
 class _EachForItself(Reduction):

@@ -10,7 +10,7 @@ WORKER = ROOT / "tests" / "distributed" / "worker.py"
 
 PARITY_FP32 = {
     2: ("dp2", "tp2", "pp2", "sh2"),
-    4: ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2"),
+    4: ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2", "dp2sh2"),
     8: ("dp2tp2pp2",),
 }
 PARITY_HALF = {
@@ -24,15 +24,17 @@ PLANTED = {
         "tp2:fp32", "tp2:auto:float16", "tp2:auto:bfloat16", "tp2:naive:float16", "pp2:fp32", "pp2:naive:float16",
         "pp2:naive:bfloat16", "sh2:fp32", "sh2:auto:float16"),
     4: ("dp4:auto:float16", "tp4:auto:float16", "pp4:naive:float16", "dp2tp2:auto:float16", "dp2pp2:naive:float16",
-        "tp2pp2:naive:float16"),
+        "tp2pp2:naive:float16", "dp2sh2:auto:float16"),
     8: ("dp2tp2pp2:naive:float16",),
 }  # fmt: skip
 MOVES = {
     2: ("dp2:tp2:fp32", "tp2:pp2:fp32", "pp2:sh2:fp32", "sh2:one:fp32", "tp2:dp2:auto:float16",
         "tp2:one:naive:bfloat16"),
-    4: ("tp4:dp2tp2:fp32", "dp2tp2:one:fp32", "dp2pp2:tp2pp2:naive:float16"),
+    4: ("tp4:dp2tp2:fp32", "dp2tp2:one:fp32", "dp2pp2:tp2pp2:naive:float16", "tp4:dp2sh2:fp32", "dp2sh2:one:fp32"),
     8: ("dp2tp2pp2:one:fp32",),
 }
+RESNET = ("dp2:fp32:", "pp2:fp32:", "pp2:naive:bfloat16")
+STAND_ALONE = [f"{topology}:{api}" for topology in ("dp2", "tp2") for api in ("initialize", "convert")]
 LAYERS = ("attention", "attention_without_bias", "mlp", "block")
 
 
@@ -42,9 +44,11 @@ def checks(size):
     names += [f"checks_finite:planted:{name}" for name in PLANTED[size]]
     names += [f"checks_checkpoint:move:{name}" for name in MOVES[size]]
     if size == 2:
-        names += ["checks_parity:parity:pp2:fp32::resnet", "checks_layers:collectives", "checks_layers:reduction:dp2",
-                  "checks_layers:buffers:dp2", "checks_layers:barrier"]
-        names += [f"checks_finite:stand_alone:dp2:{value}" for value in ("inf", "nan")]
+        names += [f"checks_parity:parity:{name}:resnet" for name in RESNET]
+        names += ["checks_layers:collectives", "checks_layers:reduction:dp2", "checks_layers:buffers:dp2",
+                  "checks_layers:barrier"]
+        names += [f"checks_finite:stand_alone:{name}:{value}" for name in STAND_ALONE for value in ("inf", "nan")]
+        names += [f"checks_finite:stand_alone:tp2:{api}:inf:alone" for api in ("initialize", "convert")]
         names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]
         names += [f"checks_layers:traffic:{topology}" for topology in ("dp2", "tp2", "pp2")]
     if size == 4:
