@@ -22,7 +22,7 @@ ORDER = [
     ["evaluation", "hooks", "class_files", "freeze"],
     ["trainer"],
     ["build"],
-    ["launch", "zoo", "explain", "preview"],
+    ["launch", "zoo", "explain", "preview", "multiply_adds"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")

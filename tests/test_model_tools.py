@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_list_models_counts_and_sorts(capsys):
     assert figures == sorted(figures, reverse=True)
     resnet50 = next(row for row in rows if row["variant"] == "resnet50")
     assert (resnet50["parameters"], resnet50["gmacs"], resnet50["image_size"]) == (25557032, 4.11, 224)
+
+
+def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
+    assert tool("list_models").main(["vit_tiny_digits", "-json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    # patch embedding; qkv, projection and MLP (ratio 2) are 8 width^2 a token; scores and mixture; a LayerNorm is 5 a value
+    model, _ = zoo.load_model("vit_tiny_digits")
+    depth, width, tokens = len(model.blocks), model.pos_embed.shape[2], model.pos_embed.shape[1]
+    patches = (tokens - 1) * math.prod(model.patch_embed.proj.weight.shape)
+    block = tokens * 8 * width**2 + 2 * tokens**2 * width + 2 * 5 * tokens * width
+    head = 5 * tokens * width + width * 10
+    assert row["gmacs"] == round((patches + depth * block + head) / 1e9, 4)
 
 
 def test_list_models_without_match_is_an_error(capsys):

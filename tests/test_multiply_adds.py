@@ -1,0 +1,76 @@
+"""Multiply-adds of every variant: counted from the model, equal to what its publisher says."""
+
+import paddle
+import pytest
+from model_zoo import CONFIGS, build, builder, published
+
+from image_classification.config import load_config
+from image_classification.layers import Attention
+from image_classification.multiply_adds import count_multiply_adds
+
+FAST_PARAMETERS = 30e6  # larger models are counted by `make test-slow`
+VARIANTS = {path.stem: path for path in CONFIGS}
+# billions, rounded to three digits: `_ops` in the metadata of torchvision's weights, norms not among them
+TORCHVISION = {
+    "alexnet": 0.714, "vgg11": 7.609, "vgg11_bn": 7.609, "vgg13": 11.308, "vgg16": 15.47, "vgg19": 19.632,
+    "resnet18": 1.814, "resnet34": 3.664, "resnet50": 4.089, "resnet101": 7.801, "resnet152": 11.514,
+    "resnext50_32x4d": 4.23, "resnext101_32x8d": 16.414, "resnext101_64x4d": 15.46, "wide_resnet50_2": 11.398,
+    "wide_resnet101_2": 22.753, "vit_base_patch16_224": 17.564, "vit_base_patch32_224": 4.409,
+    "vit_large_patch16_224": 61.555, "vit_large_patch32_224": 15.378, "vit_huge_patch14_224": 167.295,
+    "convnext_tiny": 4.456, "convnext_small": 8.684, "convnext_base": 15.355, "convnext_large": 34.361,
+    "swin_tiny_patch4_window7_224": 4.491, "swin_small_patch4_window7_224": 8.741,
+    "swin_base_patch4_window7_224": 15.431,
+}  # fmt: skip
+
+
+def by_cost():
+    """Return the variants with a published figure; the large ones marked slow."""
+    entries = {name: entry for name, entry in published().items() if "gmacs" in entry}
+    assert len(entries) > 50 and TORCHVISION.keys() <= entries.keys()
+    return [
+        pytest.param(name, id=name, marks=pytest.mark.slow if entry["parameters"] > FAST_PARAMETERS else ())
+        for name, entry in entries.items()
+    ]
+
+
+@pytest.mark.parametrize("name", by_cost())
+def test_published_multiply_adds_are_the_counted_ones(name):
+    path = VARIANTS[name]
+    size = load_config([f"-cfg={path}"], builder(path.parents[1])).DATA.IMAGE_SIZE
+    counted = count_multiply_adds(lambda: build(path), size)
+    # half a unit of the last published digit
+    assert abs(counted.total_with_norms / 1e9 - published()[name]["gmacs"]) <= 0.005
+    if name in TORCHVISION:
+        assert abs(counted.total / 1e9 - TORCHVISION[name]) <= 0.0005 + 1e-9  # 1e-9: 0.0005 is no binary number
+
+
+def test_convolution_linear_and_norm_are_counted_by_hand():
+    def layers():
+        return paddle.nn.Sequential(
+            paddle.nn.Conv2D(4, 6, (3, 5), stride=2, padding=(1, 2), groups=2),  # [4, 8, 8] to [6, 4, 4]
+            paddle.nn.BatchNorm2D(6),
+            paddle.nn.Conv2D(6, 6, 3, padding=1, groups=6),
+            paddle.nn.Flatten(),
+            paddle.nn.LayerNorm(96),
+            paddle.nn.Linear(96, 10),
+        )
+
+    counted = count_multiply_adds(layers, 8, channels=4)
+    assert counted.convolutions == 6 * 4 * 4 * (2 * 3 * 5) + 6 * 4 * 4 * (1 * 3 * 3)
+    assert (counted.linears, counted.attention) == (96 * 10, 0)
+    assert (counted.batch_norm, counted.layer_norm) == (96, 96)
+    assert counted.total_with_norms == counted.total + 5 * 96 + 2 * 96
+
+
+def test_attention_counts_scores_and_mixture_of_all_heads():
+    class Rows(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.attention = Attention(dim=12, num_heads=3)
+
+        def forward(self, images):  # [1, 1, 12, 12] as 12 tokens
+            return self.attention(images.squeeze(1))
+
+    counted = count_multiply_adds(Rows, 12, channels=1)
+    assert counted.linears == 12 * 12 * 36 + 12 * 12 * 12
+    assert counted.attention == 2 * 3 * 12 * 12 * 4  # scores and mixture: heads x tokens x tokens x width of a head
