@@ -110,7 +110,8 @@ def stand_alone(topology, api, value, together="together"):
         outcome.append([norm is not None, applied, optimizer.precision.loss_scale])
         optimizer.clear_grad()
     digest = _digest(model.model, optimizer.precision, optimizer.optimizer)
-    replicas = {other[1] for other in context.gather((context.tensor.index, digest)) if other[0] == context.tensor.index}
+    everyone = context.gather((context.tensor.index, digest))
+    replicas = {other for index, other in everyone if index == context.tensor.index}
     return {"outcome": outcome, "replicas": len(replicas)}
 
 
