@@ -18,7 +18,8 @@ The two rows of steps run in paddle.io.DataLoader with the same number of worker
 environment of its own and its sources, since its wheel comes without its training data code:
 
     git clone https://github.com/PaddlePaddle/PaddleClas /tmp/PaddleClas
-    python -m venv /tmp/clas && /tmp/clas/bin/pip install paddlepaddle paddleclas==2.6.0 requests numpy==1.24.4
+    python -m venv /tmp/clas && /tmp/clas/bin/pip install paddlepaddle opencv-python-headless scikit-learn
+    /tmp/clas/bin/pip install pyyaml requests six matplotlib easydict prettytable tqdm ujson
     python tools/benchmark_data.py --paddleclas /tmp/PaddleClas --paddleclas-python /tmp/clas/bin/python
 """
 
@@ -49,6 +50,7 @@ from PIL import Image
 
 from image_classification.config import build_config
 from image_classification.data import build_train_loader
+from image_classification.data.datasets import require_folder
 from image_classification.data.folders import read_class_folders
 
 SIZE = 224
@@ -77,6 +79,8 @@ def main(arguments=None):
                 name: row for name, row in rows.items()
                 if not options.rows or any(name.startswith(wanted) for wanted in options.rows)
             }  # fmt: skip
+            if not chosen:
+                raise UserError(f"--rows: {' '.join(options.rows)}: none of {', '.join(rows)} begins so")
             print_table(measure(chosen, options.rounds, options.images))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -107,7 +111,11 @@ def make_images(root, count):
 
 def _rows(root, scratch, cleanup, options):
     """Return {name: function that returns an iterator over the batches of one epoch}."""
-    dataset = read_class_folders(os.path.join(root, "train"))
+    train = os.path.join(root, "train")
+    require_folder(train, "--data")
+    dataset = read_class_folders(train)
+    if min(len(dataset), options.images) < options.batch_size:
+        raise UserError(f"--batch-size: {options.batch_size} is more than the {len(dataset)} images or --images")
     records = os.path.join(scratch, "records")
     rows = {
         "ours (class folders)": _our_loader("folder", root, dataset, options),
@@ -339,8 +347,6 @@ def _cpu_seconds():
 
 def print_table(measured):
     """Print the rows as a Markdown table: medians, and how often the first row is as fast as each, round by round."""
-    if not measured:
-        raise UserError("--rows: names no row")
     first = np.array(next(iter(measured.values())))
     print("| input | images/s | CPU ms/image | speed, first row / this | CPU, this / first row |")
     print("| --- | ---: | ---: | ---: | ---: |")
