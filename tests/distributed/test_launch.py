@@ -133,25 +133,38 @@ def train(start, output, *arguments, launcher=(), timeout=600):
 DIGITS = ("-cfg=./configs/vit_tiny_digits.yaml", "-opts", "DATA.NUM_WORKERS=0", "REPORT_FREQ=100")
 
 
+SEEDS = (0, 1, 2)
+DIGITS_RUNS = {
+    "one process": (("-amp",), ()),
+    "DP2": ((*NGPUS_2, "-batch_size=16", "-amp"), ()),
+    "TP2": ((*NGPUS_2, "-amp"), ("PARALLEL.TENSOR=2",)),
+    # mode auto does not run in stages: half weights, float32 masters
+    "PP2": ((*NGPUS_2, "-batch_size=8", "-accum_iter=4", "-amp_mode=naive", "-amp_dtype=bfloat16"),
+            ("PARALLEL.PIPELINE=2",)),
+}  # fmt: skip
+
+
 @pytest.mark.slow
 def test_digits_reaches_the_accuracy_of_one_process(start, tmp_path):
-    single = start(command(*DIGITS, "-amp", f"-output={tmp_path / 'single'}", script="main_single_gpu.py"))
-    finish(single, 900)
-    expected = report(tmp_path / "single")["top1"]
-    runs = {
-        "dp2": ("-batch_size=16", "-amp"),
-        "tp2": ("-amp", "PARALLEL.TENSOR=2"),
-        # mode auto does not run in stages: half weights, float32 masters
-        "pp2": ("-batch_size=8", "-accum_iter=4", "-amp_mode=naive", "-amp_dtype=bfloat16", "PARALLEL.PIPELINE=2"),
-    }
+    """The mean over three seeds is within one point of the mean of one process.
+
+    Not each seed: rounding alone makes runs with the same seed part ways, as other seeds do, and 360 test images are
+    0.28 points each. One run has a standard deviation of 0.5 points, the difference of two runs 0.7, that of two means
+    of three 0.4.
+    """
     reached = {}
-    for name, arguments in runs.items():
-        flags = [word for word in arguments if word.startswith("-")]
-        options = [word for word in arguments if not word.startswith("-")]
-        words = (*NGPUS_2, *flags, *DIGITS, *options)
-        reached[name] = train(start, tmp_path / name, *words, timeout=900)["top1"]
-    print(expected, reached)
-    assert {name: top1 for name, top1 in reached.items() if top1 < expected - 0.01} == {}
+    for name, (flags, options) in DIGITS_RUNS.items():
+        script = "main_multi_gpu.py" if "-ngpus=2" in flags else "main_single_gpu.py"
+        for seed in SEEDS:
+            output = tmp_path / f"{name}-{seed}"
+            words = (*flags, f"-seed={seed}", *DIGITS, *options, f"-output={output}")
+            finish(start(command(*words, script=script)), 900)
+            got = report(output)
+            reached.setdefault(name, []).append(got["top1"])
+            print(f"{name}, seed {seed}: top-1 {got['top1']:.4f}, training loss {got['train_loss']:.4f}", flush=True)
+    means = {name: sum(accuracies) / len(SEEDS) for name, accuracies in reached.items()}
+    print(means)
+    assert {name: mean for name, mean in means.items() if mean < means["one process"] - 0.01} == {}
 
 
 @pytest.mark.slow
