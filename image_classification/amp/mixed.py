@@ -5,7 +5,6 @@ import difflib
 
 import paddle
 
-from .. import half_cpu
 from .precision import Precision
 from .storage import FLOAT32_ONLY, is_below
 from .structures import cast_floating
@@ -35,12 +34,6 @@ class MixedPrecision(Precision):
         self.output_dtype = output_dtype
         self.keep_float32 = tuple(keep_float32)
         self._open_contexts = 0
-
-    @property
-    def backend(self):
-        if self.device != "cpu" or self.dtype == "float32":
-            return "paddle"
-        return half_cpu.backend_name(self.dtype)
 
     def convert_model(self, model):
         self._remember_names(model)
@@ -84,7 +77,7 @@ class MixedPrecision(Precision):
     def forward_context(self):
         self._open_contexts += 1
         try:
-            with self._half_operators() if self.casts is None else self.casts.on():
+            with self.cpu_kernels() if self.casts is None else self.casts.on():
                 yield
         finally:
             self._open_contexts -= 1
@@ -94,12 +87,12 @@ class MixedPrecision(Precision):
 
     def collect(self):
         if self.storage is not None and self.storage.masters:
-            with self._half_operators():
+            with self.cpu_kernels():
                 self.storage.collect()
 
     def apply(self, optimizer):
         # Without masters the optimizer itself computes with half tensors.
-        with self._half_operators():
+        with self.cpu_kernels():
             optimizer.step()
             self.publish()
 
@@ -115,12 +108,6 @@ class MixedPrecision(Precision):
             half = master.dtype in (paddle.float16, paddle.bfloat16)
             state[key] = master.astype("float32") if half else master
         return state
-
-    def _half_operators(self):
-        """Return the context in which half tensors can be computed with on this device."""
-        if self.device == "cpu" and self.dtype != "float32":
-            return half_cpu.dispatch()
-        return contextlib.nullcontext()
 
     def _surround(self, layer, input_dtype, output_dtype, without_casts=False):
         """Cast what goes into a layer and what comes out of it; switch the operators' casts off in between."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import paddle
 
+from .. import half_cpu
 from . import private
 from .gradients import count_zeros, first_non_finite, multiply, squared_norm
 
@@ -92,7 +93,7 @@ class Precision:
     @property
     def backend(self):
         """Name of the arithmetic that really runs, such as "paddle" or "onednn avx512_bf16"."""
-        return "paddle"
+        return half_cpu.backend_name(self.dtype) if self.device == "cpu" else "paddle"
 
     @property
     def loss_scale(self):
@@ -128,7 +129,11 @@ class Precision:
 
     def forward_context(self):
         """Return the context in which the model and the criterion run, in training and in evaluation."""
-        return contextlib.nullcontext()
+        return self.cpu_kernels()
+
+    def cpu_kernels(self):
+        """Return the context in which a CPU has its fast kernels and can compute half tensors; nothing on a GPU."""
+        return half_cpu.dispatch() if self.device == "cpu" else contextlib.nullcontext()
 
     def disable_casts(self):
         """Return a context inside the forward context that leaves operators as their inputs come; re-entrant."""

@@ -30,8 +30,8 @@ class _Scope:
 
     def __init__(self, policy, backend):
         self.policy_cast = None if policy is None else policy.cast
-        self.kernels = backend.kernels
-        self.float32_kernels = backend.float32_kernels
+        self.kernels = backend.kernels if backend.dtypes else {}
+        self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
         self.half_dtypes = backend.dtypes
 
     def cast(self, tensor, dtype):
@@ -105,7 +105,7 @@ def _serve(scope, operator, original, args, kwargs):
         return original(*args, **kwargs)
     _ACTIVE.scope = None  # what a kernel or a rule calls is not dispatched again
     try:
-        kernel = scope.kernels.get(operator.kernel_name)
+        kernel = (scope.kernels if half else scope.float32_kernels).get(operator.kernel_name)
         if kernel is not None:
             result = kernel(original, args, kwargs)
             if result is not NotImplemented:
@@ -207,15 +207,17 @@ def _composite(name, original):
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         scope = _ACTIVE.scope
-        kernel = None if scope is None else scope.kernels.get(name)
-        if kernel is None:
+        if scope is None or name not in scope.kernels and name not in scope.float32_kernels:
             return original(*args, **kwargs)
         tensors, half = scan(args, kwargs)
         wanted = scope.policy_cast(op_names.COMPOSITES[name].policy_name, tensors) if scope.policy_cast else None
         kernel_args, kernel_kwargs = args, kwargs
         if wanted in scope.half_dtypes:
-            kernel_args, kernel_kwargs, *_ = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])
-        elif wanted is not None or not half and name not in scope.float32_kernels:
+            kernel_args, kernel_kwargs, _, half = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])
+        elif wanted is not None:
+            return original(*args, **kwargs)
+        kernel = (scope.kernels if half else scope.float32_kernels).get(name)
+        if kernel is None:
             return original(*args, **kwargs)
         _ACTIVE.scope = None
         try:
@@ -281,5 +283,5 @@ class dispatch:
 
 
 def backend_name(dtype, backend="auto"):
-    """Return what computes `dtype` ("float16", "bfloat16") inside `dispatch(backend=backend)`, such as "reference"."""
+    """Return what computes `dtype` inside `dispatch(backend=backend)`, such as "reference" for "float16"."""
     return kernels.describe(backend, dtype)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 REFERENCE = "reference"
+PADDLE = "paddle"  # what computes float32 where no backend does
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Backend:
     """Kernels by operator name, the half dtypes ("bfloat16") that they serve, and the name that logs show.
 
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
+    Without half dtypes it is asked for nothing else.
     """
 
     name: str
@@ -50,4 +52,6 @@ def find(name):
 def describe(name, dtype):
     """Return the description of what computes `dtype` under backend `name`, such as "reference"."""
     backend = find(name)
+    if dtype == "float32":
+        return backend.name if backend.float32_kernels else PADDLE
     return backend.description if dtype in backend.dtypes else REFERENCE

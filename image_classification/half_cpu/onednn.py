@@ -1,4 +1,4 @@
-"""The backend that computes bfloat16 with the oneDNN of Paddle's wheel, on CPUs with AVX512-BF16 or AMX.
+"""The backend that computes with the oneDNN of Paddle's wheel: bfloat16 on CPUs with AVX512-BF16 or AMX, and float32.
 
 Each kernel serves the calls it has a fast implementation for and passes the others on to the reference. Results differ
 from the reference by at most one rounding of the result; subnormal bfloat16 numbers count as zero, as the CPU's
@@ -22,6 +22,7 @@ from . import onednn_library as library
 
 NAME = "onednn"
 
+_AVX2 = 0x7
 _AVX512_BF16 = 0xE7
 _AMX_BF16 = 0xFEF
 
@@ -42,18 +43,22 @@ KERNELS = {
     "layer_norm": onednn_normalization.layer_norm,
 }
 
-# Paddle's own float32 kernels for these are single-threaded or slow backward.
-FLOAT32_KERNELS = frozenset({"gelu", "softmax", "layer_norm"})
+# All of them are faster than Paddle's own float32 kernels, which use one thread or an MKL of 2019.
+FLOAT32_KERNELS = frozenset(KERNELS) - {"cast"}
+
+
+def available():
+    """Return True where oneDNN has fast float32 kernels: AVX2 or better, and a wheel with the library."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return library.load() is not None and library.load().isa() & _AVX2 == _AVX2
 
 
 def instruction_set():
     """Return "amx" or "avx512_bf16", what oneDNN multiplies bfloat16 matrices with here, or None where it cannot."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if not available():
         return None
-    loaded = library.load()
-    if loaded is None:
-        return None
-    isa = loaded.isa()
+    isa = library.load().isa()
     if isa & _AMX_BF16 == _AMX_BF16:
         return "amx"
     return "avx512_bf16" if isa & _AVX512_BF16 == _AVX512_BF16 else None
@@ -74,7 +79,9 @@ def _guarded(kernel):
 
 def register():
     """Add this backend to the table of fast kernels where the machine and Paddle's wheel can run it."""
+    if not available():
+        return
     name = instruction_set()
-    if name is not None:
-        table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
-        kernels.register(kernels.Backend(NAME, f"{NAME} {name}", frozenset({"bfloat16"}), table, FLOAT32_KERNELS))
+    dtypes = frozenset({"bfloat16"}) if name else frozenset()
+    table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
+    kernels.register(kernels.Backend(NAME, f"{NAME} {name}", dtypes, table, FLOAT32_KERNELS))

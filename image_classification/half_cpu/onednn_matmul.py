@@ -33,6 +33,12 @@ class View(NamedTuple):
     layout: Layout
 
     @property
+    def is_transposed(self):
+        """Whether the elements of a column, not those of a row, lie side by side."""
+        strides = self.layout.strides
+        return strides[-1] != 1 and strides[-2] == 1
+
+    @property
     def transposed(self):
         """The same memory with the last two axes exchanged."""
         data_type, shape, strides = self.layout
@@ -60,6 +66,9 @@ def _describe(library, builder, left, right, bias, out, post_ops):
 
 def multiply(left, right, out, bias=None, post_ops=()):
     """Write ``left @ right (+ bias)``, after the post operations, to ``out``; all are views with as many axes."""
+    if bias is None and out.is_transposed:
+        # oneDNN writes rows only; for columns it has its slow reference code.
+        left, right, out = right.transposed, left.transposed, out.transposed
     if bias is None:
         cache.get(_describe, left.layout, right.layout, None, out.layout, post_ops)(
             left.pointer, right.pointer, out.pointer
