@@ -61,7 +61,7 @@ def test_list_models_counts_and_sorts(capsys):
 def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
     assert tool("list_models").main(["vit_tiny_digits", "-json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    # patch embedding; qkv, projection and MLP (ratio 2) are 8 width^2 a token; scores and mixture; a LayerNorm is 5 a value
+    # patches; qkv, projection and MLP (ratio 2): 8 width^2 a token; scores and mixture; a LayerNorm: 5 a value
     model, _ = zoo.load_model("vit_tiny_digits")
     depth, width, tokens = len(model.blocks), model.pos_embed.shape[2], model.pos_embed.shape[1]
     patches = (tokens - 1) * math.prod(model.patch_embed.proj.weight.shape)

@@ -164,8 +164,9 @@ def test_registry_entries_are_complete_and_belong_to_a_config():
     known = {path.stem: path.parents[1].name for path in CONFIGS}
     for entry in read_registry().values():
         assert known[entry.variant] == entry.family
-        assert entry.id.split("/")[0] in ("timm", "torchvision", "paddle", "paddleclas")
+        assert entry.id.split("/")[0] in ("timm", "torchvision", "paddle", "paddleclas", "paddlevit")
         assert entry.url.startswith("https://") and entry.licence
+        assert entry.by_hand == entry.id.startswith("paddlevit/")
         assert entry.digest is None or re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{32}", entry.digest)
         assert entry.top1 is None or 50 < entry.top1 < 90
         assert preprocessing_of(entry.id).keys() == {

@@ -7,7 +7,8 @@ import paddle
 import pytest
 from model_zoo import CONFIGS, build
 
-from image_classification.weights import load_pretrained
+from image_classification.runtime import UserError
+from image_classification.weights import find_weights, load_pretrained, preprocessing_of, read_registry
 
 VARIANTS = {path.stem: path for path in CONFIGS}
 
@@ -67,27 +68,93 @@ def test_block_numbers_of_paddleclas_resnet_run_through(tmp_path):
         assert paddle.equal_all(ours.state_dict()[name], value), name
 
 
-def paddlevit_name(name):
-    """Return PaddleViT's name of one of our ViT parameters."""
-    for pattern, theirs in (
-        (r"pos_embed", "position_embedding"),
-        (r"patch_embed\.proj\.", "patch_embedding.patch_embedding."),
-        (r"blocks\.(\d+)\.norm1\.", r"encoder.layers.\1.attn_norm."),
-        (r"blocks\.(\d+)\.norm2\.", r"encoder.layers.\1.mlp_norm."),
-        (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attn.out."),
-        (r"blocks\.(\d+)\.", r"encoder.layers.\1."),
-        (r"norm\.", "encoder.encoder_norm."),
-        (r"head\.", "classifier."),
-    ):
+PADDLEVIT_TRANSFORMER = (
+    (r"pos_embed", "position_embedding"),
+    (r"patch_embed\.proj\.", "patch_embedding.patch_embedding."),
+    (r"blocks\.(\d+)\.norm1\.", r"encoder.layers.\1.attn_norm."),
+    (r"blocks\.(\d+)\.norm2\.", r"encoder.layers.\1.mlp_norm."),
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attn.out."),
+    (r"blocks\.(\d+)\.", r"encoder.layers.\1."),
+    (r"norm\.", "encoder.encoder_norm."),
+    (r"head\.", "classifier."),
+    (r"head_dist\.", "classifier_dist."),
+)
+PADDLEVIT_SWIN = (
+    (r"patch_embed\.proj\.", "patch_embedding.patch_embed."),
+    (r"patch_embed\.norm\.", "patch_embedding.norm."),
+    (r"layers\.1\.downsample\.", "stages.0.downsample."),  # of two stages; a stage ends with it there
+    (r"layers\.", "stages."),
+    (r"head\.fc\.", "fc."),
+)
+SMALL_SWIN = {"embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "image_size": 56}
+PADDLEVIT = {
+    "vit_tiny_digits": ("PaddleViT", PADDLEVIT_TRANSFORMER, {}),
+    "deit_tiny_patch16_224": ("PaddleViT", PADDLEVIT_TRANSFORMER, {"depth": 2}),
+    "deit_tiny_distilled_patch16_224": ("PaddleViT", PADDLEVIT_TRANSFORMER, {"depth": 2}),
+    "swin_tiny_patch4_window7_224": ("PaddleViT Swin", PADDLEVIT_SWIN, SMALL_SWIN),
+    "convnext_tiny": ("our own names", (), {"dims": (8, 16), "depths": (1, 2)}),
+}
+# some names as PaddleViT's classes give them, so that the rules above are no mere inverse of the loader's
+PADDLEVIT_SAMPLES = {
+    "vit_tiny_digits": {
+        "cls_token", "position_embedding", "patch_embedding.patch_embedding.bias", "encoder.layers.3.attn_norm.weight",
+        "encoder.layers.0.attn.qkv.weight", "encoder.layers.0.attn.out.bias", "encoder.layers.0.mlp.fc2.weight",
+        "encoder.encoder_norm.weight", "classifier.weight",
+    },
+    "deit_tiny_patch16_224": {"encoder.layers.1.mlp_norm.bias", "classifier.bias"},
+    "deit_tiny_distilled_patch16_224": {"dist_token", "classifier.weight", "classifier_dist.weight"},
+    "swin_tiny_patch4_window7_224": {
+        "patch_embedding.patch_embed.weight", "patch_embedding.norm.bias", "stages.0.downsample.reduction.weight",
+        "stages.0.downsample.norm.weight", "stages.1.blocks.1.attn.relative_position_bias_table", "norm.weight",
+        "stages.1.blocks.0.attn.proj.bias", "stages.0.blocks.1.mlp.fc1.weight", "fc.weight",
+    },
+    "convnext_tiny": {
+        "stem.0.weight", "stem.1.bias", "stages.1.downsample.0.weight", "stages.1.blocks.1.conv_dw.weight",
+        "stages.0.blocks.0.mlp.fc1.weight", "stages.0.blocks.0.gamma", "head.norm.weight", "head.fc.weight",
+    },
+}  # fmt: skip
+
+
+def paddlevit_name(name, rules):
+    """Return PaddleViT's name of one of our parameters."""
+    for pattern, theirs in rules:
         if re.match(pattern, name):
             return re.sub(pattern, theirs, name, count=1)
     return name
 
 
-def test_names_of_paddlevit_are_understood(tmp_path):
-    model = randomise(build(VARIANTS["vit_tiny_digits"]))
-    renamed = {paddlevit_name(name): value for name, value in model.state_dict().items()}
-    ours, report = save_and_load(renamed, "vit_tiny_digits", tmp_path / "theirs.pdparams")
-    assert report.dialect == "PaddleViT"
-    for name, value in model.state_dict().items():
-        assert paddle.equal_all(ours.state_dict()[name], value), name
+@pytest.mark.parametrize("name", PADDLEVIT)
+def test_names_of_paddlevit_are_understood(tmp_path, name):
+    dialect, rules, changes = PADDLEVIT[name]
+    model = randomise(build(VARIANTS[name], **changes))
+    renamed = {paddlevit_name(own, rules): value for own, value in model.state_dict().items()}
+    assert renamed.keys() >= PADDLEVIT_SAMPLES[name]
+    if "Swin" in dialect:  # its files hold these buffers, too
+        renamed["stages.0.blocks.0.attn.relative_position_index"] = paddle.zeros([49, 49], "int64")
+        renamed["stages.0.blocks.1.attn_mask"] = paddle.zeros([4, 49, 49])
+    ours, report = save_and_load(renamed, name, tmp_path / "theirs.pdparams", **changes)
+    assert report.dialect == dialect
+    for own, value in model.state_dict().items():
+        assert paddle.equal_all(ours.state_dict()[own], value), own
+
+
+def test_weights_behind_a_page_name_the_page_and_the_place_and_load_from_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_ZOO_WEIGHTS", str(tmp_path))
+    name = "paddlevit/deit_tiny_distilled_patch16_224"
+    place = tmp_path / "paddlevit--deit_tiny_distilled_patch16_224.pdparams"
+    with pytest.raises(UserError, match=r"\.pdparams file from https://drive\.google\.com/file/d/1fku9") as caught:
+        find_weights(name)
+    assert str(caught.value).endswith(f"put it at {place}") and "\n" not in str(caught.value)
+    place.touch()
+    assert find_weights(name) == place
+
+
+def test_paddlevit_of_the_registry_is_evaluated_as_its_configurations_say():
+    published = [entry for entry in read_registry().values() if entry.id.startswith("paddlevit/")]
+    assert {entry.family for entry in published} == {"ViT", "DeiT", "Swin", "ConvNeXt"} and len(published) == 28
+    for entry in published:
+        values = preprocessing_of(entry.id)
+        crop = 1.0 if "384" in entry.variant else 0.9 if entry.family == "Swin" else 0.875
+        mean = 0.5 if entry.family == "ViT" else 0.485
+        assert (values["RESIZE_LIBRARY"], values["INTERPOLATION"]) == ("pil", "bicubic")
+        assert (values["CROP_PCT"], values["IMAGENET_MEAN"][0], values["EXIF_ORIENTATION"]) == (crop, mean, False)

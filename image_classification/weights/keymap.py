@@ -100,7 +100,19 @@ DIALECTS = (
             (r"encoder\.layers\.(\d+)\.(.*)", r"blocks.\1.\2"),
             (r"encoder\.(?:encoder_)?norm\.(.*)", r"norm.\1"),
             (r"classifier\.(.*)", r"head.\1"),
+            (r"classifier_dist\.(.*)", r"head_dist.\1"),
         ),
+    ),
+    Dialect(
+        "PaddleViT Swin",
+        r"stages\.0\.blocks\.0\.attn\.relative_position_bias_table",
+        (
+            (r"patch_embedding\.patch_embed\.(.*)", r"patch_embed.proj.\1"),
+            (r"patch_embedding\.norm\.(.*)", r"patch_embed.norm.\1"),
+            (r"stages\.(.*)", r"layers.\1"),
+            (r"fc\.(.*)", r"head.fc.\1"),
+        ),
+        _swin_downsample,
     ),
     Dialect(
         "PaddleClas ResNet",
@@ -191,7 +203,6 @@ DIALECTS = (
         "original Swin",
         r"layers\.0\.downsample\.reduction\.weight",
         (
-            (r".*\.(relative_position_index|attn_mask)", DROPPED),
             (r"head\.(weight|bias)", r"head.fc.\1"),
         ),
         _swin_downsample,

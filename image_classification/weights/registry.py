@@ -14,7 +14,10 @@ FOLDER = Path(__file__).resolve().parent / "registry"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One published set of weights; `url` may be derived from a hub id, `digest` is "sha256:..." or "md5:..."."""
+    """One published set of weights; `url` may be derived from a hub id, `digest` is "sha256:..." or "md5:...".
+
+    With `by_hand` the URL is a page for people, behind which the file lies.
+    """
 
     id: str
     family: str
@@ -24,11 +27,12 @@ class Entry:
     licence: str
     top1: float | None
     preprocessing: dict
+    by_hand: bool
 
     @property
     def file_name(self):
         """Name in the cache: unique over all publishers."""
-        ending = Path(self.url).suffix
+        ending = ".pdparams" if self.by_hand else Path(self.url).suffix
         return self.id.replace("/", "--") + ending
 
 
@@ -45,9 +49,9 @@ def read_registry():
         for variant, data in variants.items():
             for name, weight in data["weights"].items():
                 digest = next((f"{kind}:{weight[kind]}" for kind in ("sha256", "md5") if kind in weight), None)
-                url = weight["url"] if "url" in weight else hub_url(weight["hub"])
+                url = weight.get("url") or weight.get("page") or hub_url(weight["hub"])
                 entries[name] = Entry(name, family, variant, url, digest, weight["licence"], weight["top1"],
-                                      weight["preprocessing"])  # fmt: skip
+                                      weight["preprocessing"], by_hand="page" in weight)  # fmt: skip
     return entries
 
 

@@ -46,7 +46,19 @@ def find_weights(source):
     if source.endswith((".pdparams", ".pth", ".pt", ".safetensors")) and source not in read_registry():
         _existing(Path(source))
     entry = find_entry(source)
+    if entry.by_hand:
+        return _fetched_by_hand(entry)
     return _download(entry.url, entry.file_name, entry.digest)
+
+
+def _fetched_by_hand(entry):
+    path = cache_folder() / entry.file_name
+    if not path.is_file():
+        raise UserError(
+            f"-pretrained: {entry.id}: is published behind a page for browsers only: get the .pdparams file from"
+            f" {entry.url} and put it at {path}"
+        )
+    return path
 
 
 def _existing(path):
