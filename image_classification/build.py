@@ -67,7 +67,8 @@ def build_parts(config, build_model, parallel):
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
     parallel.seed_dropout(config.SEED)
-    return Parts(config, device, parallel, model, precision, build_criterion(config), train_loader, eval_loader)
+    criterion = build_criterion(config, train_loader.dataset if train_loader else None)
+    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader)
 
 
 def build_precision(config, device, parallel):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import paddle
 from paddle.nn import functional
 
@@ -11,24 +12,55 @@ from .runtime import UserError
 _SMALLEST_DOUBT = 1e-6
 
 
-def build_criterion(config):
+BALANCED = "balanced"
+
+
+def build_criterion(config, dataset=None):
     """Return the :class:`Criterion` of ``TRAIN.SMOOTHING``, ``TRAIN.CLASS_WEIGHTS`` and ``TRAIN.FOCAL_GAMMA``.
 
+    Args:
+        dataset: the training images, whose labels are counted for balanced weights; None in an evaluation.
+
     Raises:
-        UserError: a value is out of range, or there is not one weight per class.
+        UserError: a value is out of range, there is not one weight per class, or nothing to count.
     """
     train = config.TRAIN
     weights = train.CLASS_WEIGHTS
+    if weights == BALANCED:
+        weights = None if dataset is None else _balanced_weights(config, dataset)
     if not 0 <= train.SMOOTHING < 1:
         raise UserError(f"TRAIN.SMOOTHING: {train.SMOOTHING} is not at least 0 and below 1")
     if not (math.isfinite(train.FOCAL_GAMMA) and train.FOCAL_GAMMA >= 0):
         raise UserError(f"TRAIN.FOCAL_GAMMA: {train.FOCAL_GAMMA} is not a number >= 0")
+    if isinstance(weights, str):
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {weights!r}: allowed are a list of numbers and {BALANCED}")
     if weights is not None:
         if len(weights) != config.MODEL.NUM_CLASSES:
             raise UserError(f"TRAIN.CLASS_WEIGHTS: {len(weights)} weights for {config.MODEL.NUM_CLASSES} classes")
         if not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise UserError("TRAIN.CLASS_WEIGHTS: every weight must be a number above 0")
     return Criterion(train.SMOOTHING, weights, train.FOCAL_GAMMA)
+
+
+def _balanced_weights(config, dataset):
+    if config.DATA.BALANCED:
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: DATA.BALANCED draws each class equally often already")
+    if dataset.labels is None:
+        raise UserError(
+            f"TRAIN.CLASS_WEIGHTS: {BALANCED}: {config.DATA.DATASET} has its labels in the records, where they are not"
+            " counted; give the weights as numbers"
+        )
+    counts = np.bincount(dataset.labels, minlength=config.MODEL.NUM_CLASSES)
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        names = ", ".join(map(str, empty[:4])) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: without a training image: class {names}")
+    return balanced_class_weights(counts)
+
+
+def balanced_class_weights(counts):
+    """Return one weight a class, N / (classes * images of the class): on average over the N images it is 1."""
+    return (counts.sum() / (len(counts) * counts)).tolist()
 
 
 class Criterion:

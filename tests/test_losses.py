@@ -1,15 +1,23 @@
 """The criterion against NumPy in float64, in every form of label and every option."""
 
 import dataclasses
+import types
 
 import numpy as np
 import paddle
 import pytest
+from model_zoo import ROOT
+from sklearn.utils.class_weight import compute_class_weight
 
 from image_classification.amp import build_precision
-from image_classification.config import Config
-from image_classification.losses import Criterion, build_criterion
+from image_classification.build import build_parts
+from image_classification.config import Config, load_config
+from image_classification.data import build as data_build
+from image_classification.data.tfrecord_dataset import TFRecordDataset
+from image_classification.losses import Criterion, balanced_class_weights, build_criterion
+from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
+from image_classification.ViT.vit import build_model
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(scale=3, size=(6, 4)).astype("float32")
@@ -126,6 +134,63 @@ def test_loss_of_half_logits_in_the_precisions_context(mode, dtype, options, for
     assert error <= (step if mode == "auto" else 8 * step)
 
 
+def images_with(labels):
+    return types.SimpleNamespace(labels=np.asarray(labels))
+
+
+def test_balanced_class_weights_equal_scikit_learns():
+    labels = RNG.choice(4, size=97, p=[0.6, 0.25, 0.1, 0.05])
+    assert set(labels) == {0, 1, 2, 3}
+    expected = compute_class_weight("balanced", classes=np.arange(4), y=labels)
+    np.testing.assert_allclose(balanced_class_weights(np.bincount(labels)), expected, rtol=1e-15)
+    criterion = build_criterion(config(CLASS_WEIGHTS="balanced"), images_with(labels))
+    loss = criterion(paddle.to_tensor(LOGITS), paddle.to_tensor(HARD))
+    assert loss.item() == pytest.approx(reference(one_hot(HARD), weights=expected), rel=2e-6)  # float32 sums
+
+
+def test_balanced_class_weights_of_the_whole_training_set_reach_the_criterion(tmp_path):
+    words = ["-opts", "TRAIN.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0", "DATA.NUM_WORKERS=0"]
+    path = ROOT / "image_classification" / "ViT" / "configs" / "vit_tiny_digits.yaml"
+    settings = load_config([f"-cfg={path}", *words], build_model)
+    parts = build_parts(settings, build_model, SingleProcess())
+    labels = parts.train_loader.dataset.labels
+    assert len(labels) == 1437
+    logits, targets = paddle.randn([10, 10]), paddle.arange(10)
+    expected = compute_class_weight("balanced", classes=np.arange(10), y=labels).astype("float32")
+    by_paddle = paddle.nn.functional.cross_entropy(logits, targets, weight=paddle.to_tensor(expected))
+    assert parts.criterion(logits, targets).item() == pytest.approx(by_paddle.item(), rel=1e-6)
+
+
+def test_balanced_class_weights_need_no_labels_in_an_evaluation():
+    criterion = build_criterion(config(CLASS_WEIGHTS="balanced"))
+    loss = criterion(paddle.to_tensor(LOGITS), paddle.to_tensor(HARD))
+    assert loss.item() == pytest.approx(reference(one_hot(HARD)), rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "message"),
+    [
+        (None, {"DATASET": "imagenet_tfrecord"}, r"imagenet_tfrecord has its labels in the records.*numbers$"),
+        ([0, 0, 2], {}, r"TRAIN\.CLASS_WEIGHTS: balanced: without a training image: class 1, 3$"),
+        ([0, 1, 2, 3], {"BALANCED": True}, r"balanced: DATA\.BALANCED draws each class equally often already"),
+    ],
+)
+def test_balanced_class_weights_that_cannot_be_counted_are_one_line(labels, data, message):
+    settings = config(CLASS_WEIGHTS="balanced")
+    settings = dataclasses.replace(settings, DATA=dataclasses.replace(settings.DATA, **data))
+    with pytest.raises(UserError, match=message) as caught:
+        build_criterion(settings, TFRecordDataset([], [], 4) if labels is None else images_with(labels))
+    assert "\n" not in str(caught.value)
+
+
+def test_balanced_sampling_of_labels_in_records_is_one_line(monkeypatch):
+    monkeypatch.setattr(data_build, "build_dataset", lambda config, split: TFRecordDataset([], np.zeros((300, 3)), 4))
+    settings = config()
+    data = dataclasses.replace(settings.DATA, DATASET="imagenet_tfrecord", BALANCED=True)
+    with pytest.raises(UserError, match=r"DATA\.BALANCED: imagenet_tfrecord: the labels are in the records"):
+        data_build.build_train_loader(dataclasses.replace(settings, DATA=data))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -133,6 +198,7 @@ def test_loss_of_half_logits_in_the_precisions_context(mode, dtype, options, for
         ({"FOCAL_GAMMA": -1.0}, r"TRAIN\.FOCAL_GAMMA: -1\.0"),
         ({"CLASS_WEIGHTS": (1.0, 2.0)}, r"TRAIN\.CLASS_WEIGHTS: 2 weights for 4 classes"),
         ({"CLASS_WEIGHTS": (1.0, 2.0, 0.0, 1.0)}, r"TRAIN\.CLASS_WEIGHTS: every weight"),
+        ({"CLASS_WEIGHTS": "even"}, r"TRAIN\.CLASS_WEIGHTS: 'even': allowed are a list of numbers and balanced"),
     ],
 )
 def test_value_out_of_range_names_the_key(changes, message):

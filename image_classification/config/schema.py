@@ -156,7 +156,9 @@ class Train:
     MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
     FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but it")
-    CLASS_WEIGHTS: tuple[float, ...] | None = option(None, "factor of each class in the loss; none: all alike")
+    CLASS_WEIGHTS: tuple[float, ...] | str | None = option(
+        None, "factor of each class in the loss; balanced: by its share of the training images; none: all alike"
+    )
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")

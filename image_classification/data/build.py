@@ -57,7 +57,7 @@ def build_train_loader(config, rank=0, world_size=1):
         rank=rank,
         world_size=world_size,
         repeats=config.TRAIN.REPEATED_AUG,
-        shares=_balanced_shares(dataset) if data.BALANCED else None,
+        shares=_balanced_shares(data.DATASET, dataset) if data.BALANCED else None,
     )
     loader = _loader(config, dataset, transform, order, data.BATCH_SIZE, world_size, training=True)
     mix = build_batch_transform(config)
@@ -68,9 +68,9 @@ def build_train_loader(config, rank=0, world_size=1):
     return loader
 
 
-def _balanced_shares(dataset):
+def _balanced_shares(name, dataset):
     if dataset.labels is None:
-        raise UserError(f"DATA.BALANCED: {dataset.name}: the labels are in the records; prepare it as class folders")
+        raise UserError(f"DATA.BALANCED: {name}: the labels are in the records; prepare it as class folders")
     return balanced_shares(dataset.labels)
 
 
