@@ -9,6 +9,7 @@ optimizer  "<parameter>/<slot>" -> array
 precision  mode, dtype and the scaler's state
 ema        the averaged weights, or None
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
+units      images of a batch and steps of an epoch in which the progress is counted
 rng        generators of Python, NumPy and Paddle, one entry a process
 config     the effective configuration as YAML
 ========== ==========================================================================================

@@ -251,6 +251,7 @@ class Trainer:
             "progress": dataclasses.asdict(self.progress) | {"sums": mean_sums.tolist()},
             "rng": self.parallel.gather(self.parallel.rng_state()),
             "topology": self.parallel.describe(),
+            "units": self._units(),
             "config": to_yaml(self.config),
         }
 
@@ -274,6 +275,7 @@ class Trainer:
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
+        self._recount(state.get("units", self._units()))
         if self.progress.batch:  # else the next epoch starts with empty sums
             self.mean.sums = sums
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
@@ -281,3 +283,28 @@ class Trainer:
         else:  # draws that some processes must share cannot be taken from others
             self.parallel.seed_dropout(self.config.SEED + self.progress.step)
             get_logger().info(f"-resume: saved by {state['topology']}; dropout goes on with new draws")
+
+    def _units(self):
+        """Return what a batch and a step of ``progress`` stand for, over all replicas."""
+        return {
+            "images_per_batch": self.config.DATA.BATCH_SIZE * self.parallel.data_size,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
+    def _recount(self, units):
+        """Express a progress counted in other units in this run's, so that no image of the epoch is left out.
+
+        Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
+        """
+        own, progress, window = self._units(), self.progress, self.config.TRAIN.ACCUM_ITER
+        if units == own:
+            return
+        images = progress.batch * units["images_per_batch"]
+        progress.batch = images // (own["images_per_batch"] * window) * window
+        before, steps = progress.step, (units["steps_per_epoch"], own["steps_per_epoch"])
+        if steps[0] != steps[1]:
+            progress.step = round(before * steps[1] / steps[0])
+            get_logger().warning(
+                f"-resume: saved with {steps[0]} steps an epoch, now {steps[1]}: step {before} counts as "
+                f"{progress.step}; -batch_size and -accum_iter that give the same total batch size change nothing"
+            )

@@ -62,9 +62,9 @@ def make_batches(num_batches, batch_size, seed=0):
     ]
 
 
-def make_trainer(batches, hooks=(), precision=None, **train):
+def make_trainer(batches, hooks=(), precision=None, batch_size=4, **train):
     settings = {"NUM_EPOCHS": 1, "BASE_LR": 0.1, "WARMUP_EPOCHS": 0, "OPTIMIZER": {"NAME": "SGD"}} | train
-    layers = [("test", {"MODEL": {"NUM_CLASSES": NUM_CLASSES}, "TRAIN": settings})]
+    layers = [("test", {"MODEL": {"NUM_CLASSES": NUM_CLASSES}, "DATA": {"BATCH_SIZE": batch_size}, "TRAIN": settings})]
     config = build_config(layers)
     seed_everything(0)
     model, precision = Net(), precision or amp.build_precision("fp32")
@@ -237,6 +237,24 @@ def test_state_loaded_into_another_trainer_continues_bit_for_bit():
         assert (second.ema.state_dict()[name].numpy() == value.numpy()).all(), name
     ours, theirs = dataclasses.asdict(second.progress), dataclasses.asdict(straight.progress)
     assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+@pytest.mark.parametrize(("batch_size", "window", "batch", "step"), [
+    (4, 1, 3, 3),  # as saved: 12 of 24 images, 3 of 6 steps
+    (2, 2, 6, 3),  # the same steps of two micro-batches, as a pipeline needs them
+    (2, 1, 6, 6),
+    (8, 1, 1, 2),  # not yet the 4 images of half a step, and the schedule's nearest step
+])  # fmt: skip
+def test_state_of_other_batches_continues_at_the_same_image(batch_size, window, batch, step):
+    class Stop(Hook):
+        def after_step(self, trainer):
+            trainer.stop_requested = trainer.progress.step == 3
+
+    first = make_trainer(make_batches(6, 4), hooks=[Stop()], batch_size=4)
+    first.fit()
+    second = make_trainer(make_batches(24 // batch_size, batch_size), batch_size=batch_size, ACCUM_ITER=window)
+    second.load_state(first.state(), "memory")
+    assert (second.progress.batch, second.progress.step) == (batch, step)
 
 
 def test_evaluation_counts_every_image_once_and_marks_the_best():
