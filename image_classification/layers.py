@@ -136,6 +136,11 @@ class Attention(nn.Layer):
         return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout)))
 
 
+def linear_gelu(layer, x):
+    """Return the exact (erf) GELU of what a linear layer returns for `x`."""
+    return F.gelu(layer(x))
+
+
 class Mlp(nn.Layer):
     """Two linear layers with exact (erf) GELU between them."""
 
@@ -147,7 +152,7 @@ class Mlp(nn.Layer):
         self.drop2 = Dropout(dropout)
 
     def forward(self, x):
-        x = self.drop1(F.gelu(self.fc1(x)))
+        x = self.drop1(linear_gelu(self.fc1, x))
         return self.drop2(self.fc2(x))
 
 

@@ -248,6 +248,48 @@ def test_linear_keeps_bfloat16_activations_only():
     assert node.name() == "GradNodePyLayer_Linear"
 
 
+def gelu_layer(dtype, bias=True):
+    paddle.seed(0)
+    layer = paddle.nn.Linear(96, 160, bias_attr=None if bias else False)
+    layer.weight.set_value(layer.weight * 4)
+    return layer.to(dtype=dtype) if dtype == BFLOAT16 else layer
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_linear_gelu_in_evaluation_is_one_product_of_the_same_value(dtype, bias, monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu")
+    layer = gelu_layer(dtype, bias)
+    (x,) = tensors([(2, 75, 96)], dtype)
+    with paddle.no_grad(), half_cpu.dispatch(backend="counted"):
+        actual = layers.linear_gelu(layer, x)
+    assert calls.served == 1
+    assert actual.dtype == x.dtype
+    weights = [parameter.astype("float64") for parameter in layer.parameters()]
+    exact = F.gelu(F.linear(x.astype("float64"), *weights)).numpy()
+    # One rounding of the exact value, half a unit in the last place; float32: a sum of 96 terms and oneDNN's erf.
+    bound = 2.0**-8 * np.abs(exact) + 1e-5 if dtype == BFLOAT16 else 1e-5 * np.abs(exact).max()
+    assert (np.abs(actual.astype("float64").numpy() - exact) <= bound).all()
+
+
+def test_linear_gelu_with_gradients_keeps_what_its_backward_needs(monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu", "linear", "gelu")
+    layer = gelu_layer(BFLOAT16)
+    (x,) = tensors([(2, 3, 96)])
+    with half_cpu.dispatch(backend="counted"):
+        layers.linear_gelu(layer, x).sum().backward()
+    assert calls.served == 2  # linear and GELU, one by one
+    assert layer.weight.grad is not None and x.grad is not None
+
+
+def test_linear_gelu_of_a_layer_with_hooks_calls_them():
+    layer, seen = gelu_layer(FLOAT32), []
+    layer.register_forward_post_hook(lambda layer, inputs, output: seen.append(output.shape))
+    with paddle.no_grad(), half_cpu.dispatch():
+        layers.linear_gelu(layer, paddle.ones([2, 96]))
+    assert seen == [[2, 160]]
+
+
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
 def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
     results = []

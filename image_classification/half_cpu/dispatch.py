@@ -203,14 +203,17 @@ def _index_method(method_name, original):
 
 def _composite(name, original):
     """Return the wrapper of a Python function that a kernel may serve as a whole; else its operators are served."""
+    entry = op_names.COMPOSITES[name]
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         scope = _ACTIVE.scope
         if scope is None or name not in scope.kernels and name not in scope.float32_kernels:
             return original(*args, **kwargs)
+        if entry.inference_only and paddle.is_grad_enabled():
+            return original(*args, **kwargs)
         tensors, half = scan(args, kwargs)
-        wanted = scope.policy_cast(op_names.COMPOSITES[name].policy_name, tensors) if scope.policy_cast else None
+        wanted = scope.policy_cast(entry.policy_name, tensors) if scope.policy_cast else None
         kernel_args, kernel_kwargs = args, kwargs
         if wanted in scope.half_dtypes:
             kernel_args, kernel_kwargs, _, half = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])

@@ -29,6 +29,7 @@ _AMX_BF16 = 0xFEF
 KERNELS = {
     "cast": onednn_elementwise.cast,
     "linear": onednn_matmul.linear,
+    "linear_gelu": onednn_matmul.linear_gelu,
     "matmul": onednn_matmul.matmul,
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,

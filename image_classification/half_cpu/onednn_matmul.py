@@ -10,7 +10,9 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
+from .onednn_elementwise import in_dtype
 from .onednn_primitives import (
+    DATA_TYPES,
     Layout,
     bound,
     cache,
@@ -106,6 +108,21 @@ def sum_rows(tensor, rows, columns, dtype):
     return result
 
 
+def affine(x, weight, bias, post_ops=()):
+    """Return x [..., K] @ weight [K, N] + bias [N], after the post operations, in the dtype of x; x and bias dense."""
+    columns, features = weight.shape
+    rows = numel(x) // columns
+    out = new_tensor(x.dtype, [*x.shape[:-1], features])
+    multiply(
+        matrix(x, rows, columns),
+        view(weight),
+        matrix(out, rows, features),
+        None if bias is None else matrix(bias, 1, features),
+        post_ops,
+    )
+    return out
+
+
 class Linear(PyLayer):
     """x [..., K] @ weight [K, N] + bias [N]."""
 
@@ -114,15 +131,7 @@ class Linear(PyLayer):
         """Return [..., N] in the dtype of x."""
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient, bias is not None and not bias.stop_gradient)
         x, bias = contiguous(x), None if bias is None else contiguous(bias)
-        columns, features = weight.shape
-        rows = numel(x) // columns
-        out = new_tensor(x.dtype, [*x.shape[:-1], features])
-        multiply(
-            matrix(x, rows, columns),
-            view(weight),
-            matrix(out, rows, features),
-            None if bias is None else matrix(bias, 1, features),
-        )
+        out = affine(x, weight, bias)
         ctx.save_for_backward(x, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return out
@@ -186,14 +195,33 @@ class BatchedMatmul(PyLayer):
 def linear(original, args, kwargs):
     """Kernel of ``linear(x, weight, bias)``."""
     values = bound(args, kwargs, ("x", "weight", "bias"), ())
+    if values is None or not _fits(*values):
+        return NotImplemented
+    return Linear.apply(*values)
+
+
+def _fits(x, weight, bias):
+    """Return whether the tensors make a linear layer that oneDNN computes; for others Paddle words the error."""
+    if not servable(x, weight, *(() if bias is None else (bias,))) or weight.ndim != 2 or x.ndim == 0:
+        return False
+    return x.shape[-1] == weight.shape[0] and (bias is None or bias.ndim == 1 and bias.shape[0] == weight.shape[1])
+
+
+def linear_gelu(original, args, kwargs):
+    """Kernel of ``linear_gelu(layer, x)`` for a plain linear layer, without gradients."""
+    values = bound(args, kwargs, ("layer", "x"), ())
     if values is None:
         return NotImplemented
-    x, weight, bias = values
-    if not servable(x, weight, *(() if bias is None else (bias,))) or weight.ndim != 2 or x.ndim == 0:
+    layer, x = values
+    if type(layer) is not paddle.nn.Linear or layer._forward_pre_hooks or layer._forward_post_hooks:
         return NotImplemented
-    if x.shape[-1] != weight.shape[0] or bias is not None and (bias.ndim != 1 or bias.shape[0] != weight.shape[1]):
-        return NotImplemented  # Paddle words the error
-    return Linear.apply(x, weight, bias)
+    if x.dtype not in DATA_TYPES or any(parameter.dtype not in DATA_TYPES for parameter in layer.parameters()):
+        return NotImplemented
+    weight = in_dtype(layer.weight, x.dtype)
+    bias = None if layer.bias is None else in_dtype(layer.bias, x.dtype)
+    if not _fits(x, weight, bias):
+        return NotImplemented
+    return affine(contiguous(x), weight, bias, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),))
 
 
 def matmul(original, args, kwargs):

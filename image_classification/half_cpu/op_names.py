@@ -95,13 +95,19 @@ class Composite(NamedTuple):
 
     function: its module and name; it is looked up among the modules that are loaded.
     policy_name: the operator whose casts its tensors get, the first one that it calls.
+    inference_only: with gradients its operators are served one by one.
     """
 
     function: tuple[str, str]
     policy_name: str
+    inference_only: bool = False
 
 
-COMPOSITES = {"attention": Composite(("image_classification.layers", "attention"), "matmul")}
+COMPOSITES = {
+    "attention": Composite(("image_classification.layers", "attention"), "matmul"),
+    # Its backward pass needs what goes into GELU, so nothing is saved where gradients are wanted.
+    "linear_gelu": Composite(("image_classification.layers", "linear_gelu"), "linear", inference_only=True),
+}
 
 
 def is_inplace(op_name):
