@@ -24,6 +24,7 @@ from pathlib import Path
 import paddle
 
 from .runtime import UserError, atomic_write
+from .weights.load import differences
 from .weights.unpickle import load_pickle
 
 FORMAT = 1
@@ -76,20 +77,9 @@ def check_matches(own, loaded, path, key):
     Raises:
         UserError: the first differences, so that a wrong architecture is told from a wrong head.
     """
-    missing = [name for name in own if name not in loaded]
-    unknown = [name for name in loaded if name not in own]
-    shapes = [
-        f"{name} {list(loaded[name].shape)} instead of {list(own[name].shape)}"
-        for name in own
-        if name in loaded and list(loaded[name].shape) != list(own[name].shape)
-    ]
-    parts = []
-    for words, names in (("lacks", missing), ("does not know", unknown), ("has other shapes:", shapes)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{words} {', '.join(names[:3])}{more}")
-    if parts:
-        raise UserError(f"{key}: {path}: is of another model: it {'; it '.join(parts)}")
+    text = differences(own, loaded)
+    if text:
+        raise UserError(f"{key}: {path}: is of another model: {text}")
 
 
 def _read(path, key):

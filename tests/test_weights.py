@@ -300,6 +300,7 @@ def test_training_from_published_weights_takes_their_normalisation_only():
         ("DATA.CROP_PCT=0.8", "CROP_PCT", 0.8),
         ("DATA.INTERPOLATION=nearest", "INTERPOLATION", "nearest"),
         ("DATA.RESIZE_LIBRARY=pil", "RESIZE_LIBRARY", "pil"),
+        ("DATA.EXIF_ORIENTATION=False", "EXIF_ORIENTATION", False),
         ("DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]", "IMAGENET_MEAN", (0.4, 0.4, 0.4)),
         ("DATA.IMAGENET_STD=[0.4, 0.4, 0.4]", "IMAGENET_STD", (0.4, 0.4, 0.4)),
     ],

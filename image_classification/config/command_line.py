@@ -50,9 +50,6 @@ FLAGS = {
     },
 }
 
-# what published weights bring along unless the command line sets it
-PREPROCESSING_KEYS = ("CROP_PCT", "INTERPOLATION", "RESIZE_LIBRARY", "IMAGENET_MEAN", "IMAGENET_STD")
-
 SWITCHES = {
     "amp": ("AMP", "train and evaluate in mixed precision: mode auto unless the YAML or -amp_mode names another"),
     "eval": ("EVAL", "evaluate only"),
@@ -112,12 +109,13 @@ def load_config(argv, build_model=None, prog=None):
     elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
         # the effective configuration of a smoke run has the key, and the small values already
         raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
-    return _resolve(config, [word.partition("=")[0].removeprefix("DATA.") for word in arguments.opts])
+    return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
 
 
 def _resolve(config, given):
     """Fill in what depends on other keys, once, so that no later code has to know the rule."""
-    kept = dict.fromkeys([*config.DATA.PREPROCESSING_KEPT, *(key for key in given if key in PREPROCESSING_KEYS)])
+    of_data = [key.removeprefix("DATA.") for key in given if key.startswith("DATA.")]
+    kept = dict.fromkeys([*config.DATA.PREPROCESSING_KEPT, *of_data])
     data = dataclasses.replace(
         config.DATA,
         BATCH_SIZE_EVAL=config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE,

@@ -12,6 +12,8 @@ from .position import resize_position_embedding
 from .read import read_weights
 from .source import find_weights
 
+MOST_NAMED = 4  # of each kind of difference, so that an error stays a line
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
@@ -88,20 +90,27 @@ def _replaceable_head(model, state, tensors):
 
 
 def _check(source, dialect, state, tensors, replaced):
-    missing = [name for name in state if name not in tensors and name not in replaced]
-    unknown = [name for name in tensors if name not in state and name not in replaced]
+    own, loaded = ({name: named[name] for name in named if name not in replaced} for named in (state, tensors))
+    text = differences(own, loaded)
+    if text:
+        raise UserError(f"-pretrained: {source} ({dialect}) does not fit this model: {text}")
+
+
+def differences(own, loaded):
+    """Return how the names and shapes that were loaded differ from a model's own, as text; "" where all fit."""
+    missing = [name for name in own if name not in loaded]
+    unmatched = [name for name in loaded if name not in own]
     shapes = [
-        f"{name} {list(tensors[name].shape)} instead of {list(state[name].shape)}"
-        for name in state
-        if name in tensors and name not in replaced and list(tensors[name].shape) != state[name].shape
+        f"{name} {list(loaded[name].shape)} instead of {list(own[name].shape)}"
+        for name in own
+        if name in loaded and list(loaded[name].shape) != list(own[name].shape)
     ]
     parts = []
-    for words, names in (("lacks", missing), ("has unmatched", unknown), ("has other shapes:", shapes)):
+    for words, names in (("lacks", missing), ("has unmatched", unmatched), ("has other shapes:", shapes)):
         if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            parts.append(f"it {words} {', '.join(names[:4])}{more}")
-    if parts:
-        raise UserError(f"-pretrained: {source} ({dialect}) does not fit this model: {'; '.join(parts)}")
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            parts.append(f"it {words} {', '.join(names[:MOST_NAMED])}{more}")
+    return "; ".join(parts)
 
 
 def _log(source, report):
