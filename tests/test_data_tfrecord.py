@@ -135,6 +135,20 @@ def test_example_is_read_by_protocol_buffers_and_back(example_class):
     assert bytes(parsed["image/encoded"][0]) == features["image/encoded"]
 
 
+def test_chosen_features_are_the_same_wherever_they_stand(example_class):
+    features = {"a": 1, "image/encoded": bytes(300), "image/class/label": 7, "x" * 200: 3, "z": b"last"}
+    for names in (("image/encoded", "image/class/label"), ("z", "a"), ("x" * 200,), ("z", "missing")):
+        message = example_class.FromString(serialize_example(features))
+        for data in (serialize_example(features), message.SerializeToString()):  # sorted, and in protobuf's order
+            chosen = parse_example(data, [name.encode() for name in names])
+            assert chosen == {name: parse_example(data)[name] for name in names if name != "missing"}
+    value = b"\x1a\x03\x0a\x01\x07"  # Int64List of 7
+    entry = b"\x12\x05" + value + b"\x0a\x01l"  # the value, then the name
+    data = b"\x0a" + bytes([2 + len(entry)]) + b"\x0a" + bytes([len(entry)]) + entry
+    assert example_class.FromString(data).features.feature["l"].int64_list.value == [7]
+    assert parse_example(data) == parse_example(data, [b"l"]) == {"l": [7]}
+
+
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0b", b"\x80" * 12])
 def test_bytes_that_are_no_example_are_refused(data):
     with pytest.raises(BadRecord):
@@ -219,7 +233,7 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     ]
     config = make_config(2, DATASET="imagenet_tfrecord", DATA_PATH=output)
     dataset = build_dataset(config, "train")
-    got = sorted(dataset.read(index) for index in range(len(dataset)))
+    got = sorted((bytes(content), label) for content, label in map(dataset.read, range(len(dataset))))
     assert got == sorted((content, "ab".index(name[0])) for name, content in written.items())
     assert len(build_train_loader(config)) == 3
     # a shard that is damaged is made again, one that is whole is kept

@@ -29,7 +29,7 @@ class CorruptImage(Exception):
 
 
 def decode(content, library="cv2", channels=3, reduction=1, upright=False):
-    """Return the uint8 pixels [height, width, channels] of an encoded image (bytes) or of an array.
+    """Return the uint8 pixels [height, width, channels] of an encoded image (bytes or memoryview) or of an array.
 
     Grey, palette, RGBA and CMYK images come out with the asked number of channels (1 or 3); alpha is dropped.
 
@@ -66,7 +66,7 @@ def set_channels(pixels, channels):
 
 def jpeg_size(content):
     """Return (height, width) from the header of a JPEG, None for any other bytes."""
-    if not isinstance(content, bytes) or content[:2] != b"\xff\xd8":
+    if isinstance(content, np.ndarray) or content[:2] != b"\xff\xd8":
         return None
     position = 2
     while position + 9 <= len(content) and content[position] == 0xFF:
@@ -95,7 +95,10 @@ def _decode_cv2(content, channels, reduction, upright):
 
 def _jpeg_is_whole(content):
     # FF D9 ends an image and cannot occur inside its entropy-coded data; some files carry padding after it.
-    return content.endswith(b"\xff\xd9") or content.rfind(b"\xff\xd9") > content.rfind(b"\xff\xda")
+    if content[-2:] == b"\xff\xd9":
+        return True
+    content = bytes(content)
+    return content.rfind(b"\xff\xd9") > content.rfind(b"\xff\xda")
 
 
 def _decode_pil(content, channels, upright):

@@ -16,6 +16,7 @@ from ..runtime import UserError
 FRAMING_BYTES = 16
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
+_HEADER = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -43,14 +44,14 @@ def unframe(record):
         BadRecord: a length or a checksum does not fit.
     """
     view = memoryview(record)
-    if len(view) < FRAMING_BYTES:
+    expected = len(view) - FRAMING_BYTES
+    if expected < 0:
         raise BadRecord(f"{len(view)} bytes are no record")
-    if _CHECKSUM.unpack_from(view, 8)[0] != masked_crc(view[:8]):
+    length, checksum = _HEADER.unpack_from(view)
+    if checksum != masked_crc(view[:8]):
         raise BadRecord("wrong checksum of the length")
-    if _LENGTH.unpack_from(view)[0] != len(view) - FRAMING_BYTES:
-        raise BadRecord(
-            f"the record has {_LENGTH.unpack_from(view)[0]} bytes, {len(view) - FRAMING_BYTES} were expected"
-        )
+    if length != expected:
+        raise BadRecord(f"the record has {length} bytes, {expected} were expected")
     data = view[12:-4]
     if _CHECKSUM.unpack_from(view, len(view) - 4)[0] != masked_crc(data):
         raise BadRecord("wrong checksum of the data")
@@ -101,66 +102,88 @@ def index_text(positions):
 def parse_example(data, names=None):
     """Return {feature name: list of bytes or of integers} of a serialized ``tf.train.Example``; floats are left out.
 
-    Bytes come as memoryviews of ``data``. With ``names`` only the values of those features are looked at.
+    Bytes come as memoryviews of ``data``. With ``names``, in UTF-8, only those features are looked at, and nothing
+    behind the last of them.
 
     Raises:
         BadRecord: it is not an Example.
     """
-    features = {}
+    view, features = memoryview(data), {}
     try:
-        for _, body in _fields(memoryview(data), 1):  # Example.features
-            for _, entry in _fields(body, 1):  # Features.feature, a map entry
-                parts = dict(_fields(entry, 1, 2))
-                name = str(parts[1], "utf-8")
-                if 2 in parts and (names is None or name in names):
-                    features[name] = _feature_values(parts[2])
-    except (IndexError, KeyError, ValueError, struct.error) as error:
+        for _, body, body_end in _fields(view, 0, len(view), (1,)):  # Example.features
+            for _, start, end in _fields(view, body, body_end, (1,)):  # Features.feature, a map entry
+                if view[start] == 0x0A and view[start + 1] < 0x80:  # a short name that comes first, as usual
+                    value = start + 2 + view[start + 1]
+                    name, start = bytes(view[start + 2 : value]), value
+                else:
+                    ((_, first, last),) = _fields(view, start, end, (1,))
+                    name = bytes(view[first:last])
+                if names is None or name in names:
+                    for _, first, last in _fields(view, start, end, (2,)):
+                        features[str(name, "utf-8")] = _feature_values(view, first, last)
+                    if names is not None and len(features) == len(names):
+                        return features
+    except (IndexError, TypeError, ValueError) as error:
         raise BadRecord(f"no tf.train.Example ({error})") from error
     return features
 
 
-def _feature_values(feature):
-    for number, values in _fields(feature, 1, 3):
+def _feature_values(view, start, end):
+    for number, values, values_end in _fields(view, start, end, (1, 3)):
         if number == 1:  # BytesList
-            return [value for _, value in _fields(values, 1)]
+            return [view[first:last] for _, first, last in _fields(view, values, values_end, (1,))]
         integers = []  # Int64List, packed or not
-        for _, value in _fields(values, 1):
-            integers += [value] if isinstance(value, int) else _packed_integers(value)
+        for _, first, last in _fields(view, values, values_end, (1,)):
+            integers += [first] if last is None else _packed_integers(view, first, last)
         return [value - (1 << 64) if value >> 63 else value for value in integers]
     return []
 
 
-def _packed_integers(view):
-    position, integers = 0, []
-    while position < len(view):
+def _packed_integers(view, position, end):
+    integers = []
+    while position < end:
         value, position = _varint(view, position)
         integers.append(value)
     return integers
 
 
-def _fields(view, *wanted):
-    """Yield (number, integer or memoryview) of the fields of a protocol-buffer message with the wanted numbers."""
-    position, end = 0, len(view)
+def _fields(view, position, end, wanted):
+    """Return [(number, start, end)] of the fields with the wanted numbers of the protocol-buffer message at a place.
+
+    Places and not slices, which would take as long as all the rest. An integer is (number, value, None).
+    """
+    found = []
     while position < end:
-        tag, position = view[position], position + 1
+        tag = view[position]
+        position += 1
         if tag > 0x7F:  # the usual tag is one byte
             tag, position = _varint(view, position - 1)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
+        kind = tag & 7
+        if kind == _BYTES:
+            length = view[position]
+            position += 1
+            if length > 0x7F:  # as _varint, without the price of a call: each level of a record has such a length
+                length, byte, shift = length & 0x7F, 0x80, 7
+                while byte > 0x7F:
+                    byte = view[position]
+                    position += 1
+                    length |= (byte & 0x7F) << shift
+                    shift += 7
+            start = position
+            position += length
+            if tag >> 3 in wanted:
+                found.append((tag >> 3, start, position))
+        elif kind == _VARINT:
             value, position = _varint(view, position)
-        elif kind == _BYTES:
-            length, position = view[position], position + 1
-            if length > 0x7F:
-                length, position = _varint(view, position - 1)
-            value, position = view[position : position + length], position + length
-            if position > end:
-                raise ValueError("a field is cut")
+            if tag >> 3 in wanted:
+                found.append((tag >> 3, value, None))
         elif kind in (_FIXED64, _FIXED32):
-            value, position = None, position + (8 if kind == _FIXED64 else 4)
+            position += 8 if kind == _FIXED64 else 4
         else:
             raise ValueError(f"wire type {kind}")
-        if number in wanted:
-            yield number, value
+    if position != end:
+        raise ValueError("a field is cut")
+    return found
 
 
 def _varint(view, position):

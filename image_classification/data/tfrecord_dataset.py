@@ -12,6 +12,7 @@ from .tfrecord import BadRecord, parse_example, read_index, scan_records, unfram
 
 IMAGE_FEATURE = "image/encoded"
 LABEL_FEATURE = "image/class/label"
+_WANTED = (IMAGE_FEATURE.encode(), LABEL_FEATURE.encode())
 FOLDERS = {"train": "train", "val": "validation"}
 
 
@@ -36,7 +37,7 @@ class TFRecordDataset:
         return len(self._positions)
 
     def read(self, index):
-        """Return (encoded bytes, label counted from 0).
+        """Return (encoded bytes as a memoryview, label counted from 0).
 
         Raises:
             CorruptImage: a checksum is wrong or a feature is missing.
@@ -44,13 +45,13 @@ class TFRecordDataset:
         file_index, offset, length = self._positions[index].tolist()
         try:
             record = self._files.read(file_index, offset, length)
-            features = parse_example(unframe(record), (IMAGE_FEATURE, LABEL_FEATURE))
+            features = parse_example(unframe(record), _WANTED)
             (image,), (label,) = features[IMAGE_FEATURE], features[LABEL_FEATURE]
         except BadRecord as error:
             raise CorruptImage(str(error)) from error
         except (KeyError, ValueError) as error:
             raise CorruptImage(f"not exactly one {IMAGE_FEATURE} and one {LABEL_FEATURE}") from error
-        return bytes(image), label - self.first_label
+        return image, label - self.first_label
 
     def describe(self, index):
         file_index, offset, _ = self._positions[index].tolist()
