@@ -244,14 +244,14 @@ class CheckpointHook(Hook):
     def after_step(self, trainer):
         due = trainer.config.SAVE_STEPS and trainer.progress.step % trainer.config.SAVE_STEPS == 0
         unfinished = trainer.progress.batch < len(trainer.train_loader)
-        if unfinished and (trainer.stop_requested or (due and trainer.last_result.applied)):
+        if trainer.stopping or (unfinished and due and trainer.last_result.applied):
             self._save(trainer, "step")
 
     def after_epoch(self, trainer):
         epoch, config = trainer.progress.epoch, trainer.config
         is_best = bool(trainer.evaluation and trainer.evaluation["is_best"])
         is_last = epoch == config.TRAIN.NUM_EPOCHS
-        if is_best or is_last or trainer.stop_requested or epoch % config.SAVE_FREQ == 0:
+        if is_best or is_last or trainer.stopping or epoch % config.SAVE_FREQ == 0:
             self._save(trainer, f"epoch_{epoch:04d}", is_best)
 
     def _save(self, trainer, name, is_best=False):

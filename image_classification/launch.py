@@ -113,7 +113,7 @@ def train(parts, folder, report):
             )
     with stop_on_signal(trainer):
         trainer.fit()
-    if trainer.stop_requested:
+    if trainer.stopping and trainer.progress.epoch < parts.config.TRAIN.NUM_EPOCHS:
         logger.info(f"stopped by a signal; continue with -resume={folder.path / 'latest'}")
     elif parts.parallel.is_main:
         folder.write_report(report)

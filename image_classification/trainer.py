@@ -132,7 +132,7 @@ class Trainer:
     """Owns the objects of a run and the order in which they are called.
 
     Hooks read its attributes, among them ``last_result``, the StepResult of the last step, and ``evaluation``, the
-    result of the evaluation of this epoch or None.
+    result of the evaluation of this epoch or None. ``stopping`` says that all processes end the run after this call.
     """
 
     def __init__(self, parts, *, optimizer, schedule, ema, hooks):
@@ -153,7 +153,8 @@ class Trainer:
         self.timer = Timer()
         self.evaluation = None
         self.last_result = None
-        self.stop_requested = False
+        self.stop_requested = False  # on this process, by a signal, at any moment
+        self.stopping = False  # agreed on by all processes; nothing but this decides what they do next
 
     def call(self, event):
         for hook in self.hooks:
@@ -163,7 +164,7 @@ class Trainer:
         """Train to the last epoch, or to the end of the step in which a stop was requested."""
         start = time.time() - self.progress.seconds
         self.call("before_train")
-        while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stop_requested:
+        while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stopping:
             self.train_epoch(start)
             self.progress.seconds = time.time() - start
         self.call("after_train")
@@ -179,9 +180,9 @@ class Trainer:
         while progress.batch < num_batches:
             self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch))
             progress.seconds = time.time() - start
-            self.stop_requested = self.parallel.any(self.stop_requested)
+            self.stopping = self.parallel.any(self.stop_requested)
             self.call("after_step")
-            if self.stop_requested:
+            if self.stopping:
                 return
         self.mean.sums = np.array(self.parallel.sum(self.mean.flush().tolist()))  # of all replicas
         progress.epoch += 1
@@ -189,6 +190,7 @@ class Trainer:
         is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
             self.evaluate()
+        self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
         self.mean = RunningMean()
 

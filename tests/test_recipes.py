@@ -145,7 +145,7 @@ def smoke_trainer(name, data_paths, *argv, opts=()):
 class StopAfterTwoEpochs(Hook):
     """Asks for a stop, as a signal would."""
 
-    def after_epoch(self, trainer):
+    def after_evaluation(self, trainer):
         trainer.stop_requested = trainer.progress.epoch == 2
 
 

@@ -189,6 +189,36 @@ def test_stop_requested_in_a_step_ends_the_run_after_it():
     assert trainer.progress.batch in (2, 3) and trainer.progress.epoch == 0
 
 
+@pytest.mark.parametrize("moment", ["before_step", "after_step", "before_evaluation", "after_epoch"])
+def test_run_ends_only_where_all_processes_agreed_on_it(moment):
+    """A signal reaches one process before and another after a vote: none may act on its own until the next."""
+    agreed = []
+
+    class Processes(SingleProcess):
+        def any(self, flag):
+            agreed.append(flag)
+            return flag
+
+    class Signal(Hook):
+        def after_step(self, trainer):  # what the hooks after it see, such as the one that saves
+            assert trainer.stopping == agreed[-1]
+
+        after_epoch = after_step
+
+    def arrive(self, trainer):
+        Signal.after_step(self, trainer) if moment.startswith("after") else None
+        trainer.stop_requested = True
+
+    trainer = make_trainer(make_batches(3, 4), NUM_EPOCHS=3)
+    trainer.parallel = Processes()
+    trainer.hooks.append(type("Arriving", (Signal,), {moment: arrive})())
+    trainer.fit()
+    assert agreed[-1] and not any(agreed[:-1])
+    assert (trainer.progress.epoch, trainer.progress.batch) == {
+        "before_step": (0, 1), "after_step": (0, 2), "before_evaluation": (1, 0), "after_epoch": (1, 1),
+    }[moment]  # fmt: skip
+
+
 def test_hooks_are_called_in_the_order_of_their_priorities():
     calls = []
 
@@ -221,7 +251,7 @@ def test_state_loaded_into_another_trainer_continues_bit_for_bit():
     straight.fit()
 
     class StopAfterTwoEpochs(Hook):
-        def after_epoch(self, trainer):
+        def after_evaluation(self, trainer):
             trainer.stop_requested = trainer.progress.epoch == 2
 
     first = make_trainer(make_batches(5, 4), hooks=[EmaHook(), StopAfterTwoEpochs()], **settings)
@@ -247,7 +277,7 @@ def test_state_loaded_into_another_trainer_continues_bit_for_bit():
 ])  # fmt: skip
 def test_state_of_other_batches_continues_at_the_same_image(batch_size, window, batch, step):
     class Stop(Hook):
-        def after_step(self, trainer):
+        def after_update(self, trainer):
             trainer.stop_requested = trainer.progress.step == 3
 
     first = make_trainer(make_batches(6, 4), hooks=[Stop()], batch_size=4)
