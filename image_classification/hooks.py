@@ -53,6 +53,8 @@ class EmaHook(Hook):
 class ProfilerHook(Hook):
     """Records ten steps with Paddle's profiler into ``profile/``, a trace for chrome://tracing or Perfetto.
 
+    The run ends with the tenth, with a checkpoint, as in Apex's example.
+
     Args:
         run: the run folder.
         first_step: how many steps of this process come before, skipped ones included.
@@ -75,6 +77,8 @@ class ProfilerHook(Hook):
             self.profiler = profiler.Profiler(targets=targets, on_trace_ready=write)
             self.profiler.start()
         self.steps += 1
+        if self.steps == self.first_step + self.num_steps:
+            trainer.request_stop("the end of the profile")
 
     def after_step(self, trainer):
         if self.profiler is None:

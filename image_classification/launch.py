@@ -114,7 +114,7 @@ def train(parts, folder, report):
     with stop_on_signal(trainer):
         trainer.fit()
     if trainer.stopping and trainer.progress.epoch < parts.config.TRAIN.NUM_EPOCHS:
-        logger.info(f"stopped by a signal; continue with -resume={folder.path / 'latest'}")
+        logger.info(f"stopped by {trainer.stop_reason}; continue with -resume={folder.path / 'latest'}")
     elif parts.parallel.is_main:
         folder.write_report(report)
         logger.info(_result_table(report))
@@ -229,7 +229,7 @@ def stop_on_signal(trainer):
     def request_stop(number, frame):
         if trainer.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        trainer.stop_requested = True
+        trainer.request_stop("a signal")
         get_logger().info(f"{signal.Signals(number).name}: stopping after this step")
 
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -153,12 +153,17 @@ class Trainer:
         self.timer = Timer()
         self.evaluation = None
         self.last_result = None
-        self.stop_requested = False  # on this process, by a signal, at any moment
+        self.stop_requested = False  # on this process, at any moment
+        self.stop_reason = "a signal"  # to this process or another
         self.stopping = False  # agreed on by all processes; nothing but this decides what they do next
 
     def call(self, event):
         for hook in self.hooks:
             getattr(hook, event)(self)
+
+    def request_stop(self, reason):
+        """End the run, on all processes, with the running step; `reason` is said at the end."""
+        self.stop_requested, self.stop_reason = True, reason
 
     def fit(self):
         """Train to the last epoch, or to the end of the step in which a stop was requested."""

@@ -297,14 +297,16 @@ def test_evaluation_counts_every_image_once_and_marks_the_best():
     assert trainer.model.training
 
 
-def test_profiler_records_ten_steps_from_the_one_asked_for(tmp_path):
+def test_profiler_records_ten_steps_from_the_one_asked_for_and_ends_the_run(tmp_path):
     hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=2)
-    make_trainer(make_batches(14, 4), hooks=[hook], NUM_EPOCHS=1).fit()
+    trainer = make_trainer(make_batches(14, 4), hooks=[hook], NUM_EPOCHS=1)
+    trainer.fit()
     (trace,) = (tmp_path / "profile").iterdir()
     names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if "name" in event]
     steps = {name.split("[")[0] for name in names if name.startswith("ProfileStep")}
     assert {f"ProfileStep#{number}" for number in range(10)} <= steps
-    assert hook.steps == 14
+    assert hook.steps == 12
+    assert trainer.stopping and trainer.stop_reason == "the end of the profile"
 
 
 def test_profiler_of_a_shorter_run_writes_what_it_has(tmp_path):

@@ -163,7 +163,9 @@ class Train:
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
-    PROFILE_STEP: int | None = option(None, "first of ten steps that the profiler records; none: off", minimum=0)
+    PROFILE_STEP: int | None = option(
+        None, "first of ten steps that the profiler records, then the run ends; none: off", minimum=0
+    )
     HOOKS: tuple[str, ...] = option((), "further hooks, each as module:Class")
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
     OPTIMIZER: Optimizer = section(Optimizer)
