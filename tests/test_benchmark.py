@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from image_classification import half_cpu
 from tools import benchmark
 
 MEASURED = {
@@ -69,6 +70,18 @@ def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
     }  # fmt: skip
 
 
+def test_stock_paddle_runs_paddles_own_operators(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["-cfg", "resnet_tiny_digits", "--modes", "fp32", "--iterations", "1", "--peers", "--peer-python", "/none"]
+    backends = {}
+    for entry in benchmark.contestants(benchmark.parse(words))[:2]:
+        done = subprocess.run(
+            list(map(str, entry["program"])), env=entry["environment"], capture_output=True, text=True, check=True
+        )
+        backends[entry["name"]] = json.loads(done.stdout.splitlines()[-1])["backend"]
+    assert backends == {"fp32": half_cpu.backend_name("float32"), "stock Paddle, as installed": "paddle"}
+
+
 def test_support_matrix_names_every_mode(capsys):
     assert benchmark.main(["--support-matrix"]) == 0
     printed = capsys.readouterr().out
@@ -86,7 +99,9 @@ def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "| auto bfloat16 |" in done.stdout and "resnet_tiny_digits, training, batch 8, 16 pixels" in done.stdout
+    assert "matrix products alone" in done.stdout
     content = json.loads(json_path.read_text())
+    assert set(content["machine"]["products_per_second"]) == {"float32", "bfloat16"}
     assert [row["mode"] for row in content["rows"]] == ["fp32", "auto"]
     assert {"mode", "dtype", "backend", "images_per_second", "iterations_per_second", "seconds_per_iteration",
             "peak_memory_bytes", "phases"} <= set(content["rows"][0])  # fmt: skip

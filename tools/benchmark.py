@@ -42,14 +42,20 @@ def main(words=None):
         print(support_table())
         return 0
     try:
-        measurements = run_rounds(options, contestants(options))
+        entries = contestants(options)
+        measurements = run_rounds(options, entries)
+        products = measure_products(options, entries[0]["environment"])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
-    print(table(rows, options))
-    result = {"machine": machine(), "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]), "rows": rows}
+    print(table(rows, options), "", describe_products(products), sep="\n")
+    result = {
+        "machine": machine() | {"products_per_second": products},
+        "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]),
+        "rows": rows,
+    }
     if options.json:
         with atomic_write(options.json) as file:
             file.write(json.dumps(result, indent=1).encode())
@@ -96,7 +102,7 @@ def contestants(options):
     task = {
         "cfg": options.cfg, "batch_size": options.batch_size, "image_size": options.image_size, "data": options.data,
         "iterations": options.iterations, "device": options.device, "evaluation": options.evaluation,
-        "opts": options.opts, "stock": False,
+        "opts": options.opts, "stock": False, "products": False,
     }  # fmt: skip
     environment = dict(os.environ)  # before Paddle is imported here: it sets OMP_NUM_THREADS to 1
     if options.threads:
@@ -181,6 +187,21 @@ def run_rounds(options, entries):
                         failed.add(entry["name"])
                 bar.update()
     return [(entry, rounds) for entry, rounds in measurements if rounds]
+
+
+def measure_products(options, environment):
+    """Return {number format: operations a second} of a large matrix product on this machine."""
+    task = {"products": True, "stock": False, "device": options.device, "dtypes": options.dtypes}
+    program = [sys.executable, str(WORKER), json.dumps(task)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def describe_products(products):
+    """Return one line: how fast products alone are, which bounds the speed-up of everything that consists of them."""
+    slowest = products["float32"]
+    words = [f"{name} {speed / 1e9:.0f} GFLOP/s ({speed / slowest:.2f}x)" for name, speed in products.items()]
+    return f"matrix products alone, [1576, 768] x [768, 3072]: {', '.join(words)}"
 
 
 def summary(entry, rounds):
