@@ -1,12 +1,13 @@
 """Evaluation images of PaddleClas' weights equal its own pipeline, spelt out here with plain OpenCV."""
 
-import types
+import dataclasses
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
+from image_classification.config import Config
 from image_classification.data.transforms import TrainTransform
 from image_classification.preview import eval_pixels, normalised
 from image_classification.weights import preprocessing_of, read_registry
@@ -79,10 +80,11 @@ def test_input_equals_paddleclas_own(entry, photos):
 
 
 def config_of(weights):
-    """Return what the evaluation of a set of published weights needs of a configuration."""
-    data = types.SimpleNamespace(IMAGE_SIZE=224, IMAGE_CHANNELS=3, KEEP_ASPECT=True)
-    vars(data).update(preprocessing_of(weights))
-    return types.SimpleNamespace(DATA=data)
+    """Return a configuration with the preprocessing of a set of published weights."""
+    config = Config()
+    return dataclasses.replace(
+        config, DATA=dataclasses.replace(config.DATA, IMAGE_SIZE=CROP, **preprocessing_of(weights))
+    )
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -1,11 +1,12 @@
 """Our evaluation images equal those of the transform that timm or torchvision itself gives to each of its weights."""
 
-import types
+import dataclasses
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from image_classification.config import Config
 from image_classification.preview import eval_pixels, normalised
 from image_classification.weights import preprocessing_of, read_registry
 
@@ -29,8 +30,10 @@ def photo(tmp_path_factory):
 def test_input_equals_the_publishers_own(peers, photo, tmp_path, entry):
     size = entry.preprocessing["image_size"]
     peers.ask(action="preprocess", id=entry.id, image_size=size, image=photo, folder=tmp_path)
-    data = types.SimpleNamespace(IMAGE_SIZE=size, IMAGE_CHANNELS=3, KEEP_ASPECT=True, **preprocessing_of(entry.id))
-    config = types.SimpleNamespace(DATA=data)
+    config = Config()
+    config = dataclasses.replace(
+        config, DATA=dataclasses.replace(config.DATA, IMAGE_SIZE=size, **preprocessing_of(entry.id))
+    )
     found = normalised(config, eval_pixels(config, [photo]))[0]
     # one step of a pixel is 1/255 / 0.5 = 8e-3 after the normalisation: below 1e-5 all pixels are bit-equal
     np.testing.assert_allclose(found, np.load(tmp_path / "input.npy"), atol=1e-5)
