@@ -9,7 +9,7 @@ optimizer  "<parameter>/<slot>" -> array
 precision  mode, dtype and the scaler's state
 ema        the averaged weights, or None
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
-units      images of a batch and steps of an epoch in which the progress is counted
+units      images of a batch and of a step, steps of an epoch: what the progress counts
 rng        generators of Python, NumPy and Paddle, one entry a process
 config     the effective configuration as YAML
 ========== ==========================================================================================

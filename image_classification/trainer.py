@@ -293,8 +293,10 @@ class Trainer:
 
     def _units(self):
         """Return what a batch and a step of ``progress`` stand for, over all replicas."""
+        images = self.config.DATA.BATCH_SIZE * self.parallel.data_size
         return {
-            "images_per_batch": self.config.DATA.BATCH_SIZE * self.parallel.data_size,
+            "images_per_batch": images,
+            "images_per_step": images * self.config.TRAIN.ACCUM_ITER,
             "steps_per_epoch": self.steps_per_epoch,
         }
 
@@ -303,15 +305,15 @@ class Trainer:
 
         Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
         """
-        own, progress, window = self._units(), self.progress, self.config.TRAIN.ACCUM_ITER
+        own, progress = self._units(), self.progress
         if units == own:
             return
         images = progress.batch * units["images_per_batch"]
-        progress.batch = images // (own["images_per_batch"] * window) * window
-        before, steps = progress.step, (units["steps_per_epoch"], own["steps_per_epoch"])
-        if steps[0] != steps[1]:
-            progress.step = round(before * steps[1] / steps[0])
+        progress.batch = images // own["images_per_step"] * self.config.TRAIN.ACCUM_ITER
+        if units["images_per_step"] != own["images_per_step"]:
+            before = progress.step
+            progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])
             get_logger().warning(
-                f"-resume: saved with {steps[0]} steps an epoch, now {steps[1]}: step {before} counts as "
-                f"{progress.step}; -batch_size and -accum_iter that give the same total batch size change nothing"
+                f"-resume: the total batch size was {units['images_per_step']}, now it is {own['images_per_step']}: "
+                f"step {before} counts as {progress.step}; another -batch_size or -accum_iter would keep the recipe"
             )
