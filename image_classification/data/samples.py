@@ -57,7 +57,7 @@ class SampleMaker:
         if not 0 <= label < self.num_classes:
             raise UserError(
                 f"{self.dataset.describe(index)}: label {label} is outside 0..{self.num_classes - 1}"
-                f" (MODEL.NUM_CLASSES is {self.num_classes})"
+                f" (MODEL.NUM_CLASSES is {self.num_classes}{getattr(self.dataset, 'label_hint', '')})"
             )
 
 

@@ -30,6 +30,7 @@ class TFRecordDataset:
         self._files = RecordFiles(paths)
         self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
         self.first_label = first_label
+        self.label_hint = f", DATA.TFRECORD_FIRST_LABEL is {first_label}"
         self.num_classes = num_classes
         self.class_names = [str(label) for label in range(num_classes)]
 
