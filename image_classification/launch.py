@@ -44,6 +44,7 @@ def _run_guarded(build_model, argv, setup_parallel):
     from .config import load_config
 
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked during the import of Paddle
         config = load_config(argv, build_model)
         with setup_parallel(config) as parallel:
             run(config, build_model, parallel)

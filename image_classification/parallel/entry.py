@@ -42,6 +42,8 @@ def prepare_processes(argv=None):
     if place.world_size > 1:
         env.export_device(place, device)
         faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
+    # A Ctrl-C while Paddle is imported would be an ImportError with a traceback; it waits for run_multi.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     prepare_process()
 
 

@@ -70,6 +70,26 @@ def test_killed_and_terminated_runs_continue_in_other_topologies(start, tmp_path
     assert report(evaluated)["eval_images"] == 360
 
 
+def test_interrupt_while_the_processes_start_is_one_line(start):
+    program = start(command(*NGPUS_2, *SMALL))
+    deadline = time.monotonic() + 60 * PATIENCE
+    while not all("libpaddle" in loaded_libraries(pid) for pid in program.workers()[:2]) or not program.workers():
+        assert program.process.poll() is None and time.monotonic() < deadline, program.text()
+        time.sleep(0.01)
+    program.process.send_signal(signal.SIGINT)  # Paddle is half imported, and would call that an ImportError
+    code, _ = program.wait(30 * PATIENCE)
+    assert code == 130, program.text()
+    assert "error: interrupted" in program.text()
+    assert "Traceback" not in program.text()
+
+
+def loaded_libraries(pid):
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def test_paddles_launcher_runs_two_processes_and_evaluates_each_image_once(start, tmp_path):
     launcher = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "logs"))
     program = start(command(*SMALL, "-num_epochs=1", "-batch_size_eval=7", f"-output={tmp_path / 'run'}",
