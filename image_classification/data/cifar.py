@@ -119,7 +119,7 @@ def _read_archive(path, kind, split):
                     name = wanted[member.name]
                     contents[name] = f"{path}:{member.name}", archive.extractfile(member).read()
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"{path}: is cut or no archive ({error})") from error
+        raise UserError(f"{path}: is cut or no archive ({error}); without it, DATA.DOWNLOAD=True fetches it") from error
     missing = sorted(set(wanted.values()) - set(contents))
     if missing:
         raise UserError(f"{path}: lacks {missing[0]}")
