@@ -132,5 +132,31 @@ def parity(topology, mode="fp32", dtype=None, family="vit"):
     }
 
 
+def rounding(topology, mode):
+    """Return how much farther bfloat16 gradients are from float32 ones than those of one process, as a factor."""
+    context, alone = context_of(topology), SingleProcess()
+    errors = []
+    for parallel, precision in ((alone, ("fp32", None)), (alone, (mode, "bfloat16")), (context, (mode, "bfloat16"))):
+        gradients = _gradients(parallel, *precision)
+        if not errors:
+            exact = gradients
+        errors.append(sum(float(((got[name] - exact[step][name]) ** 2).sum())
+                          for step, got in enumerate(gradients) for name in got))  # fmt: skip
+    return (errors[2] / errors[1]) ** 0.5
+
+
+def _gradients(parallel, mode, dtype, steps=8):
+    """Return the whole gradients of the first weights on some batches, float64."""
+    model, precision, optimizer = build(mode, dtype, None, parallel)
+    result = []
+    for step in range(steps):
+        list(parallel.train_window(model, precision, measure, share(parallel, step, 1)))
+        own = {name: param.grad.astype("float32") for name, param in precision.master_params(model)}
+        whole = parallel.merge(own)
+        result.append({name: numpy.asarray(value, dtype="float64") for name, value in whole.items()})
+        optimizer.clear_grad(set_to_zero=False)
+    return result
+
+
 def relative(got, expected):
     return max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))

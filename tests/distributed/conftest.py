@@ -49,6 +49,7 @@ def checks(size):
                   "checks_layers:barrier"]
         names += [f"checks_finite:stand_alone:{name}:{value}" for name in STAND_ALONE for value in ("inf", "nan")]
         names += [f"checks_finite:stand_alone:tp2:{api}:inf:alone" for api in ("initialize", "convert")]
+        names += [f"checks_parity:rounding:tp2:{mode}" for mode in ("auto", "naive")]
         names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]
         names += [f"checks_layers:traffic:{topology}" for topology in ("dp2", "tp2", "pp2")]
     if size == 4:

@@ -35,6 +35,13 @@ def test_half_precision_training_equals_one_process_within_rounding(ranks, size,
     assert result["norm"] <= 4 * rounding
 
 
+@pytest.mark.parametrize("mode", ["auto", "naive"])
+def test_gradients_of_shared_layers_in_bfloat16_are_as_close_to_float32_as_whole_ones(ranks, mode):
+    # Two partial sums are rounded and their sum again, where one process rounds once; but that is two products of a
+    # block each way among many other roundings, and a shared bias is added in float32. Measured: 0.92 and 0.97.
+    assert ranks(2)[0][f"checks_parity:rounding:tp2:{mode}"] <= 1.15
+
+
 @pytest.mark.parametrize("name", RESNET)
 def test_resnet_with_batch_norm_equals_one_process(ranks, name):
     # In stages both sides run the same micro-batches and half activations travel as they are. What is left is clipping
