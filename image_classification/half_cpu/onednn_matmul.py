@@ -84,7 +84,7 @@ def multiply(left, right, out, bias=None, post_ops=()):
         left, right, out = right.transposed, left.transposed, out.transposed
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     last = () if bias is None else (bias.pointer,)
-    if not _pays_packing(left.layout.shape, right.layout.shape):
+    if not _pays_packing(left.layout, right.layout):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return
     product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])
@@ -93,10 +93,12 @@ def multiply(left, right, out, bias=None, post_ops=()):
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
 
 
-def _pays_packing(left_shape, right_shape):
-    """Whether a large product is faster with its right factor rearranged first: 4 to 10 % on a Zen 4 against the 1 %
-    that the rearrangement takes. oneDNN would otherwise copy blocks of it again for each block of rows."""
-    return len(left_shape) == 2 and left_shape[0] >= 128 and right_shape[0] >= 64 and right_shape[1] >= 64
+def _pays_packing(left, right):
+    """Whether a product is faster with its right factor rearranged first, because oneDNN would otherwise copy blocks
+    of it again for each block of rows: 5 % less for a ViT-B evaluation in bfloat16, 1 % for a training step. float32
+    needs no other order and loses as much."""
+    large = len(left.shape) == 2 and left.shape[0] >= 128 and min(right.shape) >= 64
+    return large and left.data_type == onednn.BFLOAT16
 
 
 def sum_rows(tensor, rows, columns, dtype):
