@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -92,8 +94,22 @@ def train(arguments, folder, run):
         done = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(f"{name} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        check_complete(output, name)
         (output / "done").write_text("")
     return json.loads(report.read_text())
+
+
+def check_complete(output, name):
+    """Refuse a run that a signal stopped: it ends with exit code 0, a checkpoint and the report of its last epoch.
+
+    Raises:
+        UserError: the run has trained fewer epochs than its configuration says.
+    """
+    wanted = yaml.safe_load((output / "config.yaml").read_text(encoding="utf-8"))["TRAIN"]["NUM_EPOCHS"]
+    report = output / "report.json"
+    epochs = json.loads(report.read_text())["epochs"] if report.exists() else 0
+    if epochs < wanted:
+        raise UserError(f"{name} was stopped after {epochs} of {wanted} epochs; the same command repeats it")
 
 
 def table(arguments, reports):
