@@ -11,8 +11,7 @@ from .runtime import UserError
 # Keeps the derivative of (1 - p) ** gamma finite for gamma < 1 where a prediction is certain; not 0 in float16 either.
 _SMALLEST_DOUBT = 1e-6
 
-
-BALANCED = "balanced"
+BALANCED = "balanced"  # the one word that TRAIN.CLASS_WEIGHTS may be
 
 
 def build_criterion(config, dataset=None):

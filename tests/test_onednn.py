@@ -1,6 +1,10 @@
 """The oneDNN kernels against the float32 reference, forward and backward."""
 
 import collections
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -246,6 +250,35 @@ def test_linear_keeps_bfloat16_activations_only():
     with half_cpu.dispatch():
         node = F.linear(x, weight).grad_fn
     assert node.name() == "GradNodePyLayer_Linear"
+
+
+PROBE = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import paddle
+from image_classification import half_cpu
+from image_classification.amp import build_precision
+x, w = paddle.rand([8, 32]), paddle.rand([32, 16])
+with half_cpu.dispatch():
+    wide, half = paddle.matmul(x, w), paddle.matmul(x.astype("bfloat16"), w.astype("bfloat16"))
+exact = paddle.matmul(x.astype("float64"), w.astype("float64"))
+print(float((wide - exact.astype("float32")).abs().max()) < 1e-5, half.dtype == paddle.bfloat16)
+print(build_precision("fp32").describe())
+print(build_precision("auto", dtype="bfloat16").describe())
+"""
+
+
+@pytest.mark.parametrize(("isa", "float32_by", "bfloat16_by"), [
+    ("AVX2", "onednn", "reference"), ("AVX512_CORE", "onednn", "reference"), ("SSE41", "paddle", "reference"),
+])  # fmt: skip
+def test_older_cpu_computes_and_says_by_what(isa, float32_by, bfloat16_by):
+    """oneDNN itself is told to use no newer instructions."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-3:] == [
+        "True True", f"fp32/float32 on cpu ({float32_by})", f"auto/bfloat16 on cpu ({bfloat16_by})"
+    ], done.stderr  # fmt: skip
 
 
 def gelu_layer(dtype, bias=True):

@@ -11,21 +11,7 @@ import resource
 import sys
 import time
 
-import torch
-
-try:
-    import timm
-except RuntimeError:
-    # timm imports torchvision, whose wheels are built for CUDA: without it their operators are not registered. No
-    # model uses one; they need only be declared.
-    OPERATORS = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d", "qroi_align"):
-        OPERATORS.define(f"{name}(Tensor x) -> Tensor")
-        if name not in ("nms", "qnms", "qroi_align"):
-            OPERATORS.define(f"_{name}_backward(Tensor x) -> Tensor")
-    for name in [name for name in sys.modules if name.split(".")[0] in ("timm", "torchvision")]:
-        del sys.modules[name]  # what the failed import left
-    import timm
+from torch_peers import timm, torch
 
 WARMUP_ITERATIONS = 2
 

@@ -1,4 +1,4 @@
-"""float16 and bfloat16 arithmetic for Paddle's CPU backend.
+"""float16 and bfloat16 arithmetic for Paddle's CPU backend, and faster float32.
 
     with half_cpu.dispatch():
         loss = model(images.astype("bfloat16")).mean()

@@ -234,7 +234,7 @@ def _composite(name, original):
 
 @functools.cache
 def _references():
-    """Return the one list of references. Built on first use: a program that stays in float32 never pays for it."""
+    """Return the one list of references. Built on first use: a program on a GPU never pays for it."""
     operators = paddle_names.public_builtins(paddle_names.OPERATORS)
     operators[op_names.CUSTOM] = getattr(paddle_names.OPERATORS, op_names.CUSTOM)
     legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
@@ -250,7 +250,7 @@ def _references():
 
 
 class dispatch:
-    """Make operators work on real float16 and bfloat16 CPU tensors until the context ends.
+    """Make operators work on real float16 and bfloat16 CPU tensors, and faster on float32 ones, until the context ends.
 
     Re-entrant; an inner context replaces the policy and the backend of the outer one. `loss.backward()` needs no
     context, except where the backward pass runs Python code on half tensors (recomputation, a PyLayer).

@@ -85,4 +85,4 @@ def register():
     name = instruction_set()
     dtypes = frozenset({"bfloat16"}) if name else frozenset()
     table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
-    kernels.register(kernels.Backend(NAME, f"{NAME} {name}", dtypes, table, FLOAT32_KERNELS))
+    kernels.register(kernels.Backend(NAME, f"{NAME} {name}" if name else NAME, dtypes, table, FLOAT32_KERNELS))

@@ -10,6 +10,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
+from . import paddle_names
 from .onednn_elementwise import in_dtype
 from .onednn_primitives import (
     DATA_TYPES,
@@ -95,8 +96,7 @@ def multiply(left, right, out, bias=None, post_ops=()):
 
 def _pays_packing(left, right):
     """Whether a product is faster with its right factor rearranged first, because oneDNN would otherwise copy blocks
-    of it again for each block of rows: 5 % less for a ViT-B evaluation in bfloat16, 1 % for a training step. float32
-    needs no other order and loses as much."""
+    of it again for each block of rows; float32 has the order that it needs."""
     large = len(left.shape) == 2 and left.shape[0] >= 128 and min(right.shape) >= 64
     return large and left.data_type == onednn.BFLOAT16
 
@@ -215,7 +215,7 @@ def linear_gelu(original, args, kwargs):
     if values is None:
         return NotImplemented
     layer, x = values
-    if type(layer) is not paddle.nn.Linear or layer._forward_pre_hooks or layer._forward_post_hooks:
+    if type(layer) is not paddle.nn.Linear or paddle_names.has_hooks(layer):
         return NotImplemented
     if x.dtype not in DATA_TYPES or any(parameter.dtype not in DATA_TYPES for parameter in layer.parameters()):
         return NotImplemented

@@ -25,6 +25,11 @@ def public_builtins(table):
     return {name: value for name, value in vars(table).items() if type(value) is kind and not name.startswith("_")}
 
 
+def has_hooks(layer):
+    """Return whether calling the layer runs more than its forward."""
+    return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
+
+
 def names_half(value):
     """Return the half DataType that a dtype argument names (DataType, VarType, "float16"), or None."""
     return _HALF.get(value)

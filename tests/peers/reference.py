@@ -12,20 +12,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
-# torchvision's wheels are built for CUDA, so its operators do not load on a CPU; none is used, all must be declared
-TORCHVISION_OPERATORS = torch.library.Library("torchvision", "DEF")
-for name in ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d", "qroi_align"):
-    TORCHVISION_OPERATORS.define(f"{name}(Tensor x) -> Tensor")
-    if name not in ("nms", "qnms", "qroi_align"):
-        TORCHVISION_OPERATORS.define(f"_{name}_backward(Tensor x) -> Tensor")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import safetensors.torch
-import timm
-import timm.data
-import torchvision
 from PIL import Image
+from torch_peers import timm, torch, torchvision
 
 
 def make_model(library, name, options):
