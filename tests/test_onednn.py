@@ -83,6 +83,12 @@ def assert_within_one_rounding(actual, expected, backward=False):
     assert (np.abs(actual - expected) <= bound).all(), np.abs(actual - expected).max() / largest
 
 
+def residual(x, branch):
+    """Return a residual block of one function; its name in `layers` is looked up where a dispatch replaces it."""
+    x, shortcut = layers.fork(x)
+    return shortcut + branch(x)
+
+
 CASES = {
     "linear": ("linear", lambda x, w, b: F.linear(x, w, b), [(3, 5, 32), (32, 48), (48,)], False),
     "linear-no-bias": ("matmul", lambda x, w: paddle.matmul(x, w), [(3, 5, 32), (32, 48)], False),
@@ -105,6 +111,11 @@ CASES = {
     "relu": ("relu", lambda x: F.relu(x), [(3, 5, 33)], False),
     "relu-scalar": ("relu", lambda x: F.relu(x), [()], False),
     "add": ("add", lambda x, y: x + y, [(3, 5, 33), (3, 5, 33)], False),
+    "fork": ("fork", lambda x: residual(x, F.relu), [(3, 5, 33)], False),
+    "fork-strided": ("fork", lambda x: residual(x.transpose([1, 0]), F.relu), [(3, 5)], False),
+    "fork-conv": (
+        "fork", lambda x, w: residual(F.conv2d(x, w, padding=1), lambda branch: F.conv2d(branch, w, padding=1)),
+        [(2, 8, 9, 7), (8, 8, 3, 3)], True),
     "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
     "conv": ("conv2d", lambda x, w: F.conv2d(x, w, padding=1), [(2, 16, 9, 7), (24, 16, 3, 3)], False),
     "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
@@ -321,6 +332,35 @@ def test_linear_gelu_of_a_layer_with_hooks_calls_them():
     with paddle.no_grad(), half_cpu.dispatch():
         layers.linear_gelu(layer, paddle.ones([2, 96]))
     assert seen == [[2, 160]]
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_fork_of_a_feature_map_sums_gradients_in_its_memory_order(dtype):
+    """Paddle's engine returns rows of [B, C, H, W], and each convolution before would rearrange them."""
+    x, weight = tensors([(2, 8, 9, 7), (8, 8, 3, 3)], dtype)
+    orders = []
+    with half_cpu.dispatch(backend="onednn"):
+        features = F.conv2d(x, weight, padding=1)
+        features.register_hook(lambda gradient: orders.append(gradient.strides))
+        out = residual(features, lambda branch: F.relu(F.conv2d(branch, weight, padding=1)))
+    out.sum().backward()
+    assert orders == [features.strides] == [[9 * 7 * 8, 1, 7 * 8, 8]]
+
+
+def test_fork_with_an_unused_branch_returns_the_other_gradient():
+    (x,) = tensors([(3, 5)])
+    with half_cpu.dispatch(backend="onednn"):
+        branch, _ = layers.fork(x)
+        (branch * 3).sum().backward()
+    assert (x.grad == 3).all()
+
+
+def test_fork_without_gradients_or_kernel_returns_the_tensor_itself():
+    (x,) = tensors([(3, 5)])
+    with paddle.no_grad(), half_cpu.dispatch(backend="onednn"):
+        assert all(branch is x for branch in layers.fork(x))
+    with half_cpu.dispatch(backend="reference"):
+        assert all(branch is x for branch in layers.fork(x))
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])

@@ -5,7 +5,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Block, DropPath, Mlp, drop_path_rates, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, Block, DropPath, Mlp, drop_path_rates, fork, linear
 from image_classification.runtime import UserError
 
 LAYER_SCALE = 1e-6  # start of every block's gamma, section 2.6 of the paper's appendix
@@ -40,9 +40,10 @@ class ConvNeXtBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        branch = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
-        branch = self.mlp(self.norm(branch)) * self.gamma
-        return x + self.drop_path(branch.transpose([0, 3, 1, 2]))
+        x, shortcut = fork(x)
+        x = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
+        x = self.mlp(self.norm(x)) * self.gamma
+        return shortcut + self.drop_path(x.transpose([0, 3, 1, 2]))
 
 
 class ConvNeXtStage(nn.Layer):

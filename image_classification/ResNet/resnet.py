@@ -7,7 +7,7 @@ ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko & Komodakis 2016) differ in
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Block
+from image_classification.layers import Block, fork
 from image_classification.runtime import UserError
 
 
@@ -47,9 +47,10 @@ class BasicBlock(nn.Layer):
         self.downsample = downsample(in_channels, width, stride)
 
     def forward(self, x):
+        x, shortcut = fork(x)
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        return F.relu(out + self.downsample(x))
+        return F.relu(out + self.downsample(shortcut))
 
 
 class Bottleneck(nn.Layer):
@@ -70,10 +71,11 @@ class Bottleneck(nn.Layer):
         self.downsample = downsample(in_channels, out_channels, stride)
 
     def forward(self, x):
+        x, shortcut = fork(x)
         out = F.relu(self.bn1(self.conv1(x)))
         out = F.relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
-        return F.relu(out + self.downsample(x))
+        return F.relu(out + self.downsample(shortcut))
 
 
 def downsample(in_channels: int, out_channels: int, stride: int) -> nn.Layer:
@@ -121,7 +123,7 @@ class ResNet(nn.Layer):
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last stage's features [B, C, H, W]."""
-        return self.fc(x.mean(axis=[2, 3]))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W] of any size."""

@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, Block, Dropout, DropPath, Mlp, drop_path_rates, linear
+from image_classification.layers import TRUNC_NORMAL, Block, Dropout, DropPath, Mlp, drop_path_rates, fork, linear
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.runtime import UserError
 
@@ -122,8 +122,9 @@ class SwinBlock(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x):
-        x = x + self.drop_path(self.attend(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, shortcut = fork(x)
+        x, shortcut = fork(shortcut + self.drop_path(self.attend(self.norm1(x))))
+        return shortcut + self.drop_path(self.mlp(self.norm2(x)))
 
     def attend(self, x):
         """Return window attention over the map, with the cyclic shift done and undone."""

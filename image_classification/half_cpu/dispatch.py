@@ -213,7 +213,8 @@ def _composite(name, original):
         if entry.inference_only and paddle.is_grad_enabled():
             return original(*args, **kwargs)
         tensors, half = scan(args, kwargs)
-        wanted = scope.policy_cast(entry.policy_name, tensors) if scope.policy_cast else None
+        policy_cast = scope.policy_cast if entry.policy_name is not None else None
+        wanted = policy_cast(entry.policy_name, tensors) if policy_cast is not None else None
         kernel_args, kernel_kwargs = args, kwargs
         if wanted in scope.half_dtypes:
             kernel_args, kernel_kwargs, _, half = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])

@@ -34,6 +34,7 @@ KERNELS = {
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,
     "add": onednn_elementwise.add,
+    "fork": onednn_elementwise.fork,
     "attention": onednn_attention.attention,
     "batch_norm": onednn_batch_norm.batch_norm,
     "batch_norm_": onednn_batch_norm.batch_norm,

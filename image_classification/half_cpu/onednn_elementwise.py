@@ -10,6 +10,7 @@ from .onednn_primitives import (
     cache,
     contiguous,
     dense,
+    is_channels_last,
     layout,
     new_like,
     new_tensor,
@@ -154,6 +155,15 @@ def _describe_add(library, builder, left, right):
     return description, (onednn.SRC, onednn.SRC_1, onednn.DST)
 
 
+def sum_of(left, right):
+    """Return left + right in the memory order of left, a settled tensor; not recorded by autograd."""
+    right = ordered_like(right, left)
+    out = new_like(left)
+    flat = dense(left.dtype, numel(left))
+    cache.get(_describe_add, flat, flat)(left.data_ptr(), right.data_ptr(), out.data_ptr())
+    return out
+
+
 class Add(PyLayer):
     """The sum of two tensors of one shape and dtype. Both gradients are the gradient of the sum, without a copy."""
 
@@ -161,12 +171,7 @@ class Add(PyLayer):
     def forward(ctx, left, right):
         """Return left + right in the memory order of left."""
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
-        left = settled(left)
-        right = ordered_like(right, left)
-        out = new_like(left)
-        flat = dense(left.dtype, numel(left))
-        cache.get(_describe_add, flat, flat)(left.data_ptr(), right.data_ptr(), out.data_ptr())
-        return out
+        return sum_of(settled(left), right)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -183,3 +188,28 @@ def add(original, args, kwargs):
     if not servable(left, right) or left.shape != right.shape:
         return NotImplemented
     return Add.apply(left, right)
+
+
+class Fork(PyLayer):
+    """A tensor for each of two branches. Paddle's engine would sum their gradients in one thread, and as rows of
+    [B, C, H, W], which the layers before would have to rearrange."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return two views of x; PyLayer takes the tensor itself for a result in place."""
+        return paddle.as_strided(x, x.shape, x.strides), paddle.as_strided(x, x.shape, x.strides)
+
+    @staticmethod
+    def backward(ctx, left, right):
+        """Return the sum of the branches' gradients."""
+        if is_channels_last(right):
+            left, right = right, left
+        return sum_of(settled(left), right)
+
+
+def fork(original, args, kwargs):
+    """Kernel of ``fork(x)``."""
+    values = bound(args, kwargs, ("x",), ())
+    if values is None or not servable(values[0]) or values[0].stop_gradient or not paddle.is_grad_enabled():
+        return NotImplemented
+    return Fork.apply(values[0])

@@ -94,17 +94,18 @@ class Composite(NamedTuple):
     """A Python function that a kernel may serve as a whole.
 
     function: its module and name; it is looked up among the modules that are loaded.
-    policy_name: the operator whose casts its tensors get, the first one that it calls.
+    policy_name: the operator whose casts its tensors get, the first one that it calls; None for no casts.
     inference_only: with gradients its operators are served one by one.
     """
 
     function: tuple[str, str]
-    policy_name: str
+    policy_name: str | None
     inference_only: bool = False
 
 
 COMPOSITES = {
     "attention": Composite(("image_classification.layers", "attention"), "matmul"),
+    "fork": Composite(("image_classification.layers", "fork"), None),
     # Its backward pass needs what goes into GELU, so nothing is saved where gradients are wanted.
     "linear_gelu": Composite(("image_classification.layers", "linear_gelu"), "linear", inference_only=True),
 }
