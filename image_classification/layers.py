@@ -80,6 +80,11 @@ def fork(x):
     return x, x
 
 
+def rearrange(x, split: list[int], order: list[int], shape: list[int]):
+    """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""
+    return x.reshape(split).transpose(order).reshape(shape)
+
+
 class PatchEmbed(nn.Layer):
     """Image to tokens, [B, in_channels, H, W] -> [B, N, C], by one strided convolution."""
 
@@ -103,13 +108,15 @@ class PatchEmbed(nn.Layer):
         height, width = images.shape[2:]
         if (height, width) != (self.image_size, self.image_size):
             raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
-        return self.proj(images).flatten(2).transpose([0, 2, 1])  # [B, C, H', W'] -> [B, C, N] -> [B, N, C]
+        # [B, C, H', W'] -> [B, H', W', C], how a CPU's convolution leaves it in memory -> [B, N, C]
+        return self.proj(images).transpose([0, 2, 3, 1]).flatten(1, 2)
 
 
-def attention(qkv, num_heads: int, scale: float, dropout=None):
-    """Return softmax(scale q k^T) v, [B, N, C], for the packed projection `qkv`, [B, N, 3C] read as [B, N, 3, h, d].
+def attention(qkv, num_heads: int, scale: float, dropout=None, bias=None):
+    """Return softmax(scale q k^T + bias) v, [B, N, C], for the packed projection `qkv`, [B, N, 3C] = [B, N, 3, h, d].
 
     C is a tensor-parallel process's share of the channels. `dropout` is applied to the attention weights, [B, h, N, N].
+    `bias`, [W, h, N, N], holds one bias for each of W samples in turn; B is a multiple of W.
     """
     batch, tokens, width = qkv.shape
     # Read as [B, N, 3h, d]: one 4-D transpose for the three of them; a 5-D transpose, or slices with their scattered
@@ -117,7 +124,10 @@ def attention(qkv, num_heads: int, scale: float, dropout=None):
     qkv = qkv.reshape([batch, tokens, 3 * num_heads, width // (3 * num_heads)]).transpose([0, 2, 1, 3])
     query, key, value = paddle.split(qkv, 3, axis=1)  # 3 x [B, h, N, d]
     # scaling the query (N x d) is cheaper than the scores (N x N) and keeps float16 scores small
-    weights = F.softmax(paddle.matmul(query * scale, key, transpose_y=True), axis=-1)  # [B, h, N, N]
+    scores = paddle.matmul(query * scale, key, transpose_y=True)  # [B, h, N, N]
+    if bias is not None:
+        scores = (scores.reshape([-1, *bias.shape]) + bias).reshape(scores.shape)
+    weights = F.softmax(scores, axis=-1)
     if dropout is not None:
         weights = dropout(weights)
     return paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([batch, tokens, width // 3])

@@ -7,13 +7,23 @@ window, G = B * (H / w) * (W / w) windows, h heads, d = C // h.
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, Block, Dropout, DropPath, Mlp, drop_path_rates, fork, linear
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    Block,
+    Dropout,
+    DropPath,
+    Mlp,
+    attention,
+    drop_path_rates,
+    fork,
+    linear,
+    rearrange,
+)
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.runtime import UserError
 
-MASKED = -100.0  # score of a pair of tokens from different regions, as in the original
+MASKED = -100.0  # added to the score of a pair of tokens from different regions, as in the original
 
 
 class PatchEmbed(ConvPatchEmbed):
@@ -38,8 +48,8 @@ class PatchMerging(nn.Layer):
 
     def forward(self, x):
         batch, height, width, dim = x.shape
-        x = x.reshape([batch, height // 2, 2, width // 2, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
-        return self.reduction(self.norm(x.reshape([batch, height // 2, width // 2, 4 * dim])))
+        split, shape = [batch, height // 2, 2, width // 2, 2, dim], [batch, height // 2, width // 2, 4 * dim]
+        return self.reduction(self.norm(rearrange(x, split, [0, 1, 3, 4, 2, 5], shape)))
 
 
 def relative_position_index(window: int) -> np.ndarray:
@@ -50,14 +60,14 @@ def relative_position_index(window: int) -> np.ndarray:
 
 
 def shifted_window_mask(size: int, window: int, shift: int) -> np.ndarray:
-    """Return, bool [windows, 1, n, n], which pairs of tokens came together by the cyclic shift only."""
+    """Return, float32 [windows, 1, n, n], MASKED for pairs of tokens that came together by the cyclic shift only."""
     region = np.zeros(size, np.int64)
     region[size - window : size - shift] = 1
     region[size - shift :] = 2
     regions = region[:, None] * 3 + region[None, :]
     count = size // window
     regions = regions.reshape(count, window, count, window).transpose(0, 2, 1, 3).reshape(count**2, window**2)
-    return (regions[:, None, :] != regions[:, :, None])[:, None]
+    return np.where(regions[:, None, :] != regions[:, :, None], MASKED, 0.0).astype("float32")[:, None]
 
 
 class WindowAttention(nn.Layer):
@@ -68,7 +78,7 @@ class WindowAttention(nn.Layer):
         if dim % num_heads:
             raise UserError(f"Swin: a stage's width {dim} is not a multiple of its MODEL.NUM_HEADS {num_heads}")
         self.num_heads = num_heads
-        self.head_dim = dim // num_heads
+        self.scale = (dim // num_heads) ** -0.5
         self.num_tokens = window**2
         self.relative_position_bias_table = self.create_parameter(
             [(2 * window - 1) ** 2, num_heads], default_initializer=TRUNC_NORMAL
@@ -81,23 +91,16 @@ class WindowAttention(nn.Layer):
         self.proj_drop = Dropout(dropout)
 
     def forward(self, x, mask=None):
-        groups, tokens, dim = x.shape
-        # packed [G, n, 3, h, d], read as [G, n, 3h, d] for one 4-D transpose (see layers.Attention)
-        qkv = self.qkv(x).reshape([groups, tokens, 3 * self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
-        query, key, value = paddle.split(qkv, 3, axis=1)  # 3 x [G, h, n, d]
-        scores = paddle.matmul(query * self.head_dim**-0.5, key, transpose_y=True) + self.position_bias()
+        bias = self.position_bias()
         if mask is not None:  # [windows, 1, n, n]; the windows of one image are neighbours in G
-            shape = scores.shape
-            scores = scores.reshape([-1, mask.shape[0], *shape[1:]])
-            scores = paddle.where(mask, paddle.full_like(scores, MASKED), scores).reshape(shape)
-        weights = self.attn_drop(F.softmax(scores, axis=-1))
-        x = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([groups, tokens, dim])
-        return self.proj_drop(self.proj(x))
+            bias = bias + mask
+        dropout = self.attn_drop if self.training and self.attn_drop.p else None
+        return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout, bias)))
 
     def position_bias(self):
-        """Return the bias of each pair of tokens, [h, n, n]."""
+        """Return the bias of each pair of tokens, [1, h, n, n]."""
         bias = paddle.index_select(self.relative_position_bias_table, self.relative_position_index)
-        return bias.reshape([self.num_tokens, self.num_tokens, self.num_heads]).transpose([2, 0, 1])
+        return bias.reshape([1, self.num_tokens, self.num_tokens, self.num_heads]).transpose([0, 3, 1, 2])
 
 
 class SwinBlock(nn.Layer):
@@ -133,11 +136,12 @@ class SwinBlock(nn.Layer):
         if shift:
             x = paddle.roll(x, shifts=(-shift, -shift), axis=(1, 2))
         rows, columns = height // window, width // window
-        # [B, H/w, w, W/w, w * C] -> [B, H/w, W/w, w, w * C]: 5-D instead of 6-D
-        x = x.reshape([batch, rows, window, columns, window * dim]).transpose([0, 1, 3, 2, 4])
-        x = self.attn(x.reshape([batch * rows * columns, window * window, dim]), self.attn_mask)
-        x = x.reshape([batch, rows, columns, window, window * dim]).transpose([0, 1, 3, 2, 4])
-        x = x.reshape([batch, height, width, dim])
+        # [B, H/w, w, W/w, w * C] -> [B, H/w, W/w, w, w * C] and back
+        swapped = [0, 1, 3, 2, 4]
+        windows = [batch * rows * columns, window * window, dim]
+        x = rearrange(x, [batch, rows, window, columns, window * dim], swapped, windows)
+        x = self.attn(x, self.attn_mask)
+        x = rearrange(x, [batch, rows, columns, window, window * dim], swapped, [batch, height, width, dim])
         return paddle.roll(x, shifts=(shift, shift), axis=(1, 2)) if shift else x
 
 

@@ -10,11 +10,13 @@ import platform
 
 from . import (
     kernels,
+    onednn_add,
     onednn_attention,
     onednn_batch_norm,
     onednn_convolution,
     onednn_elementwise,
     onednn_matmul,
+    onednn_memory,
     onednn_normalization,
     onednn_pooling,
 )
@@ -27,14 +29,15 @@ _AVX512_BF16 = 0xE7
 _AMX_BF16 = 0xFEF
 
 KERNELS = {
-    "cast": onednn_elementwise.cast,
+    "cast": onednn_memory.cast,
     "linear": onednn_matmul.linear,
     "linear_gelu": onednn_matmul.linear_gelu,
     "matmul": onednn_matmul.matmul,
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,
-    "add": onednn_elementwise.add,
-    "fork": onednn_elementwise.fork,
+    "add": onednn_add.add,
+    "fork": onednn_add.fork,
+    "rearrange": onednn_memory.rearrange,
     "attention": onednn_attention.attention,
     "batch_norm": onednn_batch_norm.batch_norm,
     "batch_norm_": onednn_batch_norm.batch_norm,

@@ -1,14 +1,18 @@
 """Self-attention straight out of the packed projection [B, N, 3, h, d]: queries, keys and values are read by strides.
 
-Nothing is transposed, split or concatenated, forward or backward. Shapes use: B batch, N tokens, h heads, d = C // h.
+Nothing is transposed, split or concatenated, forward or backward.
+Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 """
+
+import math
 
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_matmul import View, multiply
+from .onednn_matmul import View, multiply, sum_rows
+from .onednn_memory import contiguous
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, Layout, bound, contiguous, dense, new_tensor, servable
+from .onednn_primitives import DATA_TYPES, Layout, bound, dense, new_tensor, servable
 
 
 def _parts(packed, num_heads, count):
@@ -23,13 +27,29 @@ def _parts(packed, num_heads, count):
     return [View(pointer + index * step, layout) for index in range(count)]
 
 
+def _write_scores(query, key, scores, scaled, bias):
+    """Write scale q k^T, plus the bias [W, h, N, N] if there is one, to the view `scores`, [B, h, N, N]."""
+    if bias is None:
+        multiply(query, key.transposed, scores, post_ops=scaled)
+        return
+    # One bias for all samples is broadcast; for several, oneDNN would broadcast in its slow code only.
+    count = bias.shape[0]
+    samples = scores.layout.shape[0] if count == 1 else count
+    post_ops = (*scaled, ("binary", onednn.BINARY_ADD, dense(bias.dtype, *bias.shape)))
+    for first in range(0, scores.layout.shape[0], samples):
+        operands = [view.samples(first, samples, bias.element_size()) for view in (query, key.transposed, scores)]
+        multiply(*operands, post_ops=post_ops, operands=(bias.data_ptr(),))
+
+
 class Attention(PyLayer):
-    """softmax(scale q k^T) v. Kept for the backward pass: the packed projection and the probabilities."""
+    """softmax(scale q k^T + bias) v. Kept for the backward pass: the packed projection and the probabilities."""
 
     @staticmethod
-    def forward(ctx, packed, num_heads, scale):
-        """Return [B, N, C] for the packed projection [B, N, 3C]."""
-        packed = contiguous(packed)
+    def forward(ctx, packed, bias, num_heads, scale):
+        """Return [B, N, C] for the packed projection [B, N, 3C] and no bias or one of [W, h, N, N]."""
+        ctx.needs = (not packed.stop_gradient, bias is not None and not bias.stop_gradient)
+        ctx.bias_shape = None if bias is None else bias.shape
+        packed, bias = contiguous(packed), None if bias is None else contiguous(bias)
         batch, tokens, width = packed.shape
         query, key, value = _parts(packed, num_heads, 3)
         weights = new_tensor(packed.dtype, [batch, num_heads, tokens, tokens])
@@ -37,7 +57,7 @@ class Attention(PyLayer):
         square = View(pointer, dense(packed.dtype, batch, num_heads, tokens, tokens))
         rows = dense(packed.dtype, batch * num_heads * tokens, tokens)
         scaled = (("eltwise", onednn.LINEAR, scale, 0.0),)
-        multiply(query, key.transposed, square, post_ops=scaled)
+        _write_scores(query, key, square, scaled, bias)
         softmax_rows(pointer, pointer, rows)
         out = new_tensor(packed.dtype, [batch, tokens, width // 3])
         multiply(square, value, _parts(out, num_heads, 1)[0])
@@ -47,7 +67,7 @@ class Attention(PyLayer):
 
     @staticmethod
     def backward(ctx, gradient):
-        """Return the gradient of the packed projection."""
+        """Return the gradients of the packed projection and of the bias, if there is one."""
         packed, weights = ctx.saved_tensor()
         num_heads, scaled, square_layout, rows = ctx.constants
         query, key, value = _parts(packed, num_heads, 3)
@@ -63,15 +83,28 @@ class Attention(PyLayer):
         softmax_rows_backward(probabilities.pointer, scores.pointer, scores.pointer, rows)
         multiply(scores, key, query_gradient, post_ops=scaled)
         multiply(scores.transposed, query, key_gradient, post_ops=scaled)
-        return result
+        if ctx.bias_shape is None:
+            return result
+        bias_gradient = None
+        if ctx.needs[1]:
+            columns = math.prod(ctx.bias_shape)
+            bias_gradient = sum_rows(scores_gradient, math.prod(weights.shape) // columns, columns, packed.dtype)
+            bias_gradient = bias_gradient.reshape(ctx.bias_shape)
+        return result if ctx.needs[0] else None, bias_gradient
 
 
 def attention(original, args, kwargs):
-    """Kernel of ``attention(qkv, num_heads, scale, dropout=None)`` without dropout."""
-    values = bound(args, kwargs, ("qkv", "num_heads", "scale", "dropout"), (None,))
-    if values is None or values[-1] is not None:
+    """Kernel of ``attention(qkv, num_heads, scale, dropout=None, bias=None)`` without dropout."""
+    values = bound(args, kwargs, ("qkv", "num_heads", "scale", "dropout", "bias"), (None, None))
+    if values is None:
         return NotImplemented
-    packed, num_heads, scale, _ = values
-    if not servable(packed) or packed.ndim != 3 or packed.shape[-1] % (3 * num_heads):
+    packed, num_heads, scale, dropout, bias = values
+    if dropout is not None or not servable(packed) or packed.ndim != 3 or packed.shape[-1] % (3 * num_heads):
         return NotImplemented
-    return Attention.apply(packed, num_heads, float(scale))
+    batch, tokens, _ = packed.shape
+    if bias is not None:
+        if not servable(packed, bias) or bias.ndim != 4 or bias.shape[1:] != [num_heads, tokens, tokens]:
+            return NotImplemented
+        if batch % bias.shape[0]:
+            return NotImplemented
+    return Attention.apply(packed, bias, num_heads, float(scale))

@@ -4,16 +4,14 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_elementwise import in_dtype, in_float32, ordered_like
+from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_primitives import (
     bound,
     cache,
     layout,
-    new_like,
     new_tensor,
     paddle_operators,
     servable,
-    settled,
 )
 
 _FLOAT32 = paddle.float32

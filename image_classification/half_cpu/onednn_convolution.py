@@ -9,27 +9,17 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_elementwise import reorder_like
+from .onednn_memory import channels_last, contiguous, new_channels_last
 from .onednn_primitives import (
     Layout,
     bound,
     cache,
-    contiguous,
-    is_channels_last,
     layout,
-    new_channels_last,
     new_tensor,
     servable,
 )
 
 _UINT8 = paddle.uint8
-
-
-def channels_last(tensor):
-    """Return the tensor, or a copy of it, in the memory order [B, H, W, C]."""
-    if is_channels_last(tensor):
-        return tensor
-    return reorder_like(tensor, new_channels_last(tensor.dtype, tensor.shape))
 
 
 def geometry_of(strides, dilations, padding):

@@ -11,13 +11,12 @@ from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
 from . import paddle_names
-from .onednn_elementwise import in_dtype
+from .onednn_memory import contiguous, in_dtype
 from .onednn_primitives import (
     DATA_TYPES,
     Layout,
     bound,
     cache,
-    contiguous,
     dense,
     layout,
     new_tensor,
@@ -41,6 +40,12 @@ class View(NamedTuple):
         """Whether the elements of a column, not those of a row, lie side by side."""
         strides = self.layout.strides
         return strides[-1] != 1 and strides[-2] == 1
+
+    def samples(self, first, count, element_size):
+        """Return the view of `count` entries of the first axis, from `first` on."""
+        data_type, shape, strides = self.layout
+        pointer = self.pointer + first * strides[0] * element_size
+        return View(pointer, Layout(data_type, (count, *shape[1:]), strides))
 
     @property
     def transposed(self):
@@ -66,8 +71,14 @@ def _arguments(builder, left, right, bias, out, post_ops):
 
 
 def _describe(library, builder, *key):
-    names = (onednn.SRC, onednn.WEIGHTS, onednn.DST)
-    return library.description(*_arguments(builder, *key)), names if key[2] is None else (*names, onednn.BIAS)
+    *_, bias, _, post_ops = key
+    names = [onednn.SRC, onednn.WEIGHTS, onednn.DST]
+    if bias is not None:
+        names.append(onednn.BIAS)
+    for number, (kind, *_) in enumerate(post_ops, 1):
+        if kind == "binary":
+            names.append(number * onednn.POST_OP + onednn.SRC_1)
+    return library.description(*_arguments(builder, *key)), names
 
 
 def _describe_packing(library, builder, *key):
@@ -78,13 +89,16 @@ def _describe_packing(library, builder, *key):
     return library.description("reorder", builder.md(right), packed, None), (onednn.SRC, onednn.DST)
 
 
-def multiply(left, right, out, bias=None, post_ops=()):
-    """Write ``left @ right (+ bias)``, after the post operations, to ``out``; all are views with as many axes."""
-    if bias is None and out.is_transposed:
+def multiply(left, right, out, bias=None, post_ops=(), operands=()):
+    """Write ``left @ right (+ bias)``, after the post operations, to ``out``; all are views with as many axes.
+
+    `operands` are the pointers to the second operands of binary post operations, laid out like rows of `out`.
+    """
+    if bias is None and not operands and out.is_transposed:
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
-    last = () if bias is None else (bias.pointer,)
+    last = operands if bias is None else (bias.pointer, *operands)
     if not _pays_packing(left.layout, right.layout):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return

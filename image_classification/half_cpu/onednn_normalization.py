@@ -7,8 +7,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_elementwise import in_dtype, in_float32
-from .onednn_primitives import DATA_TYPES, bound, cache, contiguous, dense, new_tensor, numel, servable
+from .onednn_memory import contiguous, in_dtype, in_float32
+from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
 

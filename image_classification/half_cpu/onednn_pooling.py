@@ -8,8 +8,9 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
-from .onednn_convolution import channels_last, geometry_of, output_size
-from .onednn_primitives import bound, cache, layout, new_channels_last, new_tensor, servable
+from .onednn_convolution import geometry_of, output_size
+from .onednn_memory import channels_last, new_channels_last
+from .onednn_primitives import bound, cache, layout, new_tensor, servable
 
 _UINT8 = paddle.uint8
 

@@ -94,38 +94,6 @@ def new_tensor(dtype, shape):
     return paddle_operators.empty(shape, dtype, _CPU)
 
 
-def contiguous(tensor):
-    """Return the tensor itself if it is dense row-major, else a dense copy."""
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def is_channels_last(tensor):
-    """Return True for an image batch [B, C, H, W] that lies in memory as [B, H, W, C]."""
-    if tensor.ndim != 4:
-        return False
-    _, channels, height, width = tensor.shape
-    return tensor.strides == [height * width * channels, 1, width * channels, channels]
-
-
-def new_channels_last(dtype, shape):
-    """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
-    batch, channels, height, width = shape
-    dense_tensor = paddle_operators.empty([batch, height, width, channels], dtype, _CPU)
-    return paddle_operators.transpose(dense_tensor, [0, 3, 1, 2])
-
-
-def settled(tensor):
-    """Return the tensor itself if it is dense row-major or channels-last, else a dense copy."""
-    return tensor if tensor.is_contiguous() or is_channels_last(tensor) else tensor.contiguous()
-
-
-def new_like(tensor):
-    """Return a tensor with arbitrary content and the dtype, shape and memory order of a settled tensor."""
-    if tensor.is_contiguous():
-        return paddle_operators.empty(tensor.shape, tensor.dtype, _CPU)
-    return new_channels_last(tensor.dtype, tensor.shape)
-
-
 class Primitive:
     """A built primitive with one memory object per argument; call it with as many data pointers, in that order."""
 
@@ -220,14 +188,21 @@ class Builder:
         return handle
 
     def attributes(self, post_ops):
-        """Return attributes with the post operations ``("eltwise", algorithm, alpha, beta)``, None for none."""
+        """Return attributes with post operations, None for none.
+
+        Each is ``("eltwise", algorithm, alpha, beta)`` or ``("binary", algorithm, layout of the second operand)``.
+        """
         if not post_ops:
             return None
         library = self._library
         chain = library.new("post operations", library.post_ops_create)
         self._post_ops.append(chain)
-        for kind, *numbers in post_ops:
-            library.check(library.post_ops_append_eltwise(chain, *numbers), kind)
+        for kind, algorithm, *details in post_ops:
+            if kind == "eltwise":
+                status = library.post_ops_append_eltwise(chain, algorithm, *details)
+            else:
+                status = library.post_ops_append_binary(chain, algorithm, self.md(*details))
+            library.check(status, kind)
         attributes = library.new("attributes", library.primitive_attr_create)
         self._attributes.append(attributes)
         library.check(library.primitive_attr_set_post_ops(attributes, chain), "post operations")

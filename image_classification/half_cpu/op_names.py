@@ -105,6 +105,7 @@ class Composite(NamedTuple):
 
 COMPOSITES = {
     "attention": Composite(("image_classification.layers", "attention"), "matmul"),
+    "rearrange": Composite(("image_classification.layers", "rearrange"), None),
     "fork": Composite(("image_classification.layers", "fork"), None),
     # Its backward pass needs what goes into GELU, so nothing is saved where gradients are wanted.
     "linear_gelu": Composite(("image_classification.layers", "linear_gelu"), "linear", inference_only=True),

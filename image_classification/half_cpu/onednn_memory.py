@@ -1,0 +1,170 @@
+"""Copies of tensors in another memory order or number format.
+
+oneDNN's copies use all threads and vector loads; Paddle's own copy of a strided tensor walks it element by element in
+one thread. A tensor is settled when it lies in memory as its shape says or, for images [B, C, H, W], as [B, H, W, C].
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import onednn_library as onednn
+from .onednn_primitives import (
+    DATA_TYPES,
+    Layout,
+    bound,
+    cache,
+    dense,
+    dense_strides,
+    layout,
+    new_tensor,
+    numel,
+    paddle_operators,
+    servable,
+)
+
+_FLOAT32 = paddle.float32
+
+
+def _describe_reorder(library, builder, source, target):
+    return library.description("reorder", builder.md(source), builder.md(target), None), (onednn.SRC, onednn.DST)
+
+
+def reorder_like(tensor, out):
+    """Return `out` with the content of a tensor of the same shape, dtypes and memory orders as they are."""
+    if 0 in tensor.strides:
+        tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
+    cache.get(_describe_reorder, layout(tensor), layout(out))(tensor.data_ptr(), out.data_ptr())
+    return out
+
+
+def contiguous(tensor):
+    """Return the tensor itself if it is dense row-major, else a dense copy."""
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dtype not in DATA_TYPES or not numel(tensor) or tensor.ndim > onednn.MAX_DIMENSIONS:
+        return tensor.contiguous()
+    return reorder_like(tensor, new_tensor(tensor.dtype, tensor.shape))
+
+
+def is_channels_last(tensor):
+    """Return True for an image batch [B, C, H, W] that lies in memory as [B, H, W, C]."""
+    if tensor.ndim != 4:
+        return False
+    _, channels, height, width = tensor.shape
+    return tensor.strides == [height * width * channels, 1, width * channels, channels]
+
+
+def new_channels_last(dtype, shape):
+    """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
+    batch, channels, height, width = shape
+    return paddle_operators.transpose(new_tensor(dtype, [batch, height, width, channels]), [0, 3, 1, 2])
+
+
+def channels_last(tensor):
+    """Return the tensor, or a copy of it, in the memory order [B, H, W, C]."""
+    if is_channels_last(tensor):
+        return tensor
+    return reorder_like(tensor, new_channels_last(tensor.dtype, tensor.shape))
+
+
+def settled(tensor):
+    """Return the tensor itself if it is dense row-major or channels-last, else a dense copy."""
+    return tensor if tensor.is_contiguous() or is_channels_last(tensor) else contiguous(tensor)
+
+
+def new_like(tensor, dtype=None):
+    """Return a tensor with arbitrary content and the shape and memory order of a settled tensor."""
+    dtype = tensor.dtype if dtype is None else dtype
+    if tensor.is_contiguous():
+        return new_tensor(dtype, tensor.shape)
+    return new_channels_last(dtype, tensor.shape)
+
+
+def ordered_like(tensor, other):
+    """Return the tensor, or a copy of it, in the memory order of a settled tensor of the same shape."""
+    if tensor.strides == other.strides:
+        return tensor
+    return reorder_like(tensor, new_like(other))
+
+
+def converted(tensor, dtype):
+    """Return a settled copy of a tensor of any strides in another number format; not recorded by autograd."""
+    if tensor.is_contiguous() or is_channels_last(tensor):
+        out = new_like(tensor, dtype)
+        source, target = dense(tensor.dtype, numel(tensor)), dense(dtype, numel(tensor))
+        cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
+        return out
+    return reorder_like(tensor, new_tensor(dtype, tensor.shape))
+
+
+def in_dtype(tensor, dtype):
+    """Return the tensor itself or a copy in another number format; not recorded by autograd."""
+    return tensor if tensor.dtype is dtype else converted(tensor, dtype)
+
+
+def in_float32(tensor):
+    """Return the tensor itself or a float32 copy, dense; not recorded by autograd."""
+    return in_dtype(contiguous(tensor), _FLOAT32)
+
+
+class Cast(PyLayer):
+    """Conversion between bfloat16 and float32; the gradient is converted back."""
+
+    @staticmethod
+    def forward(ctx, tensor, dtype):
+        """Return the tensor in `dtype`, rounded to nearest even."""
+        ctx.dtype = tensor.dtype
+        return converted(tensor, dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient in the dtype of the input."""
+        return converted(gradient, ctx.dtype)
+
+
+def cast(original, args, kwargs):
+    """Kernel of ``cast(x, dtype)`` between bfloat16 and float32."""
+    values = bound(args, kwargs, ("x", "dtype"), ())
+    if values is None:
+        return NotImplemented
+    tensor, dtype = values
+    if not servable(tensor) or dtype not in DATA_TYPES or tensor.dtype is dtype:
+        return NotImplemented
+    return Cast.apply(tensor, dtype)
+
+
+class Rearrange(PyLayer):
+    """A tensor read as one shape, with its axes exchanged, read as another shape: one copy each way."""
+
+    @staticmethod
+    def forward(ctx, x, split, order, shape):
+        """Return the rearranged tensor, dense."""
+        x = contiguous(x)
+        strides = dense_strides(split)
+        sizes = tuple(split[axis] for axis in order)
+        source = Layout(DATA_TYPES[x.dtype], sizes, tuple(strides[axis] for axis in order))
+        ctx.layouts = (source, dense(x.dtype, *sizes))
+        ctx.shape = x.shape
+        out = new_tensor(x.dtype, shape)
+        cache.get(_describe_reorder, *ctx.layouts)(x.data_ptr(), out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient in the order of the input."""
+        gradient = contiguous(gradient)
+        source, target = ctx.layouts
+        out = new_tensor(gradient.dtype, ctx.shape)
+        cache.get(_describe_reorder, target, source)(gradient.data_ptr(), out.data_ptr())
+        return out
+
+
+def rearrange(original, args, kwargs):
+    """Kernel of ``rearrange(x, split, order, shape)`` for shapes without -1."""
+    values = bound(args, kwargs, ("x", "split", "order", "shape"), ())
+    if values is None:
+        return NotImplemented
+    x, split, order, shape = values
+    if not servable(x) or min(*split, *shape) < 1 or len(split) > onednn.MAX_DIMENSIONS:
+        return NotImplemented
+    return Rearrange.apply(x, split, order, shape)
