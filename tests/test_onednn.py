@@ -122,6 +122,10 @@ CASES = {
     "add-row-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5, 33), (33, 5)], False),
     "add-channels": (
         "add", lambda x, w, b: F.conv2d(x, w, b, padding=1), [(2, 16, 9, 7), (24, 16, 3, 3), (24,)], True),
+    "multiply-row": ("multiply", lambda x, y: x * y, [(3, 5, 33), (33,)], True),
+    "multiply-row-first": ("multiply", lambda x, y: y * x, [(3, 5, 33), (1, 5, 33)], True),
+    "multiply-channels": (
+        "multiply", lambda x, w, y: F.conv2d(x, w, padding=1) * y, [(2, 8, 9, 7), (24, 8, 3, 3), (1, 24, 1, 1)], True),
     "rearrange": (
         "rearrange", lambda x: layers.rearrange(x, [2, 3, 4, 5, 7], [0, 3, 2, 1, 4], [40, 21]), [(2, 12, 35)], False),
     "rearrange-strided": (

@@ -10,9 +10,9 @@ import platform
 
 from . import (
     kernels,
-    onednn_add,
     onednn_attention,
     onednn_batch_norm,
+    onednn_binary,
     onednn_convolution,
     onednn_elementwise,
     onednn_matmul,
@@ -35,8 +35,9 @@ KERNELS = {
     "matmul": onednn_matmul.matmul,
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,
-    "add": onednn_add.add,
-    "fork": onednn_add.fork,
+    "add": onednn_binary.add,
+    "multiply": onednn_binary.multiply,
+    "fork": onednn_binary.fork,
     "rearrange": onednn_memory.rearrange,
     "attention": onednn_attention.attention,
     "batch_norm": onednn_batch_norm.batch_norm,

@@ -1,4 +1,8 @@
-"""Sums of two tensors and of the gradients of two branches, on bfloat16 or float32; float32 sums, rounded once."""
+"""Sums of two tensors and of the gradients of two branches, products with a row, on bfloat16 or float32.
+
+The arithmetic is float32, rounded once. A row has the shape of a tensor's last axes, in its memory order: a bias, a
+position embedding, the factors of the channels.
+"""
 
 import math
 
@@ -11,20 +15,23 @@ from .onednn_memory import channels_last, contiguous, is_channels_last, new_like
 from .onednn_primitives import bound, cache, dense, numel, servable
 
 
-def _describe_add(library, builder, left, right):
-    description = library.description(
-        "binary", onednn.BINARY_ADD, builder.md(left), builder.md(right), builder.md(left), None
-    )
+def _describe(library, builder, algorithm, left, right):
+    description = library.description("binary", algorithm, builder.md(left), builder.md(right), builder.md(left), None)
     return description, (onednn.SRC, onednn.SRC_1, onednn.DST)
+
+
+def _combine(algorithm, left, right):
+    """Return a settled tensor combined with one of the same memory order, or with a dense row."""
+    out = new_like(left)
+    columns = numel(right)
+    layouts = dense(left.dtype, numel(left) // columns, columns), dense(left.dtype, 1, columns)
+    cache.get(_describe, algorithm, *layouts)(left.data_ptr(), right.data_ptr(), out.data_ptr())
+    return out
 
 
 def sum_of(left, right):
     """Return left + right in the memory order of left, a settled tensor; not recorded by autograd."""
-    right = ordered_like(right, left)
-    out = new_like(left)
-    flat = dense(left.dtype, numel(left))
-    cache.get(_describe_add, flat, flat)(left.data_ptr(), right.data_ptr(), out.data_ptr())
-    return out
+    return _combine(onednn.BINARY_ADD, left, ordered_like(right, left))
 
 
 class Add(PyLayer):
@@ -43,7 +50,7 @@ class Add(PyLayer):
 
 
 def is_row_of(row, x):
-    """Return whether a settled x lies in memory as rows of the shape of `row`: a bias, a position embedding."""
+    """Return whether a settled x lies in memory as rows of the shape of `row`."""
     shape, row_shape = x.shape, [1] * (x.ndim - row.ndim) + row.shape
     if not x.is_contiguous():
         shape, row_shape = ([sizes[axis] for axis in (0, 2, 3, 1)] for sizes in (shape, row_shape))
@@ -60,22 +67,43 @@ class AddRow(PyLayer):
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
         ctx.row_shape = row.shape
-        row, out = contiguous(row), new_like(x)
-        columns = numel(row)
-        layouts = dense(x.dtype, numel(x) // columns, columns), dense(x.dtype, 1, columns)
-        cache.get(_describe_add, *layouts)(x.data_ptr(), row.data_ptr(), out.data_ptr())
-        return out
+        return _combine(onednn.BINARY_ADD, x, contiguous(row))
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of the tensor, which is that of the sum, and of the row, its column sums."""
         gradient = ctx.order(gradient)
-        row_gradient = None
+        return gradient if ctx.needs[0] else None, _row_sum(gradient, ctx.row_shape) if ctx.needs[1] else None
+
+
+def _row_sum(tensor, shape):
+    """Return the sum of the rows of a settled tensor, in the shape of the row."""
+    columns = math.prod(shape)
+    return sum_rows(tensor, numel(tensor) // columns, columns, tensor.dtype).reshape(shape)
+
+
+class MultiplyRow(PyLayer):
+    """The product of each row of a settled tensor with a row."""
+
+    @staticmethod
+    def forward(ctx, x, row):
+        """Return x * row in the memory order of x."""
+        ctx.needs = (not x.stop_gradient, not row.stop_gradient)
+        ctx.order = contiguous if x.is_contiguous() else channels_last
+        ctx.save_for_backward(x, row)
+        return _combine(onednn.BINARY_MUL, x, contiguous(row))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of the tensor and of the row."""
+        x, row = ctx.saved_tensor()
+        gradient = ctx.order(gradient)
+        x_gradient = row_gradient = None
+        if ctx.needs[0]:
+            x_gradient = _combine(onednn.BINARY_MUL, gradient, contiguous(row))
         if ctx.needs[1]:
-            columns = math.prod(ctx.row_shape)
-            row_gradient = sum_rows(gradient, numel(gradient) // columns, columns, gradient.dtype)
-            row_gradient = row_gradient.reshape(ctx.row_shape)
-        return gradient if ctx.needs[0] else None, row_gradient
+            row_gradient = _row_sum(_combine(onednn.BINARY_MUL, gradient, x), row.shape)
+        return x_gradient, row_gradient
 
 
 def add(original, args, kwargs):
@@ -86,11 +114,22 @@ def add(original, args, kwargs):
     left, right = values
     if not servable(left, right):
         return NotImplemented
-    if left.shape == right.shape:
-        return Add.apply(left, right)
+    return Add.apply(left, right) if left.shape == right.shape else _with_row(AddRow, left, right)
+
+
+def multiply(original, args, kwargs):
+    """Kernel of ``multiply(x, y)`` for a tensor and a row of one dtype."""
+    values = bound(args, kwargs, ("x", "y"), ())
+    if values is None or not servable(*values) or values[0].shape == values[1].shape:
+        return NotImplemented
+    return _with_row(MultiplyRow, *values)
+
+
+def _with_row(function, left, right):
+    """Return a function of the tensor and the row among two tensors."""
     for x, row in ((left, right), (right, left)):
         if row.ndim <= x.ndim and (x.is_contiguous() or is_channels_last(x)) and is_row_of(row, x):
-            return AddRow.apply(x, row)
+            return function.apply(x, row)
     return NotImplemented
 
 
