@@ -21,13 +21,12 @@ CONVOLUTION_DIRECT = 0x1
 LINEAR, GELU_TANH, GELU_ERF, RELU_USE_DST = 0x26, 0x2B, 0x31, 0x100
 POOL_MAX, POOL_AVG_INCLUDE_PADDING, POOL_AVG_EXCLUDE_PADDING = 0x1FF, 0x2FF, 0x3FF
 BINARY_ADD, BINARY_MUL = 0x1FFF0, 0x1FFF1
-REDUCTION_SUM = 0x2FFF4
 SOFTMAX = 0x30000
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT = 1, 2, 4
 
 SRC, SRC_1, DST = 1, 2, 17
 WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE = 33, 41, 49, 50, 51, 52, 64
-DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_BIAS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 169, 255, 256
+DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
 POST_OP = 1 << 15  # times the post operation's number from 1, plus SRC_1: the second operand of a binary one
 
 QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
@@ -46,7 +45,7 @@ _EXPECTED_NAMES = (
             GELU_ERF: b"eltwise_gelu_erf",
             POOL_MAX: b"pooling_max",
             BINARY_ADD: b"binary_add",
-            REDUCTION_SUM: b"reduction_sum",
+            BINARY_MUL: b"binary_mul",
             SOFTMAX: b"softmax_accurate",
         },
     ),
@@ -83,7 +82,6 @@ _SIGNATURES = {
     "dnnl_stream_wait": (c_void_p,),
     "dnnl_memory_desc_create_with_strides": (_HANDLE, c_int, POINTER(c_int64), c_int, POINTER(c_int64)),
     "dnnl_memory_desc_create_with_tag": (_HANDLE, c_int, POINTER(c_int64), c_int, c_int),
-    "dnnl_memory_desc_clone": (_HANDLE, c_void_p),
     "dnnl_memory_desc_destroy": (c_void_p,),
     "dnnl_memory_create": (_HANDLE, c_void_p, c_void_p, c_void_p),
     "dnnl_memory_set_data_handle": (c_void_p, c_void_p),
@@ -96,11 +94,9 @@ _SIGNATURES = {
     "dnnl_primitive_attr_create": (_HANDLE,),
     "dnnl_primitive_attr_destroy": (c_void_p,),
     "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
-    "dnnl_primitive_attr_set_scales_mask": (c_void_p, c_int, c_int),
     "dnnl_post_ops_create": (_HANDLE,),
     "dnnl_post_ops_destroy": (c_void_p,),
     "dnnl_post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
-    "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int, c_int),
     "dnnl_post_ops_append_binary": (c_void_p, c_int, c_void_p),
 }
 
@@ -109,7 +105,6 @@ _P, _I, _F, _U, _D = c_void_p, c_int, c_float, c_uint, POINTER(c_int64)
 _DESCRIPTIONS = {
     "matmul": (_P, _P, _P, _P),  # source, weights, bias, destination
     "binary": (_I, _P, _P, _P),
-    "reduction": (_I, _P, _P, _F, _F),
     "eltwise_forward": (_I, _I, _P, _P, _F, _F),
     "eltwise_backward": (_I, _P, _P, _P, _F, _F, _P),
     "softmax_forward": (_I, _I, _P, _P, _I),
@@ -142,8 +137,6 @@ class Library:
             setattr(self, name[len("dnnl_") :], function)
         self.memory_desc_get_size = self._dll.dnnl_memory_desc_get_size
         self.memory_desc_get_size.argtypes, self.memory_desc_get_size.restype = (c_void_p,), c_size_t
-        self.memory_desc_equal = self._dll.dnnl_memory_desc_equal
-        self.memory_desc_equal.argtypes, self.memory_desc_equal.restype = (c_void_p, c_void_p), c_int
         self.query_md = self._dll.dnnl_primitive_desc_query_md
         self.query_md.argtypes, self.query_md.restype = (c_void_p, c_int, c_int), c_void_p
         self._descriptions = {}
