@@ -371,6 +371,17 @@ def test_fork_of_a_feature_map_sums_gradients_in_its_memory_order(dtype):
     assert orders == [features.strides] == [[9 * 7 * 8, 1, 7 * 8, 8]]
 
 
+@pytest.mark.parametrize(
+    "split, order, shape",
+    [([3, 6], [1, 0], [18]), ([3, 5], [1, 0], [16]), ([3, 5], [0, 0], [15]), ([3, 5], [1], [15])],
+)
+def test_rearrange_that_does_not_fit_is_refused_as_paddle_refuses_it(split, order, shape):
+    """The kernel reads memory by these numbers, so it must not take wrong ones."""
+    (x,) = tensors([(3, 5)])
+    with half_cpu.dispatch(backend="onednn"), pytest.raises(ValueError):
+        layers.rearrange(x, split, order, shape)
+
+
 def test_fork_with_an_unused_branch_returns_the_other_gradient():
     (x,) = tensors([(3, 5)])
     with half_cpu.dispatch(backend="onednn"):

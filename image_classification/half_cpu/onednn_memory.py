@@ -4,6 +4,8 @@ oneDNN's copies use all threads and vector loads; Paddle's own copy of a strided
 one thread. A tensor is settled when it lies in memory as its shape says or, for images [B, C, H, W], as [B, H, W, C].
 """
 
+import math
+
 import paddle
 from paddle.autograd import PyLayer
 
@@ -41,7 +43,7 @@ def contiguous(tensor):
     """Return the tensor itself if it is dense row-major, else a dense copy."""
     if tensor.is_contiguous():
         return tensor
-    if tensor.dtype not in DATA_TYPES or not numel(tensor) or tensor.ndim > onednn.MAX_DIMENSIONS:
+    if tensor.dtype not in DATA_TYPES or not numel(tensor):
         return tensor.contiguous()
     return reorder_like(tensor, new_tensor(tensor.dtype, tensor.shape))
 
@@ -165,6 +167,8 @@ def rearrange(original, args, kwargs):
     if values is None:
         return NotImplemented
     x, split, order, shape = values
-    if not servable(x) or min(*split, *shape) < 1 or len(split) > onednn.MAX_DIMENSIONS:
+    if not servable(x) or min(*split, *shape) < 1 or sorted(order) != list(range(len(split))):
         return NotImplemented
+    if not math.prod(split) == math.prod(shape) == numel(x):
+        return NotImplemented  # Paddle words the error
     return Rearrange.apply(x, split, order, shape)
