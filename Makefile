@@ -27,7 +27,7 @@ test-slow: $(VENV)/.installed-dev
 
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "gpu" tests/test_gpu_contract.py
+	$(BIN)/python -m pytest -q -m "gpu" tests/house/test_gpu_contract.py
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name a Python 3.10-3.12: make PYTHON=python3 $(MAKECMDGOALS)"; exit 1; }

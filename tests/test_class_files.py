@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from model_zoo import ROOT
 from PIL import Image
 
 from image_classification.class_files import draw_confusion, summary, write_class_files, write_summary
@@ -15,6 +14,7 @@ from image_classification.metrics import ClassReport
 from image_classification.run_folder import RunFolder
 from image_classification.weights import export_tensors, write_weights
 from image_classification.zoo import load_model
+from tests.helpers.model_zoo import ROOT
 
 NAMES = ["cat", "dog, large", "bird"]
 

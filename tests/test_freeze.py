@@ -3,12 +3,12 @@
 import numpy as np
 import paddle
 import pytest
-from model_zoo import CONFIGS, build
 
 from image_classification import amp
 from image_classification.data.sampler import balanced_shares, train_order
 from image_classification.freeze import freeze
 from image_classification.runtime import UserError
+from tests.helpers.model_zoo import CONFIGS, build
 
 RESNET = next(path for path in CONFIGS if path.stem == "resnet_tiny_digits")
 

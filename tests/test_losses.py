@@ -6,7 +6,6 @@ import types
 import numpy as np
 import paddle
 import pytest
-from model_zoo import ROOT
 from sklearn.utils.class_weight import compute_class_weight
 
 from image_classification.amp import build_precision
@@ -18,6 +17,7 @@ from image_classification.losses import Criterion, balanced_class_weights, build
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model
+from tests.helpers.model_zoo import ROOT
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(scale=3, size=(6, 4)).astype("float32")

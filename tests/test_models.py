@@ -6,11 +6,11 @@ import re
 import numpy as np
 import paddle
 import pytest
-from model_zoo import CONFIGS, FOLDERS, ROOT, build, builder, published
 
 from image_classification.config import load_config
 from image_classification.layers import Attention, Dropout, DropPath, PatchEmbed
 from image_classification.runtime import UserError
+from tests.helpers.model_zoo import CONFIGS, FOLDERS, ROOT, build, builder, published
 
 FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
 

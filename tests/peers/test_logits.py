@@ -1,18 +1,13 @@
 """Logits of every variant equal those of timm and torchvision, from files that these libraries wrote and back."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from model_zoo import CONFIGS, build, builder
-
 from image_classification.config import load_config
 from image_classification.weights import export_tensors, load_pretrained, write_weights
+from tests.helpers.model_zoo import CONFIGS, build, builder
 
 pytestmark = pytest.mark.peers
 

@@ -1,0 +1,32 @@
+"""The process: errors for users, rank and threads, device, seeds, files, log. Imports nothing of the project.
+
+Paddle is imported inside the functions that need it, because the number of threads must be set before.
+"""
+
+from .devices import peak_memory_bytes, select_device, set_deterministic
+from .errors import UserError
+from .files import atomic_write
+from .log import LOGGER_NAME, get_logger, progress_bar, setup_logger
+from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
+from .seeds import rng_state, seed_everything, set_rng_state
+
+__all__ = [
+    "LOGGER_NAME",
+    "UserError",
+    "atomic_write",
+    "get_logger",
+    "peak_memory_bytes",
+    "prepare_process",
+    "progress_bar",
+    "rank",
+    "rng_state",
+    "seed_everything",
+    "select_device",
+    "set_deterministic",
+    "set_rng_state",
+    "set_threads",
+    "setup_logger",
+    "tune_allocator",
+    "tune_mkl",
+    "world_size",
+]

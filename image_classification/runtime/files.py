@@ -1,0 +1,49 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from .errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_write(path):
+    """Give a binary file that appears under ``path`` whole or not at all, even when the power fails.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        temporary = None
+        _fsync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _fsync_folder(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

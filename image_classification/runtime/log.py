@@ -1,0 +1,54 @@
+"""What a run says: the logger, its files, progress bars."""
+
+import logging
+import sys
+from pathlib import Path
+
+LOGGER_NAME = "image_classification"
+
+
+def get_logger():
+    """Return the logger of the project; :func:`setup_logger` gives it its handlers."""
+    return logging.getLogger(LOGGER_NAME)
+
+
+def setup_logger(folder=None, process_rank=0):
+    """Log to the terminal on rank 0 and, with a folder, to ``log.txt`` (rank 0) or ``log_<rank>.txt``."""
+    logger = get_logger()
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    formatter = logging.Formatter("%(asctime)s %(message)s", "%m%d %I:%M:%S %p")
+    handlers = []
+    if process_rank == 0:
+        handlers.append(_TerminalHandler())
+    if folder is not None:
+        name = "log.txt" if process_rank == 0 else f"log_{process_rank}.txt"
+        handlers.append(logging.FileHandler(Path(folder) / name, encoding="utf-8"))
+    for handler in handlers or [logging.NullHandler()]:
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+    return logger
+
+
+class _TerminalHandler(logging.Handler):
+    """Writes above a progress bar instead of through it, to whatever standard output is at that moment."""
+
+    def emit(self, record):
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+def progress_bar(total, description, unit, is_main=True, initial=0):
+    """Return a tqdm bar with ETA that shows itself on a terminal of the main process only, and not for short work."""
+    from tqdm import tqdm
+
+    shown = is_main and sys.stderr.isatty()
+    return tqdm(
+        total=total, initial=initial, desc=description, unit=unit, disable=not shown, leave=False, delay=0.5,
+        dynamic_ncols=True, file=sys.stderr,
+    )  # fmt: skip

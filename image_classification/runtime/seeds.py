@@ -1,0 +1,58 @@
+"""Random generators: seeding, saving and restoring those of Python, NumPy and Paddle."""
+
+import ast
+import random
+
+
+def seed_everything(seed):
+    """Seed Python, NumPy and Paddle alike."""
+    import numpy
+    import paddle
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    paddle.seed(seed)
+
+
+def rng_state():
+    """Return the state of the random generators of Python, NumPy and Paddle as plain numbers and strings."""
+    import numpy
+    import paddle
+
+    name, keys, position, has_gauss, cached = numpy.random.get_state()
+    return {
+        "python": repr(random.getstate()),
+        "numpy": {"name": name, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
+        "paddle": [_generator_numbers(generator) for generator in paddle.get_rng_state()],
+    }
+
+
+def set_rng_state(state):
+    """Restore what :func:`rng_state` returned; Paddle's part only on a machine with as many devices.
+
+    A state that was saved on a CPU says nothing about the generators of a GPU: those keep their seed then.
+    """
+    import numpy
+    import paddle
+
+    random.setstate(ast.literal_eval(state["python"]))
+    saved = state["numpy"]
+    numpy.random.set_state((saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["cached"]))
+    if len(paddle.get_rng_state()) == len(state["paddle"]):
+        paddle.set_rng_state([_generator(numbers) for numbers in state["paddle"]])
+
+
+def _generator_numbers(generator):
+    # Paddle's GeneratorState shows its content through pickling only: (device, seed, offset, engine as ASCII codes).
+    device, seed, offset, engine = generator.__reduce_ex__(4)[2]
+    return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode("ascii")}
+
+
+def _generator(numbers):
+    import paddle
+
+    kind = type(paddle.get_rng_state()[0])
+    generator = kind.__new__(kind)
+    engine = list(numbers["engine"].encode("ascii"))
+    generator.__setstate__((numbers["device"], numbers["seed"], numbers["offset"], engine))
+    return generator

@@ -1,0 +1,388 @@
+"""Loaders: order, sharding, workers, errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from image_classification.config import build_config
+from image_classification.data import build_eval_loader, build_train_loader
+from image_classification.data.loader import Loader
+from image_classification.data.normalize import Normalize
+from image_classification.data.samples import SampleMaker
+from image_classification.runtime import UserError
+from tests.helpers.model_zoo import ROOT
+
+
+def make_config(model=None, seed=0, **data):
+    layers = {"DATA": data, "MODEL": {"NUM_CLASSES": 10, **(model or {})}, "SEED": seed}
+    return build_config([("test", layers)])
+
+
+def digits_config(**data):
+    defaults = {"DATASET": "digits", "IMAGE_SIZE": 32, "BATCH_SIZE": 64, "NUM_WORKERS": 0}
+    return make_config(**{**defaults, **data})
+
+
+@pytest.fixture(scope="module")
+def jpeg_folder(tmp_path_factory):
+    """Class folders train/ (3 x 7) and val/ (3 x 5) of small JPEGs of different sizes."""
+    root = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 7), ("val", 5)):
+        for name in ("ant", "bee", "cat"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                height, width = generator.integers(40, 80, 2)
+                image = cv2.resize(generator.integers(0, 256, (6, 6, 3), dtype=np.uint8), (int(width), int(height)))
+                cv2.imwrite(str(folder / f"{number}.JPEG"), image)
+    return root
+
+
+def folder_config(root, **data):
+    defaults = {"DATASET": "imagenet2012", "IMAGE_SIZE": 32, "BATCH_SIZE": 4, "BATCH_SIZE_EVAL": 4, "NUM_WORKERS": 0}
+    return make_config({"NUM_CLASSES": 3}, **{**defaults, "DATA_PATH": str(root), **data})
+
+
+def batches_of(loader, epoch=0, start=0):
+    loader.set_epoch(epoch)
+    batches = list(loader.iterate(start))
+    loader.close()
+    return batches
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for (images, labels), (other_images, other_labels) in zip(left, right, strict=True):
+        np.testing.assert_array_equal(images, other_images)
+        np.testing.assert_array_equal(labels, other_labels)
+
+
+def test_digits_split_is_stratified_fixed_and_complete():
+    train = build_train_loader(digits_config()).dataset
+    val = build_eval_loader(digits_config()).dataset
+    assert (len(train), len(val), train.num_classes) == (1437, 360, 10)
+    share = np.bincount(val.labels) / (np.bincount(val.labels) + np.bincount(train.labels))
+    assert np.all(np.abs(share - 0.2) < 0.005)
+    assert val.images.shape == (360, 32, 32, 3) and val.images.dtype == np.uint8
+    # Written down once: a changed split would make results of different versions incomparable.
+    assert val.labels[:8].tolist() == [3, 7, 3, 9, 0, 8, 7, 0]
+    assert int(val.images.astype(np.int64).sum()) == 86595039
+
+
+def test_batch_contract_float32_nchw_int64():
+    images, labels = next(iter(build_train_loader(digits_config())))
+    assert images.dtype == np.float32 and images.shape == (64, 3, 32, 32)
+    assert labels.dtype == np.int64 and labels.shape == (64,)
+
+
+def test_normalize_equals_definition():
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 5), dtype=np.uint8)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    shape = (1, 3, 1, 1)
+    expected = (pixels / 255.0 - np.reshape(mean, shape)) / np.reshape(std, shape)
+    # float32: values up to 2.7, two roundings
+    np.testing.assert_allclose(Normalize(mean, std)(pixels), expected, atol=5e-7)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 8])
+def test_batches_with_workers_equal_those_without(jpeg_folder, num_workers):
+    alone = build_train_loader(folder_config(jpeg_folder))
+    helped = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=num_workers))
+    assert_same(batches_of(alone, epoch=3), batches_of(helped, epoch=3))
+    assert_same(
+        batches_of(build_eval_loader(folder_config(jpeg_folder))),
+        batches_of(build_eval_loader(folder_config(jpeg_folder, NUM_WORKERS=num_workers))),
+    )
+
+
+def test_epochs_and_seeds_give_different_batches(jpeg_folder):
+    first = batches_of(build_train_loader(folder_config(jpeg_folder)), epoch=0)
+    second = batches_of(build_train_loader(folder_config(jpeg_folder)), epoch=1)
+    assert not np.array_equal(first[0][0], second[0][0])
+    layers = {"DATA": {"DATASET": "digits", "IMAGE_SIZE": 32, "BATCH_SIZE": 64}, "MODEL": {"NUM_CLASSES": 10}}
+    orders = [
+        next(iter(build_train_loader(build_config([("test", {**layers, "SEED": seed})]))))[1].tolist()
+        for seed in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_start_batch_continues_the_epoch_without_reading_what_is_before(jpeg_folder, num_workers, monkeypatch):
+    whole = batches_of(build_train_loader(folder_config(jpeg_folder)), epoch=2)
+    loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=num_workers))
+    read = []
+    original = loader.dataset.read
+    if num_workers == 0:
+        monkeypatch.setattr(loader.dataset, "read", lambda index: read.append(index) or original(index))
+    assert_same(whole[3:], batches_of(loader, epoch=2, start=3))
+    if num_workers == 0:
+        assert len(read) == 4 * (len(whole) - 3)
+
+
+def test_training_ranks_share_the_global_batches_exactly(jpeg_folder):
+    alone = batches_of(build_train_loader(folder_config(jpeg_folder, BATCH_SIZE=4)))
+    ranks = [batches_of(build_train_loader(folder_config(jpeg_folder, BATCH_SIZE=2), r, 2)) for r in range(2)]
+    assert len(alone) == len(ranks[0]) == len(ranks[1]) == 5  # 21 images: the last one is dropped
+    for number, (images, labels) in enumerate(alone):
+        parts = [rank[number] for rank in ranks]
+        np.testing.assert_array_equal(images, np.stack([p[0] for p in parts], 1).reshape(images.shape))
+        np.testing.assert_array_equal(labels, np.stack([p[1] for p in parts], 1).reshape(-1))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 16])
+def test_evaluation_visits_each_image_once_over_all_ranks(jpeg_folder, world_size):
+    expected = batches_of(build_eval_loader(folder_config(jpeg_folder)))
+    expected = np.concatenate([images for images, _ in expected])
+    got = np.zeros_like(expected)
+    visits = 0
+    for rank in range(world_size):
+        loader = build_eval_loader(folder_config(jpeg_folder), rank, world_size)
+        images = [images for images, _ in batches_of(loader)]
+        assert len(images) == len(loader)
+        count = sum(map(len, images))
+        assert count == loader.num_images
+        if count:
+            got[rank::world_size] = np.concatenate(images)
+        visits += count
+    assert visits == 15
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_abandoned_iteration_does_not_disturb_the_next(jpeg_folder):
+    expected = batches_of(build_train_loader(folder_config(jpeg_folder)), epoch=1)
+    loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=2))
+    for _ in range(3):
+        next(iter(loader))
+    assert_same(expected, batches_of(loader, epoch=1))
+
+
+def test_second_iteration_of_a_loader_ends_the_first(jpeg_folder):
+    loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=1))
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(first)
+    loader.close()
+
+
+def test_arrays_given_out_stay_as_they_were(jpeg_folder):
+    loader = build_train_loader(folder_config(jpeg_folder, NUM_WORKERS=1, PREFETCH=1))
+    kept, copies = [], []
+    for images, labels in loader:
+        kept.append((images, labels))
+        copies.append((images.copy(), labels.copy()))
+    loader.close()
+    assert_same(kept, copies)
+
+
+def test_list_files_give_the_same_images_as_folders(jpeg_folder, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).symlink_to(jpeg_folder / split)
+        names = sorted((jpeg_folder / split).glob("*/*"))
+        lines = [f"{split}/{p.parent.name}/{p.name} {['ant', 'bee', 'cat'].index(p.parent.name)}" for p in names]
+        (tmp_path / f"{split}_list.txt").write_text("\n".join(lines) + "\n")
+    assert_same(
+        batches_of(build_train_loader(folder_config(jpeg_folder))),
+        batches_of(build_train_loader(folder_config(tmp_path))),
+    )
+
+
+def test_workers_do_not_import_paddle(jpeg_folder):
+    code = "import sys, image_classification.data; sys.exit('paddle' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# ---- what users get wrong
+
+
+def error_of(function, *arguments):
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_unknown_dataset_suggests_the_nearest():
+    assert "Did you mean digits?" in error_of(build_train_loader, digits_config(DATASET="digit"))
+
+
+def test_missing_data_path_is_named(tmp_path):
+    assert str(tmp_path / "none") in error_of(build_train_loader, folder_config(tmp_path / "none"))
+    assert "neither train_list.txt nor a folder train/" in error_of(build_train_loader, folder_config(tmp_path))
+
+
+def test_empty_class_folder_is_named(tmp_path):
+    (tmp_path / "train" / "empty").mkdir(parents=True)
+    assert "empty: class folder has no images" in error_of(build_train_loader, folder_config(tmp_path))
+    (tmp_path / "val").mkdir()
+    assert "has no class folders" in error_of(build_eval_loader, folder_config(tmp_path))
+
+
+def test_training_folders_number_the_classes_of_an_evaluation_set_with_fewer(jpeg_folder, tmp_path):
+    (tmp_path / "train").symlink_to(jpeg_folder / "train")
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "cat").symlink_to(jpeg_folder / "val" / "cat")
+    assert build_eval_loader(folder_config(tmp_path)).dataset.labels.tolist() == [2] * 5
+
+
+def test_class_unknown_to_the_training_set_is_an_error(jpeg_folder, tmp_path):
+    (tmp_path / "train").symlink_to(jpeg_folder / "train")
+    (tmp_path / "val" / "dog").mkdir(parents=True)
+    assert "val/dog" in error_of(build_eval_loader, folder_config(tmp_path))
+
+
+def test_more_classes_than_the_model_has_names_a_file(jpeg_folder):
+    config = make_config({"NUM_CLASSES": 2}, DATASET="imagenet2012", DATA_PATH=str(jpeg_folder), BATCH_SIZE=2)
+    message = error_of(build_train_loader, config)
+    assert "cat/0.JPEG: label 2 is outside 0..1" in message and "7 labels" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [("a.jpg", "not 'path label'"), ("a.jpg x", "not 'path label'"), ("a.jpg 3", "outside 0..2"), ("a -1", "outside")],
+)
+def test_bad_line_of_a_list_file_is_named(tmp_path, line, complaint):
+    (tmp_path / "train_list.txt").write_text(f"ok.jpg 0\n\nwith space.jpg\t1\n{line}\n")
+    message = error_of(build_train_loader, folder_config(tmp_path))
+    assert f"{tmp_path}/train_list.txt:4: " in message and complaint in message
+
+
+def test_batch_larger_than_the_data_set_is_an_error():
+    message = error_of(lambda: build_train_loader(digits_config(BATCH_SIZE=500), 0, 3))
+    assert "500 images x 3 processes" in message
+
+
+def test_mean_of_the_wrong_length_is_an_error():
+    assert "IMAGENET_MEAN: has 3 values" in error_of(build_train_loader, digits_config(IMAGE_CHANNELS=1))
+
+
+@pytest.fixture
+def broken_folder(jpeg_folder, tmp_path):
+    """val/ with one cut JPEG and one text file that says it is a JPEG, among 15 images; train/ likewise."""
+    for path in sorted(jpeg_folder.glob("*/*/*")):
+        copy = tmp_path / path.relative_to(jpeg_folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    for split in ("train", "val"):
+        cut = tmp_path / split / "bee" / "2.JPEG"
+        cut.write_bytes(cut.read_bytes()[:-200])
+        (tmp_path / split / "cat" / "0.JPEG").write_text("not an image")
+    return tmp_path
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+def test_corrupt_image_is_named(broken_folder, num_workers, library):
+    config = folder_config(broken_folder, NUM_WORKERS=num_workers, RESIZE_LIBRARY=library)
+    message = error_of(batches_of, build_eval_loader(config))
+    assert "bee/2.JPEG: corrupt image" in message or "cat/0.JPEG: corrupt image" in message
+    assert "DATA.SKIP_CORRUPT" in message
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_corrupt_images_are_skipped_and_counted_when_asked(broken_folder, jpeg_folder, num_workers):
+    config = folder_config(broken_folder, NUM_WORKERS=num_workers, SKIP_CORRUPT=True)
+    loader = build_eval_loader(config)
+    labels = np.concatenate([labels for _, labels in batches_of(loader)])
+    assert labels.tolist() == [0] * 5 + [1] * 4 + [2] * 4
+    assert loader.skipped_images == 2
+    loader = build_train_loader(config)
+    assert [len(labels) for _, labels in batches_of(loader)] == [4] * 5  # replaced, so that batches stay full
+    assert loader.skipped_images in (1, 2)  # one of the 21 images is dropped
+
+
+class SabotagedDataset:
+    """Reads pixels; at image 5 the worker kills itself, hangs, or raises; or each image takes 0.1 s."""
+
+    in_memory, num_classes, class_names, labels = True, 1, ["x"], None
+
+    def __init__(self, how):
+        self.how = how
+
+    def __len__(self):
+        return 16
+
+    def read(self, index):
+        if index == 5:
+            if self.how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "hangs":
+                time.sleep(60)
+            if self.how == "raises":
+                raise KeyError("a bug")
+        if self.how == "is slow":
+            time.sleep(0.1)
+        return np.zeros((4, 4, 3), np.uint8), 0
+
+    def describe(self, index):
+        return f"file {index}"
+
+
+def keep(content, rng):
+    return content
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("dies", UserError, "killed by signal 9; perhaps the machine ran out of memory; last file: file 5"),
+        ("hangs", UserError, r"no progress for 2 s \(DATA.WORKER_TIMEOUT\); last file: file 5"),
+        ("raises", RuntimeError, "failed at file 5"),
+    ],
+)
+def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset(how), keep, 1, 0)
+    seconds = 2 if how == "hangs" else 60
+    loader = Loader(
+        maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=2, timeout_seconds=seconds
+    )
+    start = time.monotonic()
+    with pytest.raises(kind, match=text):
+        list(loader)
+    assert time.monotonic() - start < 100
+    loader.close()
+
+
+def test_abandoned_work_is_dropped_not_finished():
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset("is slow"), keep, 1, 0)
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1, prefetch=3)
+    next(iter(loader))  # all four batches were queued, the second one is waited for
+    loader._pool.new_generation()
+    assert loader._pool.memory.status[:, 0].sum() < 12
+    loader.close()
+
+
+def test_workers_end_when_the_training_process_is_killed(jpeg_folder):
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.data.test_loader import folder_config, build_train_loader\n"
+        f"loader = build_train_loader(folder_config({str(jpeg_folder)!r}, NUM_WORKERS=2)); next(iter(loader))\n"
+        "print(*[p.pid for p in loader._pool._processes], flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        workers = [int(number) for number in process.stdout.readline().split()]
+        process.kill()
+    assert len(workers) == 2
+    deadline = time.monotonic() + 60
+    while any(_runs(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,444 @@
+"""The oneDNN kernels against the float32 reference, forward and backward."""
+
+import collections
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu, layers
+from image_classification.half_cpu import onednn, onednn_primitives
+
+pytestmark = pytest.mark.skipif(
+    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
+)
+
+BFLOAT16, FLOAT32 = "bfloat16", "float32"
+
+
+class Calls:
+    """Counts the calls that a kernel served, so that no test compares the reference with itself."""
+
+    def __init__(self, monkeypatch, *names):
+        self.served = 0
+        table = dict(onednn.KERNELS)
+        for name in names:
+            table[name] = self._counted(table[name])
+        backend = half_cpu.kernels.Backend(
+            "counted", "counted", frozenset({BFLOAT16}), table, onednn.FLOAT32_KERNELS
+        )
+        monkeypatch.setitem(half_cpu.kernels._BACKENDS, "counted", backend)
+
+    def _counted(self, kernel):
+        def counted(original, args, kwargs):
+            result = kernel(original, args, kwargs)
+            self.served += result is not NotImplemented
+            return result
+
+        return counted
+
+
+def tensors(shapes, dtype=BFLOAT16, seed=0, scale=1.0):
+    """Return random leaf tensors that require gradients."""
+    generator = np.random.default_rng(seed)
+    values = [(generator.standard_normal(shape) * scale).astype("float32") for shape in shapes]
+    result = [paddle.to_tensor(value).astype(dtype) for value in values]
+    for tensor in result:
+        tensor.stop_gradient = False
+    return result
+
+
+def statistics(channels):
+    """Return a running mean and variance that no batch has."""
+    return paddle.linspace(-0.5, 0.5, channels), paddle.linspace(0.5, 2.0, channels)
+
+
+def run(function, inputs, backend):
+    """Return (result, gradients of the inputs) with a fixed random gradient of the result."""
+    for tensor in inputs:
+        tensor.clear_gradient(False)
+    with half_cpu.dispatch(backend=backend):
+        result = function(*inputs)
+    seed = paddle.to_tensor(np.random.default_rng(1).standard_normal(result.shape).astype("float32"))
+    paddle.autograd.backward([result], [seed.astype(result.dtype)])
+    gradients = [tensor.grad for tensor in inputs]
+    return result, [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def assert_within_one_rounding(actual, expected, intermediates=0):
+    """Both were summed in float32, in another order, and rounded to bfloat16 once: neighbours at most, 2^-7 apart.
+
+    Where a sum cancels, its float32 error counts relative to the summands: 2^-16 of the largest value. Each rounded
+    intermediate (probabilities in a backward pass) is allowed one more rounding of the largest value, 2^-7.
+    """
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
+    largest = np.abs(expected).max()
+    bound = 2.0**-7 * np.abs(expected) + max(intermediates * 2.0**-7, 2.0**-16) * largest
+    assert (np.abs(actual - expected) <= bound).all(), (np.abs(actual - expected) / bound).max()
+
+
+def residual(x, branch):
+    """Return a residual block of one function; its name in `layers` is looked up where a dispatch replaces it."""
+    x, shortcut = layers.fork(x)
+    return shortcut + branch(x)
+
+
+CASES = {
+    "linear": ("linear", lambda x, w, b: F.linear(x, w, b), [(3, 5, 32), (32, 48), (48,)], False),
+    "linear-no-bias": ("matmul", lambda x, w: paddle.matmul(x, w), [(3, 5, 32), (32, 48)], False),
+    "linear-odd-sizes": ("linear", lambda x, w, b: F.linear(x, w, b), [(7, 13), (13, 11), (11,)], False),
+    "linear-size-one": ("linear", lambda x, w, b: F.linear(x, w, b), [(1, 1), (1, 1), (1,)], False),
+    "linear-packed": ("linear", lambda x, w, b: F.linear(x, w, b), [(2, 75, 96), (96, 160), (160,)], False),
+    "linear-packed-odd": ("linear", lambda x, w, b: F.linear(x, w.T, b), [(131, 67), (129, 67), (129,)], False),
+    "linear-vector": ("linear", lambda x, w, b: F.linear(x, w, b), [(32,), (32, 48), (48,)], False),
+    "linear-strided": (
+        "linear", lambda x, w, b: F.linear(x.transpose([1, 0, 2]), w, b), [(3, 5, 8), (8, 4), (4,)], False),
+    "linear-weight-strided": ("linear", lambda x, w, b: F.linear(x, w.T, b), [(3, 8), (4, 8), (4,)], False),
+    "matmul-batched": ("matmul", lambda x, y: paddle.matmul(x, y), [(2, 3, 5, 8), (2, 3, 8, 7)], False),
+    "matmul-right": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 3, 5, 8), (2, 3, 7, 8)], False),
+    "matmul-left": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_x=True), [(2, 8, 5), (2, 8, 7)], False),
+    "matmul-both": ("matmul", lambda x, y: paddle.matmul(x, y, True, True), [(2, 8, 5), (2, 7, 8)], False),
+    "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
+    "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
+    "gelu-tanh": ("gelu", lambda x: F.gelu(x, approximate=True), [(3, 5, 33)], False),
+    "gelu-strided": ("gelu", lambda x: F.gelu(x.transpose([1, 0])), [(5, 33)], False),
+    "relu": ("relu", lambda x: F.relu(x), [(3, 5, 33)], False),
+    "relu-scalar": ("relu", lambda x: F.relu(x), [()], False),
+    "add": ("add", lambda x, y: x + y, [(3, 5, 33), (3, 5, 33)], False),
+    "fork": ("fork", lambda x: residual(x, F.relu), [(3, 5, 33)], False),
+    "fork-strided": ("fork", lambda x: residual(x.transpose([1, 0]), F.relu), [(3, 5)], False),
+    "fork-conv": (
+        "fork", lambda x, w: residual(F.conv2d(x, w, padding=1), lambda branch: F.conv2d(branch, w, padding=1)),
+        [(2, 8, 9, 7), (8, 8, 3, 3)], True),
+    "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
+    "add-row": ("add", lambda x, y: x + y, [(3, 5, 33), (33,)], False),
+    "add-row-first": ("add", lambda x, y: y + x, [(3, 5, 33), (1, 5, 33)], False),
+    "add-row-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5, 33), (33, 5)], False),
+    "add-channels": (
+        "add", lambda x, w, b: F.conv2d(x, w, b, padding=1), [(2, 16, 9, 7), (24, 16, 3, 3), (24,)], True),
+    "multiply-row": ("multiply", lambda x, y: x * y, [(3, 5, 33), (33,)], True),
+    "multiply-row-first": ("multiply", lambda x, y: y * x, [(3, 5, 33), (1, 5, 33)], True),
+    "multiply-channels": (
+        "multiply", lambda x, w, y: F.conv2d(x, w, padding=1) * y, [(2, 8, 9, 7), (24, 8, 3, 3), (1, 24, 1, 1)], True),
+    "rearrange": (
+        "rearrange", lambda x: layers.rearrange(x, [2, 3, 4, 5, 7], [0, 3, 2, 1, 4], [40, 21]), [(2, 12, 35)], False),
+    "rearrange-strided": (
+        "rearrange", lambda x: layers.rearrange(x.transpose([1, 0]), [3, 4, 5], [2, 0, 1], [5, 12]), [(5, 12)], False),
+    "conv": ("conv2d", lambda x, w: F.conv2d(x, w, padding=1), [(2, 16, 9, 7), (24, 16, 3, 3)], False),
+    "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
+    "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
+    "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
+    "conv-groups": ("conv2d", lambda x, w: F.conv2d(x, w, groups=2), [(2, 16, 9, 7), (24, 8, 3, 3)], False),
+    "conv-dilated": ("conv2d", lambda x, w: F.conv2d(x, w, dilation=2), [(2, 5, 9, 7), (6, 5, 3, 3)], False),
+    "conv-depthwise": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (16, 1, 3, 3)], False),
+    "conv-uneven-padding": ("conv2d", lambda x, w: F.conv2d(x, w, padding=[1, 0, 2, 1]), [(2, 4, 5, 5), (4, 4, 3, 3)],
+                            False),
+    "conv-one-pixel": ("conv2d", lambda x, w: F.conv2d(x, w), [(1, 1, 1, 1), (1, 1, 1, 1)], False),
+    "conv-chain": ("conv2d", lambda x, w: F.relu(F.conv2d(F.conv2d(x, w), w)) + 0, [(2, 8, 9, 7), (8, 8, 3, 3)], True),
+    "conv-residual": ("add", lambda x, w: x + F.conv2d(x, w, padding=1), [(2, 8, 9, 7), (8, 8, 3, 3)], False),
+    "max_pool": ("pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), [(2, 16, 9, 7)], True),
+    "avg_pool": ("pool2d", lambda x: F.avg_pool2d(x, 2), [(2, 16, 8, 6)], False),
+    "avg_pool-padded": ("pool2d", lambda x: F.avg_pool2d(x, 3, 3, 1, exclusive=False), [(2, 16, 8, 6)], False),
+    "avg_pool-whole": ("pool2d", lambda x: F.adaptive_avg_pool2d(x, 1), [(2, 16, 8, 6)], False),
+    "batch_norm": (
+        "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b, training=True), [(4, 8, 5, 3), (8,), (8,)],
+        True),
+    "batch_norm-evaluation": (
+        "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b), [(4, 8, 5, 3), (8,), (8,)], False),
+    "batch_norm-after-conv": (
+        "batch_norm", lambda x, w, s, b: F.batch_norm(F.conv2d(x, w), *statistics(8), s, b, training=True),
+        [(4, 8, 5, 3), (8, 8, 1, 1), (8,), (8,)], True),
+    "softmax": ("softmax", lambda x: F.softmax(x), [(3, 5, 33)], True),
+    "softmax-size-one": ("softmax", lambda x: F.softmax(x, axis=1), [(3, 1)], True),
+    "layer_norm": ("layer_norm", lambda x, w, b: F.layer_norm(x, 33, w, b, 1e-6), [(3, 5, 33), (33,), (33,)], False),
+    "layer_norm-two-axes": (
+        "layer_norm", lambda x, w, b: F.layer_norm(x, [5, 33], w, b, 1e-6), [(3, 5, 33), (165,), (165,)], False),
+    "attention": ("attention", lambda qkv: layers.attention(qkv, 4, 0.25), [(2, 13, 3 * 4 * 16)], True),
+    "attention-bias": (
+        "attention", lambda qkv, bias: layers.attention(qkv, 4, 0.25, None, bias), [(2, 13, 192), (1, 4, 13, 13)],
+        True),
+    "attention-biases": (
+        "attention", lambda qkv, bias: layers.attention(qkv, 2, 0.25, bias=bias), [(6, 5, 3 * 2 * 8), (3, 2, 5, 5)],
+        True),
+    "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
+}
+
+
+# The reference rounds scores and biased scores, the kernel the sum only: each of them is allowed one more rounding.
+FEWER_ROUNDINGS = {"attention-bias", "attention-biases"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_against_reference_differs_by_at_most_one_rounding(case, monkeypatch):
+    name, function, shapes, rounded_intermediate = CASES[case]
+    calls = Calls(monkeypatch, name)
+    inputs = tensors(shapes)
+    expected, expected_gradients = run(function, inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served
+    further = 2 if case in FEWER_ROUNDINGS else 0
+    assert_within_one_rounding(actual, expected, further)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert_within_one_rounding(gradient, expected_gradient, further or int(rounded_intermediate))
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_never_takes_the_slow_reference_code_of_onednn(case, dtype, monkeypatch):
+    """oneDNN computes what it has no kernel for by scalar loops, up to a hundred times slower, and does not say so."""
+    _, function, shapes, _ = CASES[case]
+    entries = collections.OrderedDict()
+    monkeypatch.setattr(onednn_primitives.cache, "_entries", entries)
+    run(function, tensors(shapes, dtype), "onednn")
+    assert entries
+    assert [key for key, entry in entries.items() if entry.implementation.startswith("ref")] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_kernel_against_paddle_agrees_to_float32_accuracy(case, monkeypatch):
+    name, function, shapes, _ = CASES[case]
+    calls = Calls(monkeypatch, name)
+    inputs = tensors(shapes, FLOAT32)
+    expected, expected_gradients = run(function, inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served
+    # 1e-5 of the largest value: sums of up to 165 float32 terms and oneDNN's erf and exp, good to 2^-20
+    for one, other in zip([actual, *gradients], [expected, *expected_gradients], strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-5 * float(other.abs().max()))
+
+
+def test_cast_to_bfloat16_equals_paddle_bit_for_bit():
+    values = np.concatenate([
+        np.random.default_rng(0).standard_normal(1000).astype("float32") * 10.0 ** np.arange(-30, 20).repeat(20),
+        [0.0, -0.0, np.inf, -np.inf, 3.3895e38, 1.00390625, 1.01171875],  # largest, and ties to even
+    ]).astype("float32")
+    x = paddle.to_tensor(values)
+    result = onednn.KERNELS["cast"](None, (x, paddle.bfloat16), {})
+    assert (result.view("int16").numpy() == x.astype(BFLOAT16).view("int16").numpy()).all()
+    back = onednn.KERNELS["cast"](None, (result, paddle.float32), {})
+    assert (back.numpy() == result.astype(FLOAT32).numpy()).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_with_inf_and_nan_hides_neither(case):
+    _, function, shapes, _ = CASES[case]
+    inputs = tensors(shapes)
+    values = inputs[0].detach().astype(FLOAT32).numpy().copy()
+    values.reshape(-1)[[0, -1]] = np.inf, np.inf if case == "max_pool" else np.nan  # a maximum ignores NaN
+    inputs[0] = paddle.to_tensor(values).astype(BFLOAT16)
+    inputs[0].stop_gradient = False
+    expected, _ = run(function, inputs, "reference")
+    actual, _ = run(function, inputs, "onednn")
+    actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
+    # Whether inf or NaN comes out depends on the order of the terms. Of a softmax row with NaN oneDNN makes 0 and NaN,
+    # Paddle NaN throughout; of one with inf oneDNN makes NaN, Paddle finite numbers. A check must find every such row.
+    assert (np.isfinite(actual).all(axis=-1) <= np.isfinite(expected).all(axis=-1)).all()
+
+
+@pytest.mark.parametrize(
+    "name, shapes, constants",
+    [
+        ("conv2d", [(0, 3, 8, 8), (4, 3, 3, 3)], ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW")),
+        ("linear", [(0, 8), (8, 4), (4,)], ()),
+        ("matmul", [(2, 0, 8), (2, 8, 4)], ()),
+        ("gelu", [(0, 3)], ()),
+        ("relu", [(0, 3)], ()),
+        ("softmax", [(2, 0)], (-1,)),
+        ("add", [(0,), (0,)], ()),
+        ("layer_norm", [(0, 3), (3,), (3,)], (1e-6, 1)),
+        ("attention", [(2, 0, 24)], (2, 0.5)),
+        ("cast", [(0, 3)], (paddle.float32,)),
+    ],
+)
+def test_kernel_of_empty_tensors_leaves_them_to_the_reference(name, shapes, constants):
+    inputs = [paddle.zeros(shape, dtype=BFLOAT16) for shape in shapes]
+    assert onednn.KERNELS[name](None, (*inputs, *constants), {}) is NotImplemented
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu", "softmax"])
+def test_kernel_of_float16_leaves_it_to_the_reference(name):
+    assert onednn.KERNELS[name](None, (paddle.ones([3], dtype="float16"),), {}) is NotImplemented
+
+
+def test_linear_without_matching_shapes_raises_paddles_error():
+    x, weight = tensors([(3, 8), (7, 4)])
+    with half_cpu.dispatch(), pytest.raises(ValueError, match="(?i)dim|shape"):
+        F.linear(x, weight)
+
+
+def test_gradients_of_frozen_inputs_are_not_computed():
+    x, weight, bias = tensors([(3, 8), (8, 4), (4,)])
+    x.stop_gradient = bias.stop_gradient = True
+    _, (x_gradient, weight_gradient, bias_gradient) = run(F.linear, [x, weight, bias], "onednn")
+    assert x_gradient is None and bias_gradient is None and weight_gradient is not None
+
+
+def test_linear_keeps_bfloat16_activations_only():
+    x, weight = tensors([(4, 8), (8, 4)])
+    with half_cpu.dispatch():
+        node = F.linear(x, weight).grad_fn
+    assert node.name() == "GradNodePyLayer_Linear"
+
+
+PROBE = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import paddle
+from image_classification import half_cpu
+from image_classification.amp import build_precision
+x, w = paddle.rand([8, 32]), paddle.rand([32, 16])
+with half_cpu.dispatch():
+    wide, half = paddle.matmul(x, w), paddle.matmul(x.astype("bfloat16"), w.astype("bfloat16"))
+exact = paddle.matmul(x.astype("float64"), w.astype("float64"))
+print(float((wide - exact.astype("float32")).abs().max()) < 1e-5, half.dtype == paddle.bfloat16)
+print(build_precision("fp32").describe())
+print(build_precision("auto", dtype="bfloat16").describe())
+"""
+
+
+@pytest.mark.parametrize(("isa", "float32_by", "bfloat16_by"), [
+    ("AVX2", "onednn", "reference"), ("AVX512_CORE", "onednn", "reference"), ("SSE41", "paddle", "reference"),
+])  # fmt: skip
+def test_older_cpu_computes_and_says_by_what(isa, float32_by, bfloat16_by):
+    """oneDNN itself is told to use no newer instructions."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-3:] == [
+        "True True", f"fp32/float32 on cpu ({float32_by})", f"auto/bfloat16 on cpu ({bfloat16_by})"
+    ], done.stderr  # fmt: skip
+
+
+def gelu_layer(dtype, bias=True):
+    paddle.seed(0)
+    layer = paddle.nn.Linear(96, 160, bias_attr=None if bias else False)
+    layer.weight.set_value(layer.weight * 4)
+    return layer.to(dtype=dtype) if dtype == BFLOAT16 else layer
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_linear_gelu_in_evaluation_is_one_product_of_the_same_value(dtype, bias, monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu")
+    layer = gelu_layer(dtype, bias)
+    (x,) = tensors([(2, 75, 96)], dtype)
+    with paddle.no_grad(), half_cpu.dispatch(backend="counted"):
+        actual = layers.linear_gelu(layer, x)
+    assert calls.served == 1
+    assert actual.dtype == x.dtype
+    weights = [parameter.astype("float64") for parameter in layer.parameters()]
+    exact = F.gelu(F.linear(x.astype("float64"), *weights)).numpy()
+    # One rounding of the exact value, half a unit in the last place; float32: a sum of 96 terms and oneDNN's erf.
+    bound = 2.0**-8 * np.abs(exact) + 1e-5 if dtype == BFLOAT16 else 1e-5 * np.abs(exact).max()
+    assert (np.abs(actual.astype("float64").numpy() - exact) <= bound).all()
+
+
+def test_linear_gelu_with_gradients_keeps_what_its_backward_needs(monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu", "linear", "gelu")
+    layer = gelu_layer(BFLOAT16)
+    (x,) = tensors([(2, 3, 96)])
+    with half_cpu.dispatch(backend="counted"):
+        layers.linear_gelu(layer, x).sum().backward()
+    assert calls.served == 2  # linear and GELU, one by one
+    assert layer.weight.grad is not None and x.grad is not None
+
+
+def test_linear_gelu_of_a_layer_with_hooks_calls_them():
+    layer, seen = gelu_layer(FLOAT32), []
+    layer.register_forward_post_hook(lambda layer, inputs, output: seen.append(output.shape))
+    with paddle.no_grad(), half_cpu.dispatch():
+        layers.linear_gelu(layer, paddle.ones([2, 96]))
+    assert seen == [[2, 160]]
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_fork_of_a_feature_map_sums_gradients_in_its_memory_order(dtype):
+    """Paddle's engine returns rows of [B, C, H, W], and each convolution before would rearrange them."""
+    x, weight = tensors([(2, 8, 9, 7), (8, 8, 3, 3)], dtype)
+    orders = []
+    with half_cpu.dispatch(backend="onednn"):
+        features = F.conv2d(x, weight, padding=1)
+        features.register_hook(lambda gradient: orders.append(gradient.strides))
+        out = residual(features, lambda branch: F.relu(F.conv2d(branch, weight, padding=1)))
+    out.sum().backward()
+    assert orders == [features.strides] == [[9 * 7 * 8, 1, 7 * 8, 8]]
+
+
+@pytest.mark.parametrize(
+    "split, order, shape",
+    [([3, 6], [1, 0], [18]), ([3, 5], [1, 0], [16]), ([3, 5], [0, 0], [15]), ([3, 5], [1], [15])],
+)
+def test_rearrange_that_does_not_fit_is_refused_as_paddle_refuses_it(split, order, shape):
+    """The kernel reads memory by these numbers, so it must not take wrong ones."""
+    (x,) = tensors([(3, 5)])
+    with half_cpu.dispatch(backend="onednn"), pytest.raises(ValueError):
+        layers.rearrange(x, split, order, shape)
+
+
+def test_fork_with_an_unused_branch_returns_the_other_gradient():
+    (x,) = tensors([(3, 5)])
+    with half_cpu.dispatch(backend="onednn"):
+        branch, _ = layers.fork(x)
+        (branch * 3).sum().backward()
+    assert (x.grad == 3).all()
+
+
+def test_fork_without_gradients_or_kernel_returns_the_tensor_itself():
+    (x,) = tensors([(3, 5)])
+    with paddle.no_grad(), half_cpu.dispatch(backend="onednn"):
+        assert all(branch is x for branch in layers.fork(x))
+    with half_cpu.dispatch(backend="reference"):
+        assert all(branch is x for branch in layers.fork(x))
+
+
+@pytest.mark.parametrize("case", sorted(FEWER_ROUNDINGS))
+def test_attention_with_a_bias_is_closer_to_float64_than_the_reference(case):
+    _, function, shapes, _ = CASES[case]
+    inputs = tensors(shapes)
+    with paddle.no_grad():
+        exact = function(*(tensor.astype("float64") for tensor in inputs)).numpy()
+    kernel, reference = (
+        np.abs(run(function, inputs, backend)[0].astype("float64").numpy() - exact).mean()
+        for backend in ("onednn", "reference")
+    )
+    assert kernel < reference
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_cast_of_a_feature_map_keeps_its_memory_order(dtype):
+    """Otherwise a bias that `auto` adds in float32 would send every feature map back to [B, C, H, W]."""
+    (x,) = tensors([(2, 9, 7, 8)], dtype)
+    features = x.transpose([0, 3, 1, 2])
+    other = FLOAT32 if dtype == BFLOAT16 else BFLOAT16
+    result = onednn.KERNELS["cast"](None, (features, getattr(paddle, other)), {})
+    assert result.strides == features.strides
+    assert (result.numpy() == features.astype(other).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
+    results = []
+    for backend in ("reference", "onednn"):
+        x, scale, shift = tensors([(4, 8, 5, 3), (8,), (8,)], dtype)
+        mean, variance = statistics(8)
+        with half_cpu.dispatch(backend=backend):
+            F.batch_norm(x, mean, variance, scale.astype(FLOAT32), shift.astype(FLOAT32), training=True, momentum=0.8)
+        results.append((mean.numpy(), variance.numpy()))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)  # sums of 60 float32 terms
+
+
+def test_convolution_results_lie_channels_last_and_read_as_ordinary_tensors():
+    x, weight = tensors([(2, 8, 9, 7), (16, 8, 3, 3)])
+    with half_cpu.dispatch():
+        out = F.conv2d(x, weight)
+    assert out.shape == [2, 16, 7, 5] and out.strides == [7 * 5 * 16, 1, 5 * 16, 16]
+    flat = out.astype(FLOAT32).flatten(1)
+    np.testing.assert_array_equal(flat.numpy(), out.astype(FLOAT32).numpy().reshape(2, -1))

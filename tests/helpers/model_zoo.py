@@ -1,0 +1,41 @@
+"""What the tests know of the zoo without being told: model folders, their builders and every YAML of a variant."""
+
+import functools
+import importlib
+import inspect
+from pathlib import Path
+
+from image_classification.config import load_config
+from image_classification.weights import read_variants
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "image_classification"
+FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
+CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
+
+
+def builder(folder):
+    """Return `build_model` of a model folder."""
+    name = Path(folder).name
+    return importlib.import_module(f"image_classification.{name}.{name.lower()}").build_model
+
+
+def build(config_path, **changes):
+    """Return the model of a YAML file, with some arguments of its builder changed."""
+    build_model = builder(config_path.parents[1])
+    config = load_config([f"-cfg={config_path}"], build_model)
+    arguments = {
+        "num_classes": config.MODEL.NUM_CLASSES,
+        "image_size": config.DATA.IMAGE_SIZE,
+        "in_channels": config.DATA.IMAGE_CHANNELS,
+        **config.MODEL.ARGUMENTS,
+        **changes,
+    }
+    known = inspect.signature(build_model).parameters
+    return build_model(**{name: value for name, value in arguments.items() if name in known})
+
+
+@functools.cache
+def published():
+    """Return {variant: its entry in the registry of weights}, over all families."""
+    return {name: entry for variants in read_variants().values() for name, entry in variants.items()}

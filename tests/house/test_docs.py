@@ -1,0 +1,108 @@
+"""Every command that the README and the docs show: it runs, or, where it needs what is not here, it is accepted.
+
+A command is a line of a ```shell block. Those of docs/benchmarks.md take too long: their options are checked. Commands
+that name a data set under /dataset are resolved with the real configuration loader only. make targets must exist. The
+others are run as they stand, from the folder that the page says, with the results sent to a temporary folder.
+"""
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image_classification.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "image_classification").glob("*/README.md"))
+NOT_HERE = ("/dataset/", "<", "...", "--nnodes", "srun", "mpirun", "-pretrained=timm", "-pretrained=torchvision")
+
+
+def commands():
+    """Yield (page, number of the block, folder, commands of the block that belong together)."""
+    for page in PAGES:
+        blocks = re.findall(r"```shell\n(.*?)```", page.read_text(), re.DOTALL)
+        for number, block in enumerate(blocks):
+            lines = block.replace("\\\n", " ").splitlines()
+            lines = [line.split(" #")[0].strip().removeprefix("$ ") for line in lines]
+            yield page.relative_to(ROOT), number, [line for line in lines if line and not line.startswith("#")]
+
+
+BLOCKS = list(commands())
+
+
+def check_configuration(folder, words):
+    """Resolve the command's configuration as the entry point would, without data, weights or devices."""
+    words = words[words.index(next(word for word in words if word.startswith("main_"))) + 1 :]
+    sys.path.insert(0, str(ROOT))
+    package = f"image_classification.{folder.name}"
+    architecture = next(
+        path.stem for path in folder.glob("*.py") if not path.stem.startswith(("main_", "__")) and path.stem
+    )
+    builder = importlib.import_module(f"{package}.{architecture}").build_model
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        load_config(words, builder)
+    finally:
+        os.chdir(here)
+
+
+def check_options(words):
+    """Every option of a tool's command is one that its -h names."""
+    done = subprocess.run([sys.executable, words[1], "-h"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for word in words[2:]:
+        if word.startswith("-"):
+            assert re.search(rf"{re.escape(word.split('=')[0])}\b", done.stdout), f"{words[1]} has no {word}"
+
+
+@pytest.mark.parametrize(("page", "number", "lines"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
+def test_documented_commands_work(page, number, lines, tmp_path):
+    folder = ROOT
+    for line in lines:
+        words = shlex.split(line)
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words = words[1:]  # VARIABLE=value in front of a command
+        if words[0] == "cd":
+            folder = (folder / words[1]).resolve()
+            assert folder.is_dir(), line
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        elif page.name == "benchmarks.md" and words[1].startswith("tools/"):
+            check_options(words)  # measuring takes minutes to hours
+        elif any(mark in line for mark in NOT_HERE):
+            if any(word.startswith("main_") for word in words) and "<" not in line and "..." not in line:
+                check_configuration(folder, words)
+            else:
+                assert words[0] in ("python", "srun", "mpirun", "bash", "sbatch"), line
+        elif words[0] == "python" and words[1].startswith("main_"):
+            if not any(word.startswith(("-output", "--output")) for word in words):
+                words += ["-opts", f"SAVE={tmp_path}"]
+            run(words, folder, line)
+        elif words[0] == "python" and words[1].startswith("tools/") and folder == ROOT:
+            run(words, folder, line)
+        elif words[0] == "python" and words[1:3] == ["-m", "paddle.distributed.launch"]:
+            assert any(word.startswith("main_multi_gpu") for word in words), line
+        else:
+            assert words[0] in ("pip", "git", "ln", "visualdl"), f"{page}: no rule for {line!r}"
+
+
+def run(words, folder, line):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,302 @@
+"""The programs as users start them: train, evaluate, kill, resume, and every usual mistake."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from image_classification import checkpoint
+from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
+
+REPORT_KEYS = [
+    "mode", "model", "dataset", "device", "precision", "world_size", "epochs", "steps", "skipped_steps", "loss_scale",
+    "train_loss", "top1", "top5", "eval_images", "best_top1", "images_per_second", "seconds", "peak_memory_bytes",
+    "checkpoint",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a two-epoch run in automatic mixed precision, and what it printed."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return folder, run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-output", folder)
+
+
+def test_training_leaves_every_file_of_the_contract(trained):
+    folder, _ = trained
+    for name in ("config.yaml", "log.txt", "metrics.jsonl", "report.json", "best.pdparams", "latest.pdparams"):
+        assert (folder / name).stat().st_size > 0, name
+    assert [path.stat().st_size > 0 for path in (folder / "visualdl").iterdir()] == [True]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"train", "eval"}
+
+
+def test_report_has_the_documented_keys_and_units(trained):
+    report = report_of(trained[0])
+    assert list(report) == REPORT_KEYS
+    assert report["precision"] == {**report["precision"], "mode": "auto", "dtype": "bfloat16"}
+    assert 0 <= report["top1"] <= report["top5"] <= 1
+    assert (report["eval_images"], report["epochs"], report["steps"]) == (360, 2, 22)
+    assert report["peak_memory_bytes"] > 1e8 and report["images_per_second"] > 0
+
+
+def test_log_says_what_really_runs_and_has_the_tokens_that_scripts_grep(trained):
+    folder, out = trained
+    log = (folder / "log.txt").read_text()
+    assert "precision: auto/bfloat16 on cpu (" in log
+    step_line = next(line for line in log.splitlines() if "Step[" in line)
+    for token in ("lr: ", "loss: ", "top1: ", "batch_cost: ", "reader_cost: ", "ips: ", "eta: "):
+        assert token in step_line
+    assert "\r" not in out  # no progress bar into a pipe
+
+
+def test_visualdl_records_hold_the_scalars(trained):
+    from visualdl import LogReader
+
+    record = next((trained[0] / "visualdl").iterdir())
+    tags = LogReader(file_path=str(record)).get_tags()["scalar"]
+    expected = {"loss", "top1", "lr", "loss_scale", "skipped_steps", "images_per_second"}
+    assert {f"train/{name}" for name in expected} <= set(tags)
+    assert "eval/top1" in tags
+
+
+def test_evaluating_the_saved_weights_repeats_the_accuracy(trained, tmp_path):
+    """Same weights, same forward context, same images: the same figures to the last bit."""
+    folder, _ = trained
+    run_well(*SMALL_VIT, "-eval", "-amp", "-pretrained", folder / "latest", "-output", tmp_path / "eval")
+    training, evaluation = report_of(folder), report_of(tmp_path / "eval")
+    assert list(evaluation) == REPORT_KEYS
+    assert evaluation["mode"] == "eval" and evaluation["eval_images"] == 360
+    assert (evaluation["top1"], evaluation["top5"]) == (training["top1"], training["top5"])
+
+
+def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):
+    before = set(PACKAGE.parent.rglob("*"))
+    out = run_well(*SMALL_VIT, "-amp", "-dry_run", "-output", tmp_path / "run")
+    assert "nothing was written" in out and "BASE_LR" in out and "precision: auto/bfloat16" in out
+    assert not (tmp_path / "run").exists()
+    new = {path for path in set(PACKAGE.parent.rglob("*")) - before if "__pycache__" not in path.parts}
+    assert not any("output" in path.parts or "ViT" in path.parts for path in new)
+
+
+def test_default_output_is_a_new_dated_folder(tmp_path):
+    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
+    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
+    folders = sorted(path.name for path in tmp_path.iterdir())
+    assert len(folders) == 2 and all(name.startswith("train-20") for name in folders)
+
+
+MODES = [(), ("-amp",), ("-amp", "-amp_dtype", "float16")]
+
+
+@pytest.mark.parametrize("precision", MODES, ids=["fp32", "bfloat16", "float16"])
+def test_run_killed_twice_and_resumed_ends_with_the_same_bits(tmp_path, precision):
+    """SIGKILL at two arbitrary moments; -deterministic promises the uninterrupted run's weights."""
+    settings = [*SMALL_VIT, "SAVE_STEPS=3", "MODEL.DROPOUT=0.1", "-deterministic", "-num_epochs", 3, *precision]
+    run_well(*settings, "-output", tmp_path / "straight")
+    broken = tmp_path / "broken"
+    latest = broken / "latest.pdparams"
+    resume = []
+    for wait in (0.05, 0.5):
+        process = start(*settings, "-output", broken, *resume)
+        known = latest.stat().st_mtime_ns if latest.exists() else 0
+        deadline = time.time() + 60
+        while not (latest.exists() and latest.stat().st_mtime_ns > known) and time.time() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        resume = ["-resume", latest]
+    out = run_well(*settings, "-output", broken, *resume)
+    assert "resumed from" in out
+    straight, resumed = (checkpoint.load(tmp_path / name / "latest.pdparams") for name in ("straight", "broken"))
+    for part in ("model", "optimizer"):
+        assert straight[part].keys() == resumed[part].keys()
+        for name, value in straight[part].items():
+            assert (value == resumed[part][name]).all(), name
+    assert report_of(broken)["top1"] == report_of(tmp_path / "straight")["top1"]
+
+
+def test_sigterm_saves_at_the_next_step_and_resume_continues(tmp_path):
+    settings = [*SMALL_VIT, "-output", tmp_path / "run", "-num_epochs", 30]
+    process = start(*settings)
+    for line in process.stdout:
+        if "Step[" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "SIGTERM: stopping after this step" in out and "continue with -resume" in out
+    progress = checkpoint.load(tmp_path / "run" / "latest.pdparams")["progress"]
+    assert 0 < progress["step"] < 30 * 11
+    settings[-1] = progress["epoch"] + 1
+    assert f"step {progress['step']}" in run_well(*settings, "-resume", tmp_path / "run" / "latest")
+
+
+def test_checkpoint_continues_in_another_precision(trained, tmp_path):
+    """auto -> fp32 -> auto: a checkpoint does not depend on the mode it was trained in."""
+    first = run_well(*SMALL_VIT, "-num_epochs", 3, "-resume", trained[0] / "latest", "-output", tmp_path / "fp32")
+    assert "trained as auto/bfloat16; continuing as fp32/float32" in first
+    run_well(*SMALL_VIT, "-amp", "-num_epochs", 4, "-resume", tmp_path / "fp32/latest", "-output", tmp_path / "auto")
+    assert report_of(tmp_path / "auto")["epochs"] == 4
+
+
+def test_float16_from_an_absurd_loss_scale_skips_counts_and_recovers(tmp_path):
+    """2^40 overflows float16 gradients at once; the scale halves with each skip until they fit."""
+    argv = [*SMALL_VIT, "-amp", "-amp_dtype", "float16", "-num_epochs", 6]
+    run_well(*argv, "-opts", "AMP.INIT_SCALE=1099511627776", "-output", tmp_path / "run")
+    report = report_of(tmp_path / "run")
+    assert report["skipped_steps"] >= 10
+    assert report["steps"] + report["skipped_steps"] == 66
+    assert report["loss_scale"] == 2.0 ** (40 - report["skipped_steps"])
+
+
+def write_images(folder, size=(24, 20), classes=2, count=3):
+    rng = np.random.default_rng(0)
+    for name in range(classes):
+        (folder / f"class_{name}").mkdir(parents=True)
+        for number in range(count):
+            image = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
+            cv2.imwrite(str(folder / f"class_{name}" / f"{number}.jpg"), image)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    root = tmp_path / "imagenet"
+    write_images(root / "train")
+    write_images(root / "val")
+    return root
+
+
+def on_folders(root, *more):
+    vit = [*SMALL_VIT, "DATA.NUM_WORKERS=1", "-dataset", "imagenet2012", "-data_path", root]
+    return [*vit, "-batch_size", 2, "-num_classes", 2, "-num_epochs", 1, "-output", root.parent / "out", *more]
+
+
+def test_class_folders_train_and_evaluate(folders):
+    run_well(*on_folders(folders))
+    assert report_of(folders.parent / "out")["eval_images"] == 6
+
+
+def test_list_files_train_and_evaluate(folders):
+    for split in ("train", "val"):
+        lines = [f"{split}/class_{name}/{number}.jpg {name}" for name in range(2) for number in range(3)]
+        (folders / f"{split}_list.txt").write_text("\n".join(lines))
+    run_well(*on_folders(folders))
+    assert report_of(folders.parent / "out")["eval_images"] == 6
+
+
+def corrupt(root):
+    path = root / "val" / "class_0" / "1.jpg"
+    path.write_bytes(path.read_bytes()[:50])
+
+
+def test_corrupt_image_with_permission_is_skipped_and_counted(folders):
+    corrupt(folders)
+    out = run_well(*on_folders(folders), "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True")
+    assert "1 " in out and "corrupt" in out
+    assert report_of(folders.parent / "out")["eval_images"] == 5
+
+
+def empty_class(root):
+    for path in (root / "train" / "class_1").iterdir():
+        path.unlink()
+
+
+def label_out_of_range(root):
+    for split in ("train", "val"):
+        (root / f"{split}_list.txt").write_text("train/class_0/0.jpg 0\ntrain/class_0/1.jpg 7\n")
+
+
+def remove_data(root):
+    root.rename(root.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (remove_data, ["DATA_PATH", "imagenet"]),
+        (empty_class, ["class_1"]),
+        (label_out_of_range, ["val_list.txt:2", "7"]),
+        (corrupt, ["class_0/1.jpg"]),
+    ],
+)
+def test_bad_data_is_one_line_and_a_code(folders, damage, expected):
+    damage(folders)
+    assert_one_line(expected, *on_folders(folders))
+
+
+def assert_one_line(expected, *argv, code=2, **options):
+    actual, out, err = run(*argv, **options)
+    lines = err.strip().splitlines()
+    assert actual == code, f"{actual}\n{out}\n{err}"
+    assert "Traceback" not in out + err
+    assert lines[-1].startswith("error: "), err
+    for part in expected:
+        assert part in lines[-1], err
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-cfg=nowhere.yaml"], ["-cfg", "nowhere.yaml"]),
+        ([*SMALL_VIT, "-datset=digits"], ["-datset", "-dataset"]),
+        ([*SMALL_VIT, "MODEL.EMBED_DIMM=3"], ["MODEL.EMBED_DIMM", "MODEL.EMBED_DIM"]),
+        ([*SMALL_VIT, "MODEL.NUM_HEADS=5"], ["5"]),
+        ([*SMALL_VIT, "-image_size=30"], ["30"]),
+        ([*SMALL_VIT, "-dataset=digit"], ["digit", "digits"]),
+        ([*SMALL_VIT, "-resume=nowhere"], ["-resume", "nowhere"]),
+        ([*SMALL_VIT, "-eval"], ["-eval", "-pretrained"]),
+        ([*SMALL_VIT, "-eval", "-pretrained=nowhere"], ["-pretrained", "nowhere"]),
+        ([*SMALL_VIT, "-amp_mode=01"], ["AMP.MODE", "O1"]),
+        ([*SMALL_VIT, "AMP.INIT_SCAL=3", "-amp"], ["init_scal", "auto"]),
+        ([*SMALL_VIT, "-amp", "SEED=3"], ["-opts SEED=3"]),
+        ([*SMALL_VIT, "-device=gpu"], ["DEVICE", "no GPU"]),
+        ([*SMALL_VIT, "TRAIN.HOOKS=[nowhere:Hook]"], ["TRAIN.HOOKS", "nowhere:Hook"]),
+    ],
+    ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else None,
+)
+def test_wrong_command_is_one_line_and_a_code(argv, expected):
+    assert_one_line(expected, *argv)
+
+
+def test_resume_of_another_architecture_is_one_line(trained):
+    latest = trained[0] / "latest"
+    assert_one_line(["-resume", "another model"], *SMALL_VIT, "MODEL.DEPTH=2", "-num_epochs", 3, "-resume", latest)
+
+
+def test_resume_of_a_finished_run_says_that_nothing_is_left(trained):
+    assert_one_line(["nothing to train"], *SMALL_VIT, "-num_epochs", 2, "-resume", trained[0] / "latest")
+
+
+def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):
+    path = tmp_path / "cut.pdparams"
+    path.write_bytes((trained[0] / "latest.pdparams").read_bytes()[:5000])
+    assert_one_line(["-resume", "damaged"], *SMALL_VIT, "-resume", path)
+
+
+@pytest.mark.parametrize("output", ["/proc/run", "file/run"])
+def test_output_that_cannot_be_written_is_one_line(tmp_path, output):
+    (tmp_path / "file").write_text("")
+    assert_one_line(["-output", output], *SMALL_VIT, "-output", Path(tmp_path, output))
+
+
+def test_diverging_run_stops_with_a_diagnosis(tmp_path):
+    argv = [*SMALL_VIT, "TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_SKIPPED_STEPS=5"]
+    assert_one_line(["5 steps in a row", "scale"], *argv, "-output", tmp_path / "run", code=3)
+
+
+def test_interrupt_twice_ends_at_once(tmp_path):
+    process = start(*SMALL_VIT, "-output", tmp_path / "run", "-num_epochs", 300, start_new_session=True)
+    for line in process.stdout:
+        if "Step[" in line:
+            break
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0

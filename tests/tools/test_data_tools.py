@@ -1,0 +1,51 @@
+"""The commands that prepare and show data, started as a user does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from tests.helpers.data_samples import cifar10_members, tar_bytes, write_class_folders
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(tool, *arguments):
+    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
+    config = ROOT / "image_classification" / "ViT" / "configs" / "vit_tiny_digits.yaml"
+    path = tmp_path / "batch.png"
+    result = run("show_batch.py", path, f"-cfg={config}", "-batch_size=10", "-opts", "TRAIN.MIXUP_ALPHA=0.8")
+    assert result.returncode == 0, result.stderr
+    picture = cv2.imread(str(path))
+    # 4 x 3 tiles of 32 x 3 pixels with border 4 and caption 16
+    assert picture.shape == (3 * (96 + 8 + 16), 4 * (96 + 8), 3)
+    assert len(np.unique(picture[:104, :104])) > 20
+    assert (picture[-100:, -100:] == 255).all()
+
+
+def test_show_batch_reports_a_wrong_ending_in_one_line(tmp_path):
+    config = tmp_path / "digits.yaml"
+    config.write_text("DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 4}\nMODEL: {NUM_CLASSES: 10}\n")
+    result = run("show_batch.py", tmp_path / "batch.xyz", "-cfg", config)
+    assert result.returncode == 2
+    assert "error: " in result.stderr.splitlines()[-1] and "batch.xyz" in result.stderr.splitlines()[-1]
+
+
+def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(tar_bytes(cifar10_members()[0], "w:gz"))
+    result = run("prepare_dataset.py", "cifar10", tmp_path, "--check")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["train: 40 images, 10 classes", "val: 8 images, 10 classes"]
+    for split in ("train", "val"):
+        write_class_folders(tmp_path / split, {"a": 2, "b": 2})
+    (tmp_path / "val" / "b" / "image_0002.jpg").write_bytes(b"no image")
+    result = run("prepare_dataset.py", "imagenet2012", tmp_path, "--check")
+    assert result.returncode == 1
+    assert "val/b/image_0002.jpg" in result.stdout and "val: 4 images, 2 classes" in result.stdout
+    assert run("prepare_dataset.py", "imagenet2012", tmp_path / "none", "--check").stderr.startswith("error: ")

@@ -1,0 +1,280 @@
+"""tools/list_models, convert_weights, predict and export, called as a user would, on a small model."""
+
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+
+from image_classification import explain, zoo
+from image_classification.preview import class_names, eval_pixels, normalised
+from image_classification.runtime import UserError
+from image_classification.weights import export_tensors, read_weights, write_weights
+from tests.helpers.model_zoo import CONFIGS, ROOT
+
+VARIANT = "resnet_tiny_digits"
+CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Return the path of fixed weights of the small model."""
+    paddle.seed(0)
+    model, _ = zoo.load_model(VARIANT)
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    write_weights(path, export_tensors(model, "torch"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name, size in (("a.png", (40, 60)), ("b.jpg", (64, 32)), ("sub/c.png", (32, 32))):
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def test_list_models_counts_and_sorts(capsys):
+    assert tool("list_models").main(["resnet*", "-sort", "top1", "-json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["variant"] for row in rows} == {p.stem for p in CONFIGS if p.stem.startswith("resnet")}
+    figures = [row["top1"] or 0 for row in rows]
+    assert figures == sorted(figures, reverse=True)
+    resnet50 = next(row for row in rows if row["variant"] == "resnet50")
+    assert (resnet50["parameters"], resnet50["gmacs"], resnet50["image_size"]) == (25557032, 4.11, 224)
+
+
+def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
+    assert tool("list_models").main(["vit_tiny_digits", "-json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    # patches; qkv, projection and MLP (ratio 2): 8 width^2 a token; scores and mixture; a LayerNorm: 5 a value
+    model, _ = zoo.load_model("vit_tiny_digits")
+    depth, width, tokens = len(model.blocks), model.pos_embed.shape[2], model.pos_embed.shape[1]
+    patches = (tokens - 1) * math.prod(model.patch_embed.proj.weight.shape)
+    block = tokens * 8 * width**2 + 2 * tokens**2 * width + 2 * 5 * tokens * width
+    head = 5 * tokens * width + width * 10
+    assert row["gmacs"] == round((patches + depth * block + head) / 1e9, 4)
+
+
+def test_list_models_without_match_is_an_error(capsys):
+    assert tool("list_models").main(["nothing*"]) == 2
+    assert "no variant matches" in capsys.readouterr().err
+
+
+def test_convert_weights_round_trip_is_bit_equal(weights, tmp_path, capsys):
+    convert = tool("convert_weights")
+    steps = [weights, tmp_path / "a.pth", tmp_path / "b.pdparams", tmp_path / "c.safetensors"]
+    for source, target in zip(steps, steps[1:], strict=False):
+        assert convert.main([VARIANT, str(source), str(target)]) == 0, capsys.readouterr().err
+    first, last = read_weights(weights).tensors, read_weights(steps[-1]).tensors
+    assert first.keys() == last.keys() and all(np.array_equal(first[name], last[name]) for name in first)
+    assert paddle.load(str(tmp_path / "b.pdparams"))["fc.weight"].shape == [64, 10]
+    assert read_weights(tmp_path / "a.pth").tensors["fc.weight"].shape == (10, 64)
+
+
+def test_convert_weights_of_another_model_is_one_line(weights, tmp_path, capsys):
+    assert tool("convert_weights").main(["vit_tiny_digits", str(weights), str(tmp_path / "x.pth")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "x.pth").exists()
+
+
+def test_predict_gives_the_models_own_scores(weights, photos, capsys):
+    assert tool("predict").main([VARIANT, str(photos), f"-pretrained={weights}", "-top_k=3", "-json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["file_name"] for result in results] == [str(photos / n) for n in ("a.png", "b.jpg", "sub/c.png")]
+    model, config = zoo.load_model(VARIANT, str(weights))
+    images = normalised(config, eval_pixels(config, [photos / "a.png"]))
+    assert images.shape == (1, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    scores = paddle.nn.functional.softmax(model(paddle.to_tensor(images)), axis=1).numpy()[0]
+    assert results[0]["class_ids"] == np.argsort(-scores)[:3].tolist()
+    np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
+
+
+def test_predict_writes_pictures_with_and_without_explanation(weights, photos, tmp_path, capsys):
+    predict = tool("predict")
+    words = [VARIANT, str(photos / "*.png"), f"-pretrained={weights}", "-output", str(tmp_path)]
+    assert predict.main(words) == 0
+    narrow = Image.open(tmp_path / "a-png.png").size
+    assert predict.main([*words, "-explain"]) == 0
+    assert Image.open(tmp_path / "a-png.png").size == (2 * narrow[0], narrow[1])
+
+
+@pytest.mark.parametrize(("word", "message"), [("gone.png", "gone.png: no such image"), ("TEXT", "is no image")])
+def test_predict_names_what_is_no_image(weights, tmp_path, capsys, word, message):
+    (tmp_path / "text.png").write_text("no image")
+    word = str(tmp_path / "text.png") if word == "TEXT" else word
+    assert tool("predict").main([VARIANT, word, f"-pretrained={weights}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_class_names_come_from_a_file_or_imagenet(tmp_path):
+    _, config = zoo.load_model(VARIANT)
+    (tmp_path / "names.txt").write_text("".join(f"{index} sign {index}\n" for index in range(10)))
+    assert class_names(config, tmp_path / "names.txt")[3] == "sign 3"
+    with pytest.raises(UserError, match="has 1 lines, the model has 10 classes"):
+        (tmp_path / "short.txt").write_text("one\n")
+        class_names(config, tmp_path / "short.txt")
+    assert class_names(config)[3] == "3"
+
+
+def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path, capfd):
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path)]) == 0
+    assert "paddle.inference: 10 images, largest difference" in capfd.readouterr().out
+    steps = json.loads((tmp_path / "preprocessing.json").read_text())
+    side = steps["image_size"]
+    assert (steps["resize_short_side"], steps["mean"], len(steps["class_names"])) == (side, [0.5, 0.5, 0.5], 10)
+    again = paddle.jit.load(str(tmp_path / "inference"))
+    again.eval()
+    assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
+
+
+def test_export_report_refuses_another_answer():
+    export = tool("export")
+    expected = np.ones((2, 3), np.float32)
+    assert "1.00e-05" in export.report("engine", expected, expected + np.float32(1e-5))
+    for wrong in (expected + np.float32(1e-3), expected * np.nan):
+        with pytest.raises(UserError, match="more than"):
+            export.report("engine", expected, wrong)
+
+
+def test_grad_cam_of_one_linear_head_is_the_weighted_feature_map():
+    """With pooling and one linear layer the gradient is the class's weight vector (Zhou et al. 2016)."""
+    model, config = zoo.load_model(VARIANT)
+    images = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    classes = np.array([4, 7])
+    x = images
+    for block in model.sequential_blocks()[:-1]:
+        x = block.run(x)
+    weights = model.fc.weight.numpy()[:, classes].T  # [B, C]
+    expected = np.maximum((weights[:, :, None, None] * x.numpy()).sum(1), 0)
+    low, high = expected.min((1, 2), keepdims=True), expected.max((1, 2), keepdims=True)
+    found = explain.heatmap(model, images, paddle.to_tensor(classes)).numpy()
+    np.testing.assert_allclose(found, (expected - low) / (high - low), atol=1e-5)
+
+
+def test_attention_rollout_of_one_block_is_its_mean_attention():
+    paddle.seed(0)
+    model, _ = zoo.load_model("vit_tiny_digits", options=["MODEL.DEPTH=1"])
+    images = paddle.randn([2, 3, 32, 32])
+    attention = model.blocks[0].attn
+    with paddle.no_grad():
+        packed = attention.qkv(model.blocks[0].norm1(model.embed(images))).numpy().reshape(2, 17, 3, 4, 16)
+    query, key = (packed[:, :, i].transpose(0, 2, 1, 3) for i in (0, 1))
+    scores = query @ key.transpose(0, 1, 3, 2) / 4.0  # sqrt(16)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    expected = weights.mean(1)[:, 0, 1:].reshape(2, 4, 4)  # from the class token to the patches
+    low, high = expected.min((1, 2), keepdims=True), expected.max((1, 2), keepdims=True)
+    found = explain.attention_rollout(model, images).numpy()
+    np.testing.assert_allclose(found, (expected - low) / (high - low), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_digits", "swin_tiny_patch4_window7_224", "alexnet"])
+def test_heatmap_is_a_map_between_0_and_1_for_each_kind_of_model(name):
+    options = ["MODEL.EMBED_DIM=12", "MODEL.DEPTHS=[1, 1]", "MODEL.NUM_HEADS=[1, 2]"] if "swin" in name else []
+    model, config = zoo.load_model(name, options=options)
+    side = 64 if name == "alexnet" else config.DATA.IMAGE_SIZE
+    maps = explain.heatmap(model, paddle.randn([2, 3, side, side]), paddle.to_tensor([0, 1])).numpy()
+    assert maps.ndim == 3 and maps.shape[0] == 2 and maps.min() >= 0 and maps.max() <= 1
+
+
+def test_zoo_finds_a_run_folders_config_by_its_model_name(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("MODEL: {NAME: vit_tiny_digits, NUM_CLASSES: 3, EMBED_DIM: 8, NUM_HEADS: 1, PATCH_SIZE: 8}\n")
+    model, config = zoo.load_model(str(path), options=["DATA.IMAGE_SIZE=16"])
+    assert model.head.weight.shape == [8, 3]
+    with pytest.raises(UserError, match="no variant of the zoo"):
+        path.write_text("MODEL: {NAME: other}\n")
+        zoo.find_config(str(path))
+
+
+def test_export_to_onnx_answers_the_same(weights, tmp_path, capfd):
+    pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
+    pytest.importorskip("onnxruntime")
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 0
+    assert "onnxruntime: 10 images, largest difference" in capfd.readouterr().out
+
+
+def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
+    export = tool("export")
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    assert export.main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 2
+    assert "the packages paddle2onnx onnxruntime are missing: pip install" in capfd.readouterr().err
+
+
+def export_with(weights, folder, *words):
+    return tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(folder), *words])
+
+
+def figures_of(line):
+    """Return (largest difference, largest logit) of a line that export printed."""
+    return [float(number) for number in re.findall(r"\d\.\d+e[+-]\d+", line)[:2]]
+
+
+@pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU has no bfloat16 arithmetic")
+@pytest.mark.parametrize("variant", [VARIANT, "vit_tiny_digits"])
+def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(variant, tmp_path, capfd):
+    paddle.seed(0)
+    model, _ = zoo.load_model(variant)
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", "-output", str(tmp_path), "-dtype", "bfloat16"]
+    assert tool("export").main(words) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("paddle.inference")]
+    full, half = (figures_of(line)[0] / figures_of(line)[1] for line in lines)
+    # a rounding is up to 2**-8 of a number; far below one of them it was float32 that ran
+    assert full < 1e-5 and 2.0**-13 < half < 16 * 2.0**-8
+
+
+def test_export_bfloat16_that_runs_in_float32_is_refused(weights, tmp_path, capfd, monkeypatch):
+    export = tool("export")
+    monkeypatch.setattr(export, "run_paddle", lambda prefix, images, change=None: np.zeros((10, 10), np.float32))
+    with pytest.raises(UserError, match="computes this model in float32"):
+        export.run_paddle_bfloat16("prefix", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-dtype", "float16"), "paddle.inference has no float16 on a CPU"),
+        (("-dtype", "bfloat16", "-onnx"), "onnxruntime has no bfloat16 on a CPU"),
+    ],
+)
+def test_export_in_a_format_that_the_engine_lacks_is_one_line_and_writes_nothing(
+    weights, tmp_path, capfd, words, message
+):
+    assert export_with(weights, tmp_path / "out", *words) == 2
+    error = capfd.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_export_to_float16_onnx_is_half_the_size_and_answers_nearly_the_same(weights, tmp_path, capfd):
+    for package in ("paddle2onnx", "onnxruntime", "onnxconverter_common"):
+        pytest.importorskip(package, reason="optional: pip install paddle2onnx onnxruntime onnxconverter-common")
+    assert export_with(weights, tmp_path, "-onnx", "-dtype", "float16") == 0
+    line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("onnxruntime float16"))
+    difference, largest = figures_of(line)
+    assert 2.0**-16 < difference / largest < 16 * 2.0**-11
+    full, half = ((tmp_path / name).stat().st_size for name in ("inference.onnx", "inference.float16.onnx"))
+    assert half < 0.6 * full
+
+
+def test_export_report_allows_what_the_format_rounds_and_no_more():
+    export = tool("export")
+    expected = np.full((2, 3), 4.0, np.float32)
+    for dtype, bits in (("float16", 11), ("bfloat16", 8)):
+        assert "engine" in export.report("engine", expected, expected * np.float32(1 + 15 * 2.0**-bits), dtype)
+        with pytest.raises(UserError, match="answers differently"):
+            export.report("engine", expected, expected * np.float32(1 + 17 * 2.0**-bits), dtype)
