@@ -16,7 +16,6 @@ import paddle
 
 from .build import build_precision
 from .options import levels
-from .precision import Precision
 from .wrappers import AmpCriterion, AmpModel, AmpOptimizer, unscale
 
 logger = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ def _amp_type(mode):
 
 def _wrapped(model, precision):
     """Return the model as it is used from now on; plain float32 needs nothing around it."""
-    return model if type(precision) is Precision else AmpModel(model, precision)
+    return model if precision.is_plain else AmpModel(model, precision)
 
 
 def _as_list(value):

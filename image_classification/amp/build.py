@@ -7,6 +7,7 @@ import paddle
 from . import operator_casts
 from .mixed import MixedPrecision
 from .options import resolve
+from .plain import PlainPrecision
 from .precision import Precision
 from .scaler import LossScaler
 from .storage import FLOAT32_NORMS, HalfStorage
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def build_precision(
     mode="fp32", dtype=None, device="cpu", options=None, clip_grad_norm=None, reduction=None, functions=None
-):
+) -> Precision:
     """Return the Precision of a mode.
 
     Args:
@@ -44,7 +45,7 @@ def build_precision(
         "verbose": settings.verbose,
     }
     if settings.mode == "fp32":
-        return Precision(**common)
+        return PlainPrecision(**common)
     if device == "gpu" and settings.dtype != "float32":
         _check_gpu(settings.dtype)
     return MixedPrecision(

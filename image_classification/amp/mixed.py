@@ -5,12 +5,12 @@ import difflib
 
 import paddle
 
-from .precision import Precision
+from .plain import PlainPrecision
 from .storage import FLOAT32_ONLY, is_below
 from .structures import cast_floating
 
 
-class MixedPrecision(Precision):
+class MixedPrecision(PlainPrecision):
     """Mixed or pure half precision, put together from independent parts.
 
     Args:
@@ -20,8 +20,10 @@ class MixedPrecision(Precision):
         input_dtype, output_dtype: to which the model's floating inputs and outputs are cast, nested containers
             included; None for not at all.
         keep_float32: names of layers that stay float32 with everything below them; what they return does too.
-        arguments: as for Precision.
+        arguments: as for PlainPrecision.
     """
+
+    is_plain = False
 
     def __init__(
         self, mode, *, casts=None, storage=None, input_dtype=None, output_dtype=None, keep_float32=(), **arguments
@@ -30,7 +32,7 @@ class MixedPrecision(Precision):
         self.mode = mode
         self.casts = casts
         self.storage = storage
-        self.input_dtype = input_dtype
+        self.input_dtype = self.wire_dtype = input_dtype  # the next stage would cast its inputs to it anyway
         self.output_dtype = output_dtype
         self.keep_float32 = tuple(keep_float32)
         self._open_contexts = 0

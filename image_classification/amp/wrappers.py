@@ -1,13 +1,12 @@
 """What `initialize` and `convert_to_amp` return: a model and an optimizer that carry their precision with them."""
 
 import math
-from dataclasses import replace
 
 import paddle
 
 from . import private
 from .gradients import multiply
-from .precision import StepResult, clip_factor, gradients_of
+from .precision import gradients_of
 from .structures import cast_floating
 
 
@@ -114,22 +113,19 @@ class AmpOptimizer:
             return None
         named_params = self._named_params()
         norm = math.sqrt(self.precision.reduction.norm_squared(named_params))
-        self._clip(named_params, norm, max_norm)
+        self._norm = norm * self.precision.clip(named_params, norm, max_norm)
         return norm
 
     def step(self):
         """Apply the gradients, or skip the step when any of them was not finite; return a StepResult."""
-        precision = self.precision
         self._check()
         result, self._result, self._checked = self._result, None, False
         if not result.applied:
             self.clear_grad()
             return result
         named_params = self._named_params()
-        self._clip(named_params, self._norm, precision.clip_grad_norm)
-        zeros = precision.reduction.num_zeros(named_params) if precision.log_num_zeros_in_grad else None
-        precision.apply(self.optimizer)
-        return replace(result, num_zeros=zeros)
+        self.precision.clip(named_params, self._norm, self.precision.clip_grad_norm)
+        return self.precision.update(self.optimizer, named_params, result)
 
     def clear_grad(self, set_to_zero=False):
         """Drop the gradients, those of half weights included."""
@@ -147,12 +143,9 @@ class AmpOptimizer:
             self.collect()
             unscale([self])
 
-    def _clip(self, named_params, norm, max_norm):
-        factor = clip_factor(norm, max_norm)
-        multiply(gradients_of(named_params), factor)
-        self._norm = norm * factor
-
     def _record(self, result):
+        if not result.applied:
+            self.optimizer.clear_grad(set_to_zero=False)
         self._scale, self._checked, self._norm = 1.0, True, result.grad_norm
         if self._result is None or self._result.applied:
             self._result = result
@@ -163,18 +156,7 @@ def unscale(optimizers):
 
     When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step.
     """
-    precision, loss_id = optimizers[0].precision, optimizers[0]._loss_id
-    found = [(optimizer, optimizer._named_params()) for optimizer in optimizers]
-    checks = [precision.check(named_params) for _, named_params in found]
-    found_inf = any(bad for bad, _, _ in checks)
-    first_bad = next((name for _, name, _ in checks if name is not None), None)
-    for (optimizer, named_params), (_, _, squares) in zip(found, checks, strict=True):
-        scale = optimizer._scale
-        if found_inf:
-            optimizer.optimizer.clear_grad(set_to_zero=False)
-            optimizer._record(StepResult(False, scale, first_bad=first_bad))
-        else:
-            norm = precision.average(named_params, squares) / scale
-            multiply(gradients_of(named_params), 1 / scale)
-            optimizer._record(StepResult(True, scale, norm))
-    precision.update_scale(loss_id, found_inf, first_bad)
+    scaled = [(optimizer._named_params(), optimizer._scale) for optimizer in optimizers]
+    results = optimizers[0].precision.unscale(scaled, optimizers[0]._loss_id)
+    for optimizer, result in zip(optimizers, results, strict=True):
+        optimizer._record(result)

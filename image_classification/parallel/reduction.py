@@ -37,14 +37,17 @@ class ParallelReduction(Reduction):
     def found_inf(self, flag):
         return bool(self.world.vote([int(flag)])[0])
 
-    def average_gradients(self, named_params):
+    def average_gradients(self, named_params, squares):
         """Replace each gradient by its mean over the data ranks, added in float32 whatever its dtype.
 
         A parameter that got a gradient on some ranks only counts as zero on the others, and gets one on all; a
         parameter without a gradient anywhere keeps none.
         """
-        if self.data.size == 1:
-            return
+        if self.data.size > 1:
+            self._average_in_buckets(named_params)
+        return self.norm_squared(named_params)
+
+    def _average_in_buckets(self, named_params):
         bucket, elements = [], 0
         with paddle.no_grad():
             for _, param in named_params:

@@ -202,10 +202,11 @@ class Recording(amp.Reduction):
         self.calls.append("found_inf")
         return flag or self.other
 
-    def average_gradients(self, named_params):
+    def average_gradients(self, named_params, squares):
         self.calls.append("average")
         for _, param in named_params:
             param.grad = param.grad * (0.5 + 0.5 * self.factor)
+        return self.norm_squared(named_params)
 
     def norm_squared(self, named_params):
         self.calls.append("norm")
