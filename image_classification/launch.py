@@ -1,4 +1,4 @@
-"""Train or evaluate what a configuration names. Entry points call run_single or run_multi.
+"""Train or evaluate what a configuration names, in this process, alone or one of several.
 
 The project's modules that need Paddle are imported inside the functions: a wrong command line is answered at once.
 """
@@ -15,39 +15,24 @@ from .runtime import setup_logger as start_log
 EXIT_USER_ERROR, EXIT_TRAINING_ERROR, EXIT_INTERRUPTED = 2, 3, 130
 
 
-def run_single(build_model, argv=None):
-    """Train or evaluate in this one process as the command line says, then exit.
+def main(build_model, argv=None):
+    """Train or evaluate as the command line says, then exit; `prepare_processes` has given this process its rank.
 
-    Exit codes: 0 done, 2 something the user gave is wrong (one line on stderr), 3 the training cannot go on.
+    Exit codes: 0 done, 2 something the user gave is wrong (one line on stderr), 3 the training cannot go on, 4 another
+    process failed first, 130 interrupted twice.
     """
-    sys.exit(_run_guarded(build_model, sys.argv[1:] if argv is None else argv, _single_process))
+    sys.exit(run_guarded(build_model, sys.argv[1:] if argv is None else argv))
 
 
-def run_multi(build_model, argv=None):
-    """Train or evaluate in this process, one of several that a launcher or main_multi_gpu.py started, then exit.
-
-    Exit codes: those of :func:`run_single`, and 4 when another process failed first.
-    """
-    from .parallel import connected
-
-    sys.exit(_run_guarded(build_model, sys.argv[1:] if argv is None else argv, connected))
-
-
-def _single_process(config):
-    from .parallel.single import SingleProcess
-
-    return contextlib.nullcontext(SingleProcess())
-
-
-def _run_guarded(build_model, argv, setup_parallel):
+def run_guarded(build_model, argv):
     """Return the exit code of a run; errors that a user can mend are one line, not a traceback."""
     from .config import load_config
+    from .parallel import connect
 
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked during the import of Paddle
         config = load_config(argv, build_model)
-        with setup_parallel(config) as parallel:
-            run(config, build_model, parallel)
+        run(config, build_model, connect(config))
         return 0
     except UserError as error:
         return _fail(error, EXIT_USER_ERROR)
@@ -147,7 +132,7 @@ def evaluate(parts, folder, report, build_model):
     logger.info(f"----- Validation Loss: {result['loss']:.4f}, time: {result['seconds']:.2f}")
     logger.info(_result_table(report))
     figures = {name: result[name] for name in ("top1", "top5", "loss", "images")}
-    if parts.config.EVAL_FP32 and parts.precision.mode != "fp32":
+    if parts.config.EVAL_FP32 and not parts.precision.is_plain:
         figures |= compare_with_float32(parts, result, build_model)
     if parts.parallel.is_main:
         names = [str(name) for name in parts.eval_loader.dataset.class_names]

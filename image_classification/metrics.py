@@ -11,6 +11,12 @@ LOSS_UNITS = 2**24  # a loss is counted in steps of 2**-24, finer than float32 r
 LARGEST_LOSS = 1e5  # beyond it a loss counts as infinite
 
 
+def num_correct(logits, labels):
+    """Return how many images have their label, the largest share of a soft one, as top-1; still on the device."""
+    target = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    return (logits.astype("float32").argmax(axis=-1) == target).sum()
+
+
 def topk_correct(logits, labels, ks=(1, 5)):
     """Return for each k how many images have their label among the k largest logits, as a tuple of ints.
 

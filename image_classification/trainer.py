@@ -2,8 +2,8 @@
 
     for each epoch:
         for each window of ACCUM_ITER micro-batches:      # the last window of an epoch may be shorter
-            forward and backward of each micro-batch, each loss divided by the size of its window
-            one step: unscale, check, clip, update or skip (amp/precision.py)
+            forward_backward: add up the gradients of the window's mean loss
+            precision.step: check, average, unscale and clip, update or skip (amp/plain.py)
         evaluate, save
 """
 
@@ -12,10 +12,12 @@ import math
 import time
 
 import numpy as np
+import paddle
 
 from . import checkpoint
 from .config import to_yaml
 from .evaluation import evaluate
+from .metrics import num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .runtime import get_logger
 
@@ -117,10 +119,19 @@ class MicroBatches:
             yield batch
 
 
-def num_correct(logits, labels):
-    """Return how many images have their label (the largest share of a soft label) as top-1, still on the device."""
-    target = labels if labels.ndim == 1 else labels.argmax(axis=-1)
-    return (logits.astype("float32").argmax(axis=-1) == target).sum()
+def forward_backward(model, criterion, precision, micro_batches):
+    """Add the gradients of a window's mean loss; yield (loss, correctly classified images, images) of each micro-batch.
+
+    Args:
+        micro_batches: sized iterable of (images, labels), arrays; each loss is divided by its length.
+    """
+    for images, labels in micro_batches:
+        labels = paddle.to_tensor(labels)
+        with precision.forward_context():
+            logits = model(paddle.to_tensor(images))
+            loss = criterion(logits, labels)
+        precision.backward(loss / len(micro_batches))
+        yield loss.detach(), num_correct(logits.detach(), labels), len(labels)
 
 
 def steps_per_epoch(parts):
@@ -206,17 +217,19 @@ class Trainer:
         num_images = 0
         self.optimizer.set_lr(self.schedule.lr(self.progress.step))
         micro_batches = MicroBatches(batches, window)
-        for loss, correct, count in self.parallel.train_window(self.model, self.precision, self.measure, micro_batches):
+        for loss, correct, count in self.forward_backward(micro_batches):
             self.mean.add(loss, correct, count)
             num_images += count
+        result = self.precision.step(self.optimizer)
         self.progress.batch += window
-        self._count(self.precision.step(self.optimizer))
+        self._count(result)
         seconds = time.perf_counter() - start
         self.timer.add(seconds, micro_batches.reader_seconds, num_images * self.parallel.data_size)
 
-    def measure(self, logits, labels):
-        """Return the loss and the number of correct images of one micro-batch."""
-        return self.criterion(logits, labels), num_correct(logits.detach(), labels)
+    def forward_backward(self, micro_batches):
+        """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""
+        run = self.parallel.pipeline_schedule or forward_backward
+        return run(self.model, self.criterion, self.precision, micro_batches)
 
     def _count(self, result):
         progress, self.last_result = self.progress, result

@@ -25,7 +25,6 @@ from image_classification.runtime import UserError, atomic_write, prepare_proces
 prepare_process()
 
 import numpy as np
-import paddle
 
 from image_classification.amp.diagnosis import diagnose, total
 from image_classification.amp.observer import ACTIVATION, FORMATS, GRADIENT, LOWEST, PARAMETER, Observer
@@ -34,6 +33,7 @@ from image_classification.config import load_config
 from image_classification.config.schema import Amp
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import setup_logger
+from image_classification.trainer import MicroBatches
 from image_classification.zoo import find_config
 
 HISTOGRAM_SAMPLES = 1000  # VisualDL takes values, not counts
@@ -118,14 +118,11 @@ def short_run(config, build_model, steps):
     bar = progress_bar(steps, precision.mode, "step")
     for _ in range(steps):
         optimizer.set_lr(trainer.schedule.lr(len(run.losses) - run.skipped))
-        for _ in range(config.TRAIN.ACCUM_ITER):
-            images, labels = next(batches)
-            with precision.forward_context():
-                loss = parts.criterion(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
-            precision.backward(loss / config.TRAIN.ACCUM_ITER)
+        window = trainer.forward_backward(MicroBatches(batches, config.TRAIN.ACCUM_ITER))
+        losses = [loss.item() for loss, _, _ in window]
         run.records.append(observer.collect(precision.named_params(optimizer)))
         run.skipped += not precision.step(optimizer).applied
-        run.losses.append(loss.item())
+        run.losses.append(sum(losses) / len(losses))
         bar.update()
     bar.close()
     batches.close()

@@ -50,12 +50,12 @@ def measure(task):
     parts = build_parts(config, build_model, SingleProcess())
     batches = repeat_batches(parts, config, task["data"])
     # Stock Paddle computes float32 with its own operators; our float32 has faster ones.
-    context = contextlib.nullcontext if task["stock"] else parts.precision.forward_context
+    if task["stock"]:
+        parts.precision.forward_context = contextlib.nullcontext
     if task["evaluation"]:
-        iterations = measure_evaluation(parts, context, batches, task["iterations"])
+        iterations = measure_evaluation(parts, batches, task["iterations"])
     else:
-        optimizer = build_trainer(parts).optimizer
-        iterations = measure_training(parts, context, optimizer, batches, task["iterations"])
+        iterations = measure_training(build_trainer(parts), batches, task["iterations"])
     return {
         "iterations": iterations,
         "dtype": parts.precision.dtype,
@@ -161,38 +161,39 @@ class Stopwatch:
         return result
 
 
-def measure_training(parts, context, optimizer, batches, count):
+def measure_training(trainer, batches, count):
     """Return [{phase: seconds}] of training steps; scaler is all that precision adds to backward and optimizer: the
     finite check, unscaling, the masters' gradients, the half weights' update, the scale."""
-    import paddle
+    from image_classification.trainer import MicroBatches
 
-    precision, model, watch = parts.precision, parts.model, None
-    optimizer_step, collect = optimizer.step, precision.collect
-    optimizer.step = lambda: watch.run("optimizer", optimizer_step, inside="scaler")
-    precision.collect = lambda: watch.run("scaler", collect, inside="backward")
+    precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(None)
 
-    def forward(images, labels):
-        with context():
-            return parts.criterion(model(images), labels)
+    def timed(phase, function, inside=None):
+        return lambda *arguments: watch.run(phase, function, *arguments, inside=inside)
 
-    model.train()
+    trainer.model.train()
+    trainer.model, trainer.criterion = timed("forward", trainer.model), timed("forward", trainer.criterion)
+    precision.backward = timed("backward", precision.backward)
+    precision.collect = timed("scaler", precision.collect, inside="backward")
+    optimizer.step = timed("optimizer", optimizer.step, inside="scaler")
     iterations = []
     for _ in range(WARMUP_ITERATIONS + count):
-        watch, cpu_start = Stopwatch(parts.device), time.process_time()
-        images, labels = watch.run("data", lambda: [paddle.to_tensor(array) for array in next(batches)])
-        loss = watch.run("forward", forward, images, labels)
-        watch.run("backward", precision.backward, loss)
+        watch, cpu_start, start = Stopwatch(precision.device), time.process_time(), time.perf_counter()
+        for _ in trainer.forward_backward(MicroBatches(batches, 1)):
+            pass
         watch.run("scaler", precision.step, optimizer)
+        # What is left is the batch's way to the device, and a count of correct images.
+        watch.seconds["data"] = time.perf_counter() - start - sum(watch.seconds.values())
         iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
     return iterations[WARMUP_ITERATIONS:]
 
 
-def measure_evaluation(parts, context, batches, count):
+def measure_evaluation(parts, batches, count):
     """Return [{phase: seconds}] of forward passes without gradients."""
     import paddle
 
     def forward(images):
-        with paddle.no_grad(), context():
+        with paddle.no_grad(), parts.precision.forward_context():
             return parts.model(images)
 
     parts.model.eval()

@@ -14,7 +14,7 @@ from image_classification.parallel.entry import prepare_processes
 prepare_processes()  # ranks and threads, before Paddle is imported; with -ngpus this starts the processes
 
 from image_classification.DeiT.deit import build_model
-from image_classification.launch import run_multi
+from image_classification.launch import main
 
 if __name__ == "__main__":
-    run_multi(build_model)
+    main(build_model)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from image_classification.runtime import prepare_process
+from image_classification.parallel.entry import prepare_processes
 
-prepare_process()  # threads, before Paddle is imported
+prepare_processes(alone=True)  # threads, before Paddle is imported
 
 from image_classification.DeiT.deit import build_model
-from image_classification.launch import run_single
+from image_classification.launch import main
 
 if __name__ == "__main__":
-    run_single(build_model)
+    main(build_model)

@@ -13,8 +13,8 @@ from image_classification.parallel.entry import prepare_processes
 
 prepare_processes()  # ranks and threads, before Paddle is imported; with -ngpus this starts the processes
 
-from image_classification.launch import run_multi
+from image_classification.launch import main
 from image_classification.ResNet.resnet import build_model
 
 if __name__ == "__main__":
-    run_multi(build_model)
+    main(build_model)

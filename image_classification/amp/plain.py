@@ -174,7 +174,7 @@ class PlainPrecision(Precision):
         return results
 
     def update(self, optimizer, named_params: Named, result: StepResult) -> StepResult:
-        """Apply unscaled gradients, or leave everything as it is after a failed check: the second half of every step."""
+        """Apply unscaled gradients, or change nothing after a failed check: the second half of every step."""
         if not result.applied:
             return result
         num_zeros = self.reduction.num_zeros(named_params) if self.log_num_zeros_in_grad else None

@@ -1,27 +1,20 @@
 """Many processes: data, tensor and pipeline parallel training over Paddle's fleet.
 
-`env` finds this process's place and knows no Paddle; `context.Context` is what the trainer asks of the other processes,
-`single.SingleProcess` the same when there are none.
+`env` finds this process's place and knows no Paddle. `protocol.Parallel` is what the trainer asks of the other
+processes; `context.Context` answers it, and `single.SingleProcess` does when there are none.
 """
 
-import contextlib
 import os
 
 
-@contextlib.contextmanager
-def connected(config):
-    """Give what the trainer asks of the other processes: a Context, or a SingleProcess when there are none.
+def connect(config):
+    """Return what the trainer asks of the other processes: a Context, or a SingleProcess when there are none.
 
     `entry.prepare_processes` must have given this process its rank.
 
     Raises:
         UserError: the degrees do not fit the number of processes, or the precision does not run under them.
     """
-    yield setup(config)
-
-
-def setup(config):
-    """Return what :func:`connected` gives."""
     from .support import check_supported
     from .topology import resolve_degrees
 

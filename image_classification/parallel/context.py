@@ -15,12 +15,13 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
+from ..runtime import rng_state, set_rng_state
 from . import gloo, tensor, zero
 from .consolidate import Layout
 from .group import Group
 from .pipeline import Pipeline, Stage
+from .protocol import Parallel, count_parameters
 from .reduction import ParallelReduction
-from .single import SingleProcess
 from .sync_batch_norm import convert_sync_batch_norm
 
 # our name of each axis: fleet's name
@@ -47,7 +48,7 @@ def _fleet_topology(degrees, fleet_groups):
     return topology, fleet_groups or fleet.HybridCommunicateGroup(topology)
 
 
-class Context(SingleProcess):
+class Context(Parallel):
     """Groups of this process, one of several, and what is done over them.
 
     Attributes:
@@ -61,6 +62,7 @@ class Context(SingleProcess):
         self.rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         self.world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         self.is_main = self.rank == 0
+        self.pipeline_schedule = None  # until `shard_model` has cut the model
         self.degrees = degrees
         self._topology, self._fleet_groups = _fleet_topology(degrees, fleet_groups)
         self.world = Group("world", range(self.world_size), self.rank)
@@ -113,25 +115,21 @@ class Context(SingleProcess):
         return {(group.name, *key): count for group in self.groups for key, count in group.traffic.items()}
 
     def describe(self):
-        """Return one line for the log: how the processes share the work."""
         degrees = ", ".join(f"{axis} {self.degrees[axis]}" for axis in AXES if axis != "sep")
         return f"{self.world_size} processes over {'gloo' if gloo.active() else 'nccl'} ({degrees})"
 
     def shard_model(self, model, sync_batch_norm=False):
-        """Return this process's part of a whole model, the same weights everywhere.
-
-        Call it after pretrained weights are loaded and before the precision converts the model. Parameters and buffers
-        are those of rank 0; parameter names stay the plain model's.
-        """
+        # parameters and buffers are those of rank 0; parameter names stay the plain model's
         self.broadcast(model.state_dict().values())
         if sync_batch_norm:
             convert_sync_batch_norm(model, self.data)
         self.layout.whole_names = frozenset(model.state_dict())
-        self._num_parameters = super().num_parameters(model)
+        self._num_parameters = count_parameters(model)
         self.layout.cuts.update(tensor.shard_model(model, self.tensor))
         if self.pipeline.size > 1:
             model = Stage(model, self.pipeline)
             self._pipeline = Pipeline(self.pipeline, *self._neighbours)
+            self.pipeline_schedule = self._pipeline.forward_backward
         self.layout.local_shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return model
 
@@ -141,13 +139,7 @@ class Context(SingleProcess):
     def num_parameters(self, model):
         return self._num_parameters
 
-    def train_window(self, model, precision, measure, micro_batches):
-        if self.pipeline.size == 1:
-            return super().train_window(model, precision, measure, micro_batches)
-        return self._pipeline.train(model, precision, measure, micro_batches)
-
     def predict(self, model, images):
-        """Return the logits of the whole model, on every process."""
         return model(images) if self.pipeline.size == 1 else self._pipeline.predict(model, images)
 
     def merge(self, state):
@@ -173,13 +165,13 @@ class Context(SingleProcess):
 
     def rng_state(self):
         with tensor.dropout_stream():
-            shared = super().rng_state()
-        return super().rng_state() | {"tensor_parallel": shared}
+            shared = rng_state()
+        return rng_state() | {"tensor_parallel": shared}
 
     def set_rng_state(self, state):
         with tensor.dropout_stream():
-            super().set_rng_state(state["tensor_parallel"])
-        super().set_rng_state(state)
+            set_rng_state(state["tensor_parallel"])
+        set_rng_state(state)
 
     def broadcast(self, tensors):
         """Replace each tensor by that of rank 0."""
@@ -207,21 +199,17 @@ class Context(SingleProcess):
                 paddle.assign(mean.astype(buffer.dtype), buffer)
 
     def any(self, flag):
-        """Return on every process whether `flag` is true on any."""
         return bool(self.world.vote([int(flag)])[0])
 
     def sum(self, values):
-        """Return the sums of `values`, floats, over the replicas, on every process."""
         self.barrier()  # replicas may be minutes apart here, more than gloo waits
         own = [float(value) if self._speaks else 0.0 for value in values]
         return self.world.all_reduce(paddle.to_tensor(own, dtype="float64")).tolist()
 
     def gather(self, value):
-        """Return the picklable values of all processes, by rank."""
         return self.world.all_gather_object(value)
 
     def barrier(self):
-        """Return when every process came here, however long that takes."""
         if gloo.active():
             gloo.store_barrier("zoo/barrier", self.world_size)
         else:

@@ -1,4 +1,4 @@
-"""What `main_multi_gpu.py` does before it imports Paddle: find this process's place, or start the processes."""
+"""What an entry point does before it imports Paddle: find this process's place in the run, or start its processes."""
 
 import faulthandler
 import importlib.metadata
@@ -22,18 +22,21 @@ FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", 
          "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT"}  # fmt: skip
 
 
-def prepare_processes(argv=None):
+def prepare_processes(alone=False, argv=None):
     """Give this process its rank and threads; without a launcher, start NGPUS processes, wait for them and exit.
 
     Call it before Paddle is imported. A mistake of the user is one line on stderr and exit code 2.
+
+    Args:
+        alone: the program is made for one process, and refuses to be one of several.
     """
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
         place = find_place(settings)
         device = _device(settings)
-        count = settings.NGPUS if settings.NGPUS > 0 else max(1, visible_gpus())
-        if device == "gpu" and count > visible_gpus():
-            raise UserError(f"-ngpus={count}: there are {visible_gpus()} visible GPUs")
+        if alone:
+            refuse_company(settings, place)
+        count = 1 if alone else processes_to_start(settings, device)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -42,9 +45,30 @@ def prepare_processes(argv=None):
     if place.world_size > 1:
         env.export_device(place, device)
         faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
-    # A Ctrl-C while Paddle is imported would be an ImportError with a traceback; it waits for run_multi.
+    # A Ctrl-C while Paddle is imported would be an ImportError with a traceback; it waits for launch.main.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     prepare_process()
+
+
+def processes_to_start(settings, device):
+    """Return how many processes `-ngpus` asks for; the default is one for each visible device."""
+    count = settings.NGPUS if settings.NGPUS > 0 else max(1, visible_gpus())
+    if device == "gpu" and count > visible_gpus():
+        raise UserError(f"-ngpus={count}: there are {visible_gpus()} visible GPUs")
+    return count
+
+
+def refuse_company(settings, place):
+    """Refuse to train several times side by side, as if each process were alone.
+
+    Raises:
+        UserError: the command line, the configuration or a launcher asks for several processes.
+    """
+    asked = f"-ngpus={settings.NGPUS}" if settings.NGPUS > 1 else None
+    if place.world_size > 1:
+        asked = f"{place.launcher} started {place.world_size} processes"
+    if asked:
+        raise UserError(f"{asked}, and main_single_gpu.py is one process: use main_multi_gpu.py")
 
 
 def find_place(settings, environ=os.environ):

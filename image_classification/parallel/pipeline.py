@@ -13,6 +13,7 @@ import collections
 import paddle
 from paddle import nn
 
+from image_classification.metrics import num_correct
 from image_classification.runtime import UserError
 
 
@@ -101,16 +102,14 @@ class Pipeline:
         self.after = after
         self._headers = {}  # shape of the images -> format of the activation; sent once, then known
 
-    def train(self, model, precision, measure, micro_batches):
-        """Add the gradients of a window of micro-batches; return [(loss, correct, count)] in order, on every stage.
+    def forward_backward(self, model, criterion, precision, micro_batches):
+        """Add the gradients of a window's mean loss; return [(loss, correct, count)] in order, on every stage.
 
-        Args:
-            measure: logits, labels -> (loss, correctly classified images); called on the last stage.
-            micro_batches: sized iterable of (images, labels), the same on every stage: the first reads the images, the
-                last the labels.
+        What `trainer.forward_backward` does, with its arguments. The micro-batches are the same on every stage: the
+        first reads the images, the last the labels.
         """
         window = len(micro_batches)
-        run = _Window(self, model, precision, measure, micro_batches)
+        run = _Window(self, model, criterion, precision, micro_batches)
         warmup = min(self.stages.size - self.stages.index - 1, window)
         for _ in range(warmup):
             run.receive()
@@ -130,12 +129,12 @@ class Pipeline:
         results = self.stages.broadcast(paddle.to_tensor(results, dtype="float64"), self.stages.size - 1)
         return [(loss, correct, count) for (loss, correct), count in zip(results, run.counts, strict=True)]
 
-    def predict(self, model, images, wire_dtype=None):
+    def predict(self, model, images):
         """Return the logits of the whole model, float32, on every stage."""
         key = ("predict", *images.shape)
         output = model(images if self.before is None else self.receive_activation(key))
         if self.after is not None:
-            self.send_activation(output.astype(wire_dtype or output.dtype), key)
+            self.send_activation(output, key)
         logits = output.astype("float32")
         last = self.stages.size - 1
         shape = self.stages.broadcast(paddle.to_tensor(logits.shape[:2], dtype="int64"), last).tolist()
@@ -161,11 +160,11 @@ class Pipeline:
 class _Window:
     """The micro-batches of one optimizer step that are under way on this stage."""
 
-    def __init__(self, pipeline, model, precision, measure, micro_batches):
+    def __init__(self, pipeline, model, criterion, precision, micro_batches):
         self.pipeline = pipeline
         self.model = model
+        self.criterion = criterion
         self.precision = precision
-        self.measure = measure
         self.window = len(micro_batches)
         self.batches = iter(micro_batches)
         self.waiting = None  # (input, labels) that the next forward takes
@@ -188,11 +187,12 @@ class _Window:
         with self.precision.forward_context():
             output = self.model(activation)
             if self.pipeline.after is None:
-                output, correct = self.measure(output, paddle.to_tensor(labels))
-                self.results.append((output.detach(), correct))
-            elif self.precision.mode == "naive":
-                # The model returns float32 at its border; what it computed in half precision loses nothing here.
-                output = output.astype(self.precision.dtype)
+                labels = paddle.to_tensor(labels)
+                loss = self.criterion(output, labels)
+                self.results.append((loss.detach(), num_correct(output.detach(), labels)))
+                output = loss
+            elif self.precision.wire_dtype is not None:
+                output = output.astype(self.precision.wire_dtype)
         self.under_way.append((activation, output))
         if self.pipeline.after is not None:
             self.pipeline.send_activation(output.detach(), key)

@@ -5,7 +5,7 @@ import numpy
 from image_classification.optim import load_optimizer_state, optimizer_state
 from image_classification.parallel.single import SingleProcess
 
-from .checks_parity import BATCH, WINDOW, build, context_of, measure, relative, share
+from .checks_parity import BATCH, WINDOW, build, context_of, forward_backward, relative, share
 
 BEFORE, AFTER = 3, 5
 
@@ -16,7 +16,7 @@ def _steps(parallel, parts, steps):
     window = min(WINDOW, BATCH // parallel.data_size) if pipelined else 1
     losses = []
     for step in steps:
-        done = list(parallel.train_window(model, precision, measure, share(parallel, step, window)))
+        done = forward_backward(parallel, model, precision, share(parallel, step, window))
         local = sum(float(loss) for loss, _, _ in done) / window
         losses.append(parallel.sum([local])[0] / parallel.data_size)
         precision.step(optimizer)

@@ -8,7 +8,7 @@ import paddle
 from image_classification import amp
 from image_classification.amp import Reduction
 
-from .checks_parity import build, context_of, fresh_model, make_optimizer, measure, share
+from .checks_parity import build, context_of, criterion, forward_backward, fresh_model, make_optimizer, share
 
 
 def planted(topology, mode, dtype=None):
@@ -20,7 +20,7 @@ def planted(topology, mode, dtype=None):
         model, precision, optimizer = build(mode, dtype, clip, context)
         scales = []
         for step, value in enumerate((None, "inf", None, "nan", None)):
-            last_batch = list(context.train_window(model, precision, measure, share(context, step, window)))
+            last_batch = forward_backward(context, model, precision, share(context, step, window))
             assert len(last_batch) == window
             if value is not None:
                 _plant(precision.named_params(optimizer), context, float(value))
@@ -94,7 +94,7 @@ def stand_alone(topology, api, value, together="together"):
     outcome = []
     for step, spoil in enumerate((True, False)):
         images, labels = share(context, step, 1)[0]
-        loss, _ = measure(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
+        loss = criterion(model(paddle.to_tensor(images)), paddle.to_tensor(labels))
         small = loss * 2**-8  # gradients times the first scale would overflow
         if api == "initialize":
             with amp.scale_loss(small, optimizer) as scaled:
@@ -128,6 +128,6 @@ def decided_alone(topology):
     context = context_of(topology)
     model, precision, optimizer = build("fp32", None, 0.5, context)
     precision.reduction = _EachForItself(context.reduction)
-    list(context.train_window(model, precision, measure, share(context, 0, 2)))
+    forward_backward(context, model, precision, share(context, 0, 2))
     _plant(precision.named_params(optimizer), context, float("inf"))
     return precision.step(optimizer).applied

@@ -15,7 +15,7 @@ from image_classification.parallel import gloo, tensor
 from image_classification.parallel.group import Group
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 
-from .checks_parity import BATCH, build, context_of, measure, share
+from .checks_parity import BATCH, build, context_of, forward_backward, share
 
 
 class _Wrapped(nn.Layer):
@@ -193,7 +193,7 @@ def traffic(topology):
     window = 4 if context.pipeline.size > 1 else 2
     for group in context.groups:
         group.traffic.clear()
-    list(context.train_window(model, precision, measure, share(context, 0, window)))
+    forward_backward(context, model, precision, share(context, 0, window))
     micro = dict(_named(context.traffic()))
     for group in context.groups:
         group.traffic.clear()

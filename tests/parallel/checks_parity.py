@@ -6,7 +6,7 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification import amp
+from image_classification import amp, trainer
 from image_classification.parallel.context import Context
 from image_classification.parallel.single import SingleProcess
 from image_classification.parallel.topology import resolve_degrees
@@ -50,9 +50,14 @@ def make_optimizer(params, clip=None, family="vit"):
     return paddle.optimizer.AdamW(1e-3, parameters=params, weight_decay=0.05, grad_clip=clip)
 
 
-def measure(logits, labels):
-    logits = logits.astype("float32")
-    return nn.functional.cross_entropy(logits, labels), (logits.argmax(-1) == labels).sum()
+def criterion(logits, labels):
+    return nn.functional.cross_entropy(logits.astype("float32"), labels)
+
+
+def forward_backward(parallel, model, precision, micro_batches):
+    """Return [(loss, correct, count)] of a window, as the trainer runs it."""
+    run = parallel.pipeline_schedule or trainer.forward_backward
+    return list(run(model, criterion, precision, micro_batches))
 
 
 def build(mode, dtype, clip, parallel, family="vit"):
@@ -80,7 +85,7 @@ def run(mode, dtype, parallel, window, family="vit"):
     model, precision, optimizer = build(mode, dtype, 0.5, parallel, family)
     losses, norms = [], []
     for step in range(STEPS):
-        done = list(parallel.train_window(model, precision, measure, share(parallel, step, window)))
+        done = forward_backward(parallel, model, precision, share(parallel, step, window))
         local = sum(float(loss) for loss, _, _ in done) / window
         losses.append(parallel.sum([local])[0] / parallel.data_size)
         result = precision.step(optimizer)
@@ -98,7 +103,7 @@ def plain_paddle():
     losses, norms = [], []
     for step in range(STEPS):
         images, labels = map(paddle.to_tensor, batch_of(step))
-        loss, _ = measure(model(images), labels)
+        loss = criterion(model(images), labels)
         loss.backward()
         norms.append(sum((p.grad**2).sum().item() for p in model.parameters() if p.grad is not None) ** 0.5)
         optimizer.step()
@@ -150,7 +155,7 @@ def _gradients(parallel, mode, dtype, steps=8):
     model, precision, optimizer = build(mode, dtype, None, parallel)
     result = []
     for step in range(steps):
-        list(parallel.train_window(model, precision, measure, share(parallel, step, 1)))
+        forward_backward(parallel, model, precision, share(parallel, step, 1))
         own = {name: param.grad.astype("float32") for name, param in precision.master_params(model)}
         whole = parallel.merge(own)
         result.append({name: numpy.asarray(value, dtype="float64") for name, value in whole.items()})

@@ -8,7 +8,7 @@ from image_classification.config import build_config
 from image_classification.optim import build_optimizer
 from image_classification.parallel.single import SingleProcess
 
-from .checks_parity import context_of, fresh_model, measure, share
+from .checks_parity import context_of, forward_backward, fresh_model, share
 from .conftest import WORKER
 from .harness import run_ranks
 
@@ -34,7 +34,7 @@ def run(name, parallel):
 
     before = weights()
     for step in range(STEPS):
-        for _ in parallel.train_window(model, precision, measure, share(parallel, step, 4)):
+        for _ in forward_backward(parallel, model, precision, share(parallel, step, 4)):
             pass
         assert precision.step(optimizer).applied
     return before, weights()

@@ -1,0 +1,105 @@
+"""What a training loop asks of the other processes of its run, whether there are any or none."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import paddle
+
+from ..amp.precision import Named, Reduction
+
+
+class Parallel(Protocol):
+    """The other processes; `single.SingleProcess` when there are none, `context.Context` when there are some.
+
+    Attributes:
+        rank, world_size: this process among all of the run.
+        data_rank, data_size: which share of the images this process reads, of how many.
+        is_main: whether this process writes files and talks.
+        reduction: the collectives of an optimizer step.
+        pipeline_schedule: what takes the place of `trainer.forward_backward` where the model is spread over a pipeline
+            of processes, with its arguments; None everywhere else.
+    """
+
+    rank: int
+    world_size: int
+    data_rank: int
+    data_size: int
+    is_main: bool
+    reduction: Reduction
+    pipeline_schedule: Callable[..., Iterable[tuple[paddle.Tensor, Any, int]]] | None
+
+    def any(self, flag: bool) -> bool:
+        """Return on every process whether any process has the flag set."""
+        ...
+
+    def sum(self, values: Iterable[float]) -> list[float]:
+        """Return the element-wise sums over the data-parallel processes, on every process."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the picklable values of all processes in the order of their ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every process came here, however long that takes."""
+        ...
+
+    def describe(self) -> str:
+        """Return one line for the log: how the processes share the work."""
+        ...
+
+    def shard_model(self, model: paddle.nn.Layer, sync_batch_norm: bool = False) -> paddle.nn.Layer:
+        """Return this process's part of a whole model, the same weights everywhere.
+
+        Call it after pretrained weights are loaded and before the precision converts the model.
+        """
+        ...
+
+    def holders_of(self, name: str) -> Any:
+        """Return the group of processes that hold the parts of a parameter, None where each has the whole."""
+        ...
+
+    def num_parameters(self, model: paddle.nn.Layer) -> int:
+        """Return the number of trainable parameters of the whole model."""
+        ...
+
+    def seed_dropout(self, seed: int) -> None:
+        """Seed the draws of training, after the model was built from the common seed."""
+        ...
+
+    def shard_optimizer(self, optimizer: Any, named_params: Named) -> Any:
+        """Return the optimizer that updates this process's share of the parameters and spreads the result."""
+        ...
+
+    def owned(self, named_params: Named) -> Named:
+        """Return those (name, parameter) whose optimizer state is on this process."""
+        ...
+
+    def rng_state(self) -> dict[str, Any]:
+        """Return the state of every random generator of this process."""
+        ...
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`rng_state` returned on a process at the same place of the same topology."""
+        ...
+
+    def predict(self, model: paddle.nn.Layer, images: paddle.Tensor) -> paddle.Tensor:
+        """Return the logits of the whole model, on every process."""
+        ...
+
+    def average_buffers(self, model: paddle.nn.Layer) -> None:
+        """Replace running statistics by their mean over the processes that saw other images."""
+        ...
+
+    def merge(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the whole state, {name: value}, for the parts that the processes hold; valid where `is_main`."""
+        ...
+
+    def cut(self, state: Mapping[str, Any], owned: Sequence[tuple[str, Any]] | None = None) -> Mapping[str, Any]:
+        """Return this process's part of a whole state; of an optimizer's, the part of the ``owned`` parameters."""
+        ...
+
+
+def count_parameters(model: paddle.nn.Layer) -> int:
+    """Return the number of trainable parameters of a model."""
+    return sum(param.size for param in model.parameters() if not param.stop_gradient)
