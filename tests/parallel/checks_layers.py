@@ -228,14 +228,14 @@ def reduction(topology):
             param.grad = paddle.to_tensor(numbers * (rank + 1)).astype(dtype)
         named.append((name, param))
     context.reduction.bucket_elements = 10  # several buckets
-    context.reduction.average_gradients(named)
+    context.reduction.average_gradients(named, 0.0)
     context.reduction.bucket_elements = 2**23
     mean = numbers * (size + 1) / 2
     got = {name: None if param.grad is None else param.grad.astype("float32").numpy() for name, param in named}
     huge = paddle.to_tensor([3e38])
     huge.stop_gradient = False
     huge.grad = paddle.to_tensor([3e38])
-    context.reduction.average_gradients([("huge", huge)])
+    context.reduction.average_gradients([("huge", huge)], 0.0)
     return {
         "float32": _difference(got["a"], mean), "float16": _difference(got["b"], mean),
         "bfloat16": _difference(got["c"], mean), "on one rank only": _difference(got["some"], numbers / size),
