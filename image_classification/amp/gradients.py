@@ -6,6 +6,13 @@ import paddle
 
 from . import private
 
+Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structured names, in the optimizer's order
+
+
+def gradients_of(named_params: Named) -> list[paddle.Tensor]:
+    """Return the gradients that exist, in order."""
+    return [param.grad for _, param in named_params if param.grad is not None]
+
 
 def squared_norm(gradients):
     """Return the sum of squares of all gradients, a float that is finite exactly when every element is finite."""

@@ -11,8 +11,8 @@ import paddle
 
 from .. import half_cpu
 from . import private
-from .gradients import first_non_finite, multiply, squared_norm
-from .precision import Named, Precision, Reduction, StepResult, gradients_of
+from .gradients import Named, first_non_finite, gradients_of, multiply, squared_norm
+from .precision import Precision, Reduction, StepResult
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,13 @@
 """What a training loop asks of a number format: the protocol that every mode fulfils, and what a step answers."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import paddle
 
-from .gradients import count_zeros, squared_norm
-
-Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structured names, in the optimizer's order
+from .gradients import Named, count_zeros, gradients_of, squared_norm
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,3 @@ class Reduction:
     def num_zeros(self, named_params: Named) -> int:
         """Return the number of zeros over all gradients of the model, each parameter counted once."""
         return count_zeros(gradients_of(named_params))
-
-
-def gradients_of(named_params: Sequence[tuple[str, paddle.Tensor]]) -> list[paddle.Tensor]:
-    """Return the gradients that exist, in order."""
-    return [param.grad for _, param in named_params if param.grad is not None]

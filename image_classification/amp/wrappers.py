@@ -5,8 +5,7 @@ import math
 import paddle
 
 from . import private
-from .gradients import multiply
-from .precision import gradients_of
+from .gradients import gradients_of, multiply
 from .structures import cast_floating
 
 

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import paddle
 
-from ..amp.precision import Named, Reduction
+from ..amp.gradients import Named
+from ..amp.precision import Reduction
 
 
 class Parallel(Protocol):
