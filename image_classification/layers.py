@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from image_classification.half_cpu import composite
 from image_classification.runtime import UserError
 
 # timm's initialisation of every transformer weight; linear biases start at zero
@@ -72,14 +73,16 @@ class DropPath(nn.Layer):
         return f"p={self.p}"
 
 
+@composite("fork")
 def fork(x):
     """Return `x` for the branch and for the shortcut of a residual block.
 
-    The values are the same; the function only names the place where two gradients are summed (`half_cpu` has a kernel).
+    The values are the same; the function only names the place where two gradients are summed, for `half_cpu`'s kernel.
     """
     return x, x
 
 
+@composite("rearrange")
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""
     return x.reshape(split).transpose(order).reshape(shape)
@@ -112,6 +115,7 @@ class PatchEmbed(nn.Layer):
         return self.proj(images).transpose([0, 2, 3, 1]).flatten(1, 2)
 
 
+@composite("attention", casts_as="matmul")
 def attention(qkv, num_heads: int, scale: float, dropout=None, bias=None):
     """Return softmax(scale q k^T + bias) v, [B, N, C], for the packed projection `qkv`, [B, N, 3C] = [B, N, 3, h, d].
 
@@ -154,6 +158,8 @@ class Attention(nn.Layer):
         return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout)))
 
 
+# With gradients one by one: the backward pass needs what goes into GELU.
+@composite("linear_gelu", casts_as="linear", inference_only=True)
 def linear_gelu(layer, x):
     """Return the exact (erf) GELU of what a linear layer returns for `x`."""
     return F.gelu(layer(x))

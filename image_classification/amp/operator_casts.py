@@ -67,7 +67,7 @@ class LoggingPolicy:
 
     def cast(self, op_name, tensors):
         dtype = self.policy.cast(op_name, tensors)
-        if dtype is not None and any(str(tensor.dtype) != f"paddle.{dtype}" for tensor in tensors):
+        if isinstance(dtype, str) and any(str(tensor.dtype) != f"paddle.{dtype}" for tensor in tensors):
             logger.info("%s: inputs cast to %s", op_name, dtype)
         return dtype
 

@@ -1,7 +1,8 @@
 """To which dtype an operator's inputs are cast: the rules of Paddle's level O1 and of Apex's O1.
 
 A policy is what `half_cpu.dispatch` asks before each operator: `cast(op_name, tensors)` returns the dtype's name, or
-None to leave the inputs as they are. Tensors of other dtypes than float16, bfloat16 and float32 are never cast.
+None to leave the inputs as they are (what else it may return: docs/half_cpu.md). Tensors of other dtypes than float16,
+bfloat16 and float32 are never cast.
 """
 
 import paddle

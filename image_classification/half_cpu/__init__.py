@@ -8,9 +8,11 @@ Depends on paddle alone, so that the folder can be lifted into another code base
 """
 
 from . import onednn
+from .composites import composite
 from .dispatch import backend_name, dispatch
+from .products import Operand
 from .reference import UnsupportedOperator
 
-__all__ = ["UnsupportedOperator", "backend_name", "dispatch"]
+__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch"]
 
 onednn.register()

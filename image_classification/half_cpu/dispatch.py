@@ -1,7 +1,7 @@
 """The context manager inside which Paddle's operators work on float16 and bfloat16 CPU tensors.
 
-It is the only place that patches Paddle, and nothing is patched outside it. Policies and backends are per thread: an
-operator that another thread calls meanwhile goes straight to Paddle.
+Nothing is patched outside it. Policies and backends are per thread: an operator that another thread calls meanwhile
+goes straight to Paddle.
 """
 
 import functools
@@ -9,46 +9,11 @@ import threading
 
 import paddle
 
-from . import inplace, kernels, native, op_names, paddle_names, reference
-from .arguments import (
-    BFLOAT16,
-    DTYPES,
-    FLOAT16,
-    FLOAT32,
-    FLOATING,
-    KINDS,
-    TENSOR,
-    replace_first_tensor,
-    replace_tensors,
-    scan,
-)
+from . import inplace, kernels, native, op_names, paddle_names, products, reference
+from .arguments import BFLOAT16, FLOATING, KINDS, TENSOR, replace_first_tensor, replace_tensors, scan
 from .references import References
+from .scope import Scope, active
 
-
-class _Scope:
-    """What one `dispatch` asks for: policy and kernels."""
-
-    def __init__(self, policy, backend):
-        self.policy_cast = None if policy is None else policy.cast
-        self.kernels = backend.kernels if backend.dtypes else {}
-        self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
-        self.half_dtypes = backend.dtypes
-
-    def cast(self, tensor, dtype):
-        """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
-        kernel = self.kernels.get("cast")
-        if kernel is not None:
-            result = kernel(paddle_names.cast, (tensor, dtype), {})
-            if result is not NotImplemented:
-                return result
-        return paddle_names.cast(tensor, dtype)
-
-
-class _Active(threading.local):
-    scope = None
-
-
-_ACTIVE = _Active()
 _BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
 
 
@@ -94,16 +59,18 @@ def _serve(scope, operator, original, args, kwargs):
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)
         if wanted is not None:
+            if callable(wanted):
+                return _serve_product(scope, operator, original, args, kwargs, wanted)
             # Parameters and statistics of a normalisation are used as they are, like on a GPU.
             change = replace_first_tensor if operator.norm else replace_tensors
-            args, kwargs, tensors, half = _cast_inputs(scope, change, args, kwargs, DTYPES[wanted])
+            args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
     if not half and operator.kernel_name not in scope.float32_kernels:
         return original(*args, **kwargs)
     if operator.inplace and policy_cast is not None:
         policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse
     if not tensors and not paddle.in_dynamic_mode():
         return original(*args, **kwargs)
-    _ACTIVE.scope = None  # what a kernel or a rule calls is not dispatched again
+    active.scope = None  # what a kernel or a rule calls is not dispatched again
     try:
         kernel = (scope.kernels if half else scope.float32_kernels).get(operator.kernel_name)
         if kernel is not None:
@@ -114,20 +81,18 @@ def _serve(scope, operator, original, args, kwargs):
             return original(*args, **kwargs)
         return operator.rule(operator.name, original, args, kwargs, tensors, scope.cast)
     finally:
-        _ACTIVE.scope = scope
+        active.scope = scope
 
 
-def _cast_inputs(scope, change, args, kwargs, wanted):
-    """Return (args, kwargs, tensors, half) with the floating inputs that `change` visits in dtype `wanted`."""
+def _serve_product(scope, operator, original, args, kwargs, cast):
+    """Return a product whose operands the policy rounds itself."""
 
-    def replace(tensor):
-        dtype = tensor.dtype
-        if dtype is wanted or not (dtype is FLOAT32 or dtype is FLOAT16 or dtype is BFLOAT16):
-            return tensor
-        return scope.cast(tensor, wanted)
+    def run(args, kwargs):
+        return _serve(active.scope, operator, original, args, kwargs)
 
-    args, kwargs = change(args, kwargs, replace)
-    return args, kwargs, *scan(args, kwargs)
+    return products.compute(
+        operator.policy_name, args, kwargs, cast, run, lambda: dispatch(backend=scope.backend.name)
+    )
 
 
 def _is_exact(name, tensors):
@@ -156,7 +121,7 @@ def _operator(name, original, legacy=False):
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
-        scope = _ACTIVE.scope
+        scope = active.scope
         if scope is None:
             return original(*args, **kwargs)
         return _serve(scope, operator, original, args, kwargs)
@@ -173,7 +138,7 @@ def _arithmetic_method(method_name, original):
 
     @functools.wraps(original)
     def method(self, other):
-        scope = _ACTIVE.scope
+        scope = active.scope
         if scope is None:
             return original(self, other)
         kind = type(other)
@@ -193,44 +158,12 @@ def _index_method(method_name, original):
 
     @functools.wraps(original)
     def method(self, *args):
-        scope = _ACTIVE.scope
+        scope = active.scope
         if scope is None:
             return original(self, *args)
         return _serve(scope, operator, original, (self, *args), {})
 
     return method
-
-
-def _composite(name, original):
-    """Return the wrapper of a Python function that a kernel may serve as a whole; else its operators are served."""
-    entry = op_names.COMPOSITES[name]
-
-    @functools.wraps(original)
-    def wrapper(*args, **kwargs):
-        scope = _ACTIVE.scope
-        if scope is None or name not in scope.kernels and name not in scope.float32_kernels:
-            return original(*args, **kwargs)
-        if entry.inference_only and paddle.is_grad_enabled():
-            return original(*args, **kwargs)
-        tensors, half = scan(args, kwargs)
-        policy_cast = scope.policy_cast if entry.policy_name is not None else None
-        wanted = policy_cast(entry.policy_name, tensors) if policy_cast is not None else None
-        kernel_args, kernel_kwargs = args, kwargs
-        if wanted in scope.half_dtypes:
-            kernel_args, kernel_kwargs, _, half = _cast_inputs(scope, replace_tensors, args, kwargs, DTYPES[wanted])
-        elif wanted is not None:
-            return original(*args, **kwargs)
-        kernel = (scope.kernels if half else scope.float32_kernels).get(name)
-        if kernel is None:
-            return original(*args, **kwargs)
-        _ACTIVE.scope = None
-        try:
-            result = kernel(original, kernel_args, kernel_kwargs)
-        finally:
-            _ACTIVE.scope = scope
-        return original(*args, **kwargs) if result is NotImplemented else result
-
-    return wrapper
 
 
 @functools.cache
@@ -246,8 +179,7 @@ def _references():
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
-    functions = {entry.function: functools.partial(_composite, name) for name, entry in op_names.COMPOSITES.items()}
-    return References(tables, methods, functions)
+    return References(tables, methods)
 
 
 class dispatch:
@@ -258,8 +190,9 @@ class dispatch:
 
     Args:
         policy: object whose `cast(op_name, tensors)` returns "float16", "bfloat16" or "float32", the dtype to which the
-            operator's floating inputs are cast first, or None to leave them. `tensors` are all tensors of the call in
-            order. It is asked for every operator that reads tensors, except casts and creation. An in-place operator
+            operator's floating inputs are cast first, or None to leave them, or, for a product, a function
+            `cast(tensor, operand)` that rounds each operand (`half_cpu.Operand`). `tensors` are all tensors of the call
+            in order. It is asked for every operator that reads tensors, except casts and creation. An in-place operator
             on half tensors is announced with its underscore so that the policy can refuse it; the answer is ignored.
         backend: "auto", "reference" or the name of a registered backend.
 
@@ -269,19 +202,19 @@ class dispatch:
     """
 
     def __init__(self, policy=None, backend="auto"):
-        self._scope = _Scope(policy, kernels.find(backend))
+        self._scope = Scope(policy, kernels.find(backend))
         self._outer = []
 
     def __enter__(self):
         with _BUILDING:
             references = _references()
         references.replace()
-        self._outer.append(_ACTIVE.scope)
-        _ACTIVE.scope = self._scope
+        self._outer.append(active.scope)
+        active.scope = self._scope
         return self
 
     def __exit__(self, *exception):
-        _ACTIVE.scope = self._outer.pop()
+        active.scope = self._outer.pop()
         _references().restore()
         return False
 

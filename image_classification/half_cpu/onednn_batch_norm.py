@@ -4,13 +4,13 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
+from . import paddle_names
 from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_primitives import (
     bound,
     cache,
     layout,
     new_tensor,
-    paddle_operators,
     servable,
 )
 
@@ -95,6 +95,6 @@ def batch_norm(original, args, kwargs):
     out = BatchNorm.apply(x, scale, shift, batch_mean, batch_variance, float(epsilon), flags)
     with paddle.no_grad():
         for running, batch in ((mean, batch_mean), (variance, batch_variance)):
-            paddle_operators.scale_(running, momentum, 0.0, True)
-            paddle_operators.add_(running, paddle_operators.scale(batch, 1.0 - momentum, 0.0, True))
+            paddle_names.scale_(running, momentum, 0.0, True)
+            paddle_names.add_(running, paddle_names.scale(batch, 1.0 - momentum, 0.0, True))
     return out, mean, variance, batch_mean, batch_variance, None

@@ -21,7 +21,6 @@ from .onednn_primitives import (
     layout,
     new_tensor,
     numel,
-    paddle_operators,
     servable,
 )
 
@@ -118,7 +117,7 @@ def _pays_packing(left, right):
 def sum_rows(tensor, rows, columns, dtype):
     """Return the column sums, [columns], of a dense matrix: a product with ones, which oneDNN does 40 times as fast
     as a reduction over the outer axis."""
-    ones = paddle_operators.full([1, rows], 1.0, tensor.dtype, _CPU)
+    ones = paddle_names.full([1, rows], 1.0, tensor.dtype, _CPU)
     result = new_tensor(dtype, [columns])
     multiply(matrix(ones, 1, rows), matrix(tensor, rows, columns), matrix(result, 1, columns))
     return result

@@ -10,6 +10,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from . import onednn_library as onednn
+from . import paddle_names
 from .onednn_primitives import (
     DATA_TYPES,
     Layout,
@@ -20,7 +21,6 @@ from .onednn_primitives import (
     layout,
     new_tensor,
     numel,
-    paddle_operators,
     servable,
 )
 
@@ -59,7 +59,7 @@ def is_channels_last(tensor):
 def new_channels_last(dtype, shape):
     """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
     batch, channels, height, width = shape
-    return paddle_operators.transpose(new_tensor(dtype, [batch, height, width, channels]), [0, 3, 1, 2])
+    return paddle_names.transpose(new_tensor(dtype, [batch, height, width, channels]), [0, 3, 1, 2])
 
 
 def channels_last(tensor):

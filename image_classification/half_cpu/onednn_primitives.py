@@ -1,6 +1,6 @@
 """Primitives on tensors: each is built once per (operation, shapes, strides, data types) and kept in a bounded cache.
 
-A :class:`Layout` says how oneDNN sees one tensor. :func:`primitive` looks a primitive up or builds it, and calling the
+A :class:`Layout` says how oneDNN sees one tensor. ``cache.get`` looks a primitive up or builds it, and calling the
 primitive with data pointers runs it to the end. The pointers must belong to tensors that live until the call returns.
 """
 
@@ -12,22 +12,12 @@ from typing import NamedTuple
 import paddle
 
 from . import onednn_library as onednn
+from . import paddle_names
 
 DATA_TYPES = {paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
 _CPU = paddle.CPUPlace()
-
-
-class paddle_operators:
-    """Paddle's own operators. Kept in a class because a dispatch replaces every module's references to operators."""
-
-    add_ = staticmethod(paddle._C_ops.add_)
-    empty = staticmethod(paddle._C_ops.empty)
-    full = staticmethod(paddle._C_ops.full)
-    scale = staticmethod(paddle._C_ops.scale)
-    scale_ = staticmethod(paddle._C_ops.scale_)
-    transpose = staticmethod(paddle._C_ops.transpose)
 
 
 def bound(args, kwargs, names, defaults):
@@ -91,7 +81,7 @@ def servable(tensor, *others):
 
 def new_tensor(dtype, shape):
     """Return a dense CPU tensor with arbitrary content."""
-    return paddle_operators.empty(shape, dtype, _CPU)
+    return paddle_names.empty(shape, dtype, _CPU)
 
 
 class Primitive:

@@ -4,8 +4,6 @@ Paddle computes `tensor + tensor` with the operator add, and `tensor + 2.0` with
 methods of Tensor, so the name depends on the other operand.
 """
 
-from typing import NamedTuple
-
 
 def words(text):
     """Return the set of operator names in `text`."""
@@ -87,28 +85,6 @@ LEGACY = {
     "hard_swish": "hardswish",
     PROGRAM: PROGRAM,
     **{name: name for name in words("elu gelu leaky_relu mish relu relu6 sigmoid silu softmax softplus swish tanh")},
-}
-
-
-class Composite(NamedTuple):
-    """A Python function that a kernel may serve as a whole.
-
-    function: its module and name; it is looked up among the modules that are loaded.
-    policy_name: the operator whose casts its tensors get, the first one that it calls; None for no casts.
-    inference_only: with gradients its operators are served one by one.
-    """
-
-    function: tuple[str, str]
-    policy_name: str | None
-    inference_only: bool = False
-
-
-COMPOSITES = {
-    "attention": Composite(("image_classification.layers", "attention"), "matmul"),
-    "rearrange": Composite(("image_classification.layers", "rearrange"), None),
-    "fork": Composite(("image_classification.layers", "fork"), None),
-    # Its backward pass needs what goes into GELU, so nothing is saved where gradients are wanted.
-    "linear_gelu": Composite(("image_classification.layers", "linear_gelu"), "linear", inference_only=True),
 }
 
 

@@ -3,8 +3,11 @@
 Checked with Paddle 3.3.1. An operator table is a module whose attributes are built-in functions, one per operator.
 """
 
+import sys
+
 import paddle
 from paddle.base import core
+from paddle.base.framework import EagerParamBase
 
 OPERATORS = paddle._C_ops
 LEGACY_OPERATORS = paddle._legacy_C_ops
@@ -12,8 +15,15 @@ Tensor = core.eager.Tensor
 DataType = core.DataType
 VarType = core.VarDesc.VarType
 
-cast = OPERATORS.cast
+# The operators themselves: a dispatch replaces every module's references to them but this package's.
+add_ = OPERATORS.add_
 assign_out_ = OPERATORS.assign_out_
+cast = OPERATORS.cast
+empty = OPERATORS.empty
+full = OPERATORS.full
+scale = OPERATORS.scale
+scale_ = OPERATORS.scale_
+transpose = OPERATORS.transpose
 
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
@@ -28,6 +38,22 @@ def public_builtins(table):
 def has_hooks(layer):
     """Return whether calling the layer runs more than its forward."""
     return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
+
+
+def is_parameter(tensor):
+    """Return whether the tensor is a parameter of a layer."""
+    return isinstance(tensor, EagerParamBase)
+
+
+def calling_layer():
+    """Return the innermost layer whose call is running in this thread, or None."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _LAYER_CALL:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
+_LAYER_CALL = paddle.nn.Layer.__call__.__code__
 
 
 def names_half(value):

@@ -17,11 +17,9 @@ class References:
         tables: [(module, {operator name: wrapper})], replaced in the module and wherever a module refers to the same
             built-in function.
         methods: {Tensor method name: wrapper}.
-        functions: {(module name, function name): function that returns the wrapper of an original}. The module may be
-            loaded later, or never.
     """
 
-    def __init__(self, tables, methods, functions=()):
+    def __init__(self, tables, methods):
         self._lock = threading.Lock()
         self._users = 0
         self._methods = [(name, getattr(paddle_names.Tensor, name), wrapper) for name, wrapper in methods.items()]
@@ -32,8 +30,8 @@ class References:
             originals = {name: getattr(module, name) for name in wrappers}
             self._tables.append((vars(module), originals, wrappers))
             for name, wrapper in wrappers.items():
-                self._pair(originals[name], wrapper)
-        self._functions = dict(functions)
+                self._wrapper_of[id(originals[name])] = wrapper
+                self._original_of[id(wrapper)] = originals[name]
         self._modules_seen = None
         self._elsewhere = []
         self._main = []
@@ -46,7 +44,6 @@ class References:
                 return
             seen = self._loaded_modules()
             if seen != self._modules_seen:
-                self._wrap_functions()
                 self._elsewhere = self._find(sys.modules.items())
                 self._modules_seen = seen
             # Scripts and notebooks import while they run, so their own names are looked up each time.
@@ -55,17 +52,6 @@ class References:
                 namespace.update(wrappers)
             for name, _, wrapper in self._methods:
                 setattr(paddle_names.Tensor, name, wrapper)
-
-    def _pair(self, original, wrapper):
-        self._wrapper_of[id(original)] = wrapper
-        self._original_of[id(wrapper)] = original
-
-    def _wrap_functions(self):
-        for (module_name, name), wrap in list(self._functions.items()):
-            original = getattr(sys.modules.get(module_name), name, None)
-            if original is not None:
-                self._pair(original, wrap(original))
-                del self._functions[module_name, name]
 
     def restore(self):
         """Restore every reference, unless another caller still needs the wrappers."""

@@ -10,8 +10,8 @@ MODELS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and pat
 ORDER = [
     ["runtime"],
     ["config"],
-    ["layers"],
     ["half_cpu"],
+    ["layers"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],

@@ -1,0 +1,65 @@
+"""Python functions that a kernel may serve as a whole, where one operator at a time is too late.
+
+    @half_cpu.composite("attention", casts_as="matmul")
+    def attention(qkv, num_heads, scale, dropout=None, bias=None): ...
+
+Outside of a dispatch, and for what the kernel declines, the function itself runs.
+"""
+
+import functools
+
+import paddle
+
+from .arguments import replace_tensors, scan
+from .scope import active
+
+
+def composite(kernel, *, casts_as=None, inference_only=False):
+    """Return a decorator that offers each call of a function to a kernel while a dispatch is active.
+
+    Args:
+        kernel: the name of a kernel of the backends, whose arguments are then the function's ("attention",
+            "linear_gelu", "rearrange", "fork"), or a function of one's own, `kernel(original, args, kwargs)`: it
+            returns the result or NotImplemented, gets float32 tensors too, and the backend "reference" leaves it out.
+        casts_as: the operator whose casts a policy wants for the tensors of the call, the first operator that the
+            function calls; None for no casts.
+        inference_only: with gradients the operators of the function are served one by one.
+
+    Static programs (`paddle.jit.to_static`) get the function itself.
+    """
+    # The options are keyword-only for Paddle's conversion to static programs as well: it tries a decorator with the
+    # function as a further positional argument first, and the call as it is written when that raises.
+
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            scope = active.scope
+            if scope is None or inference_only and paddle.is_grad_enabled():
+                return function(*args, **kwargs)
+            result = _served(scope, kernel, casts_as, function, args, kwargs)
+            return function(*args, **kwargs) if result is NotImplemented else result
+
+        return wrapper
+
+    return decorate
+
+
+def _served(scope, kernel, casts_as, function, args, kwargs):
+    """Return the kernel's result, or NotImplemented where there is no kernel, or one that declines."""
+    if scope.composite_kernel(kernel, True) is None and scope.composite_kernel(kernel, False) is None:
+        return NotImplemented
+    tensors, half = scan(args, kwargs)
+    if casts_as is not None and scope.policy_cast is not None:
+        wanted = scope.policy_cast(casts_as, tensors)
+        if wanted in scope.half_dtypes:
+            args, kwargs, _, half = scope.cast_inputs(replace_tensors, args, kwargs, wanted)
+        elif wanted is not None:
+            return NotImplemented
+    found = scope.composite_kernel(kernel, half)
+    if found is None:
+        return NotImplemented
+    active.scope = None
+    try:
+        return found(function, args, kwargs)
+    finally:
+        active.scope = scope

@@ -1,0 +1,53 @@
+"""What one `dispatch` asks for, and which one is active in this thread."""
+
+import threading
+
+from . import kernels, paddle_names
+from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, scan
+
+
+class Scope:
+    """Policy and kernels of one dispatch."""
+
+    def __init__(self, policy, backend):
+        self.backend = backend
+        self.policy_cast = None if policy is None else policy.cast
+        self.kernels = backend.kernels if backend.dtypes else {}
+        self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
+        self.half_dtypes = backend.dtypes
+
+    def cast(self, tensor, dtype):
+        """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
+        kernel = self.kernels.get("cast")
+        if kernel is not None:
+            result = kernel(paddle_names.cast, (tensor, dtype), {})
+            if result is not NotImplemented:
+                return result
+        return paddle_names.cast(tensor, dtype)
+
+    def cast_inputs(self, change, args, kwargs, wanted):
+        """Return (args, kwargs, tensors, half) with the floating inputs that `change` visits in the dtype named."""
+        wanted = DTYPES[wanted]
+
+        def replace(tensor):
+            dtype = tensor.dtype
+            if dtype is wanted or not (dtype is FLOAT32 or dtype is FLOAT16 or dtype is BFLOAT16):
+                return tensor
+            return self.cast(tensor, wanted)
+
+        args, kwargs = change(args, kwargs, replace)
+        return args, kwargs, *scan(args, kwargs)
+
+    def composite_kernel(self, kernel, half):
+        """Return the kernel of a composite for half or float32 tensors, given by name or as it is, or None."""
+        if callable(kernel):
+            return None if self.backend.name == kernels.REFERENCE else kernel
+        return (self.kernels if half else self.float32_kernels).get(kernel)
+
+
+class _Active(threading.local):
+    scope = None
+
+
+# `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
+active = _Active()
