@@ -1,5 +1,5 @@
 # make demo      train and evaluate a small ViT on real images in mixed precision, no download of data
-# make test      lint and every test that needs no GPU
+# make test      lint, types and every test that needs no GPU
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 
 help:
 	@echo "make demo        train and evaluate a small ViT on real images in mixed precision, about two minutes"
-	@echo "make test        lint and every test that needs no GPU"
+	@echo "make test        lint, types and every test that needs no GPU"
 	@echo "make test-slow   tests that take minutes: large topologies, random kills"
 	@echo "make test-gpu    every precision mode on a GPU, compared with the CPU"
 	@echo "make test-peers  logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
@@ -21,6 +21,7 @@ test: $(VENV)/.installed-dev lint
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "slow"
@@ -53,4 +54,4 @@ test-peers: $(VENV)/.installed-dev .venv-peers/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers .pytest_cache .ruff_cache .mypy_cache

@@ -23,11 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import UserError, atomic_write, progress_bar
 
 WORKER, TORCH_WORKER = ROOT / "tools" / "benchmark_worker.py", ROOT / "tools" / "benchmark_torch.py"
-MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
-FLOAT32_MODES = ("fp32", "O0")
 PHASES = ("data", "forward", "backward", "optimizer", "scaler")
 # What our entry points set and a stock Paddle does not have.
 OUR_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR")
@@ -68,8 +67,8 @@ def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("-cfg", "--cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
-    add("--modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(MODES)} (default: %(default)s)")
-    add("--dtypes", default="bfloat16", help="half formats: float16, bfloat16 (default: %(default)s)")
+    add("--modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
+    add("--dtypes", default="bfloat16", help=f"half formats: {', '.join(HALF_DTYPES)} (default: %(default)s)")
     add("--batch-size", type=int, default=8, help="images of a step (default: %(default)s)")
     add("--image-size", type=int, help="side of the images in pixels (default: the configuration's)")
     add("--rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
@@ -86,8 +85,9 @@ def parse(words):
     add("--support-matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
     options.modes, options.dtypes = options.modes.split(","), options.dtypes.split(",")
-    half = ("float16", "bfloat16")
-    for flag, given, known in (("--modes", options.modes, MODES), ("--dtypes", options.dtypes, half)):
+    for flag, given, known in (
+        ("--modes", options.modes, PRECISION_MODES), ("--dtypes", options.dtypes, HALF_DTYPES)
+    ):  # fmt: skip
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")

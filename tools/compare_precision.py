@@ -21,10 +21,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import UserError, progress_bar
-
-MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
-FULL_PRECISION = ("fp32", "O0")  # modes in which the number format does not matter
 
 
 def main():
@@ -45,7 +43,7 @@ def main():
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-cfg", "--cfg", required=True, metavar="FILE", help="YAML of the model")
-    parser.add_argument("--modes", default="fp32,auto", help=f"of {', '.join(MODES)} (default: %(default)s)")
+    parser.add_argument("--modes", default="fp32,auto", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
     parser.add_argument("--dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
     parser.add_argument("--seeds", default="0,1,2", help="seeds (default: %(default)s)")
     parser.add_argument("--output", default="output/compare", help="folder of the runs (default: %(default)s)")
@@ -59,18 +57,21 @@ def parse_arguments():
         arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
     except ValueError:
         parser.error(f"--seeds: expected integers, found {arguments.seeds!r}")
-    unknown = [mode for mode in arguments.modes if mode not in MODES]
-    if unknown:
-        parser.error(f"--modes: {unknown[0]!r} is not one of {', '.join(MODES)}")
+    for flag, given, known in (
+        ("--modes", arguments.modes, PRECISION_MODES), ("--dtypes", arguments.dtypes, HALF_DTYPES)
+    ):  # fmt: skip
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
     if not arguments.cfg.is_file():
         parser.error(f"-cfg: {arguments.cfg}: no such file")
     return arguments
 
 
 def formats(arguments):
-    """Return (mode, dtype) of every row; the full-precision modes have one row each."""
+    """Return (mode, dtype) of every row; the modes without a half format have one row each."""
     for mode in arguments.modes:
-        for dtype in ("float32",) if mode in FULL_PRECISION else arguments.dtypes:
+        for dtype in ("float32",) if mode in FLOAT32_MODES else arguments.dtypes:
             yield mode, dtype
 
 

@@ -3,12 +3,14 @@
 import argparse
 import dataclasses
 import difflib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import yaml
 
 from ..runtime import UserError
-from .merge import build_config, read_yaml, split_smoke
+from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import Config
 
 # flag -> (key it sets, what the help text adds to the key's own)
@@ -70,7 +72,7 @@ examples, from a model's folder:
 """
 
 
-def load_config(argv, build_model=None, prog=None):
+def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: str | None = None) -> Config:
     """Return the frozen :class:`Config` that a command line asks for.
 
     Args:
@@ -112,7 +114,7 @@ def load_config(argv, build_model=None, prog=None):
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
 
 
-def _resolve(config, given):
+def _resolve(config: Config, given: Iterable[str]) -> Config:
     """Fill in what depends on other keys, once, so that no later code has to know the rule."""
     of_data = [key.removeprefix("DATA.") for key in given if key.startswith("DATA.")]
     kept = dict.fromkeys([*config.DATA.PREPROCESSING_KEPT, *of_data])
@@ -129,7 +131,7 @@ def _resolve(config, given):
     return dataclasses.replace(config, DATA=data)
 
 
-def make_parser(prog=None):
+def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; its help shows each flag with its default."""
     parser = _Parser(
         prog=prog,
@@ -158,11 +160,12 @@ def make_parser(prog=None):
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong flag as one line with the nearest flag."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
-    def parse_args(self, argv):
-        arguments, unknown = self.parse_known_args(argv)
+    # argparse declares overloads for a namespace, which nobody gives here.
+    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        arguments, unknown = self.parse_known_args(args)
         if unknown:
             word = unknown[0].split("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
@@ -174,13 +177,13 @@ class _Parser(argparse.ArgumentParser):
         return arguments
 
 
-def _spellings(flag):
+def _spellings(flag: str) -> list[str]:
     return list(dict.fromkeys([f"-{flag}", f"--{flag}", f"--{flag.replace('_', '-')}", f"-{flag.replace('-', '_')}"]))
 
 
-def _documentation(key):
+def _documentation(key: str) -> tuple[str, object]:
     """Return help text and default of a dotted key, ("", "") for an option of a precision mode."""
-    node = Config()
+    node: Any = Config()
     *parents, leaf = key.split(".")
     for part in parents:
         node = getattr(node, part)
@@ -193,13 +196,13 @@ def _documentation(key):
     return "", ""
 
 
-def _nested(key, value):
+def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
-def _parse_value(word, text):
+def _parse_value(word: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

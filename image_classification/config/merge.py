@@ -4,20 +4,27 @@ import dataclasses
 import difflib
 import inspect
 import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import yaml
 
 from ..runtime import UserError
+from .fields import check_limits
 from .schema import Config, Model
 from .values import convert
+
+# A source of settings, as errors name it, and what it sets.
+Layer: TypeAlias = tuple[str, Mapping[str, Any]]
+Builder: TypeAlias = Callable[..., Any]
 
 # Arguments of build_model that other sections decide.
 FILLED_IN = {"num_classes", "image_size", "in_channels"}
 
 
-def build_config(layers, build_model=None):
+def build_config(layers: Iterable[Layer], build_model: Builder | None = None) -> Config:
     """Return the frozen :class:`Config` of ``layers``: [(name of the source, nested mapping)], the last one wins.
 
     Args:
@@ -28,13 +35,13 @@ def build_config(layers, build_model=None):
         UserError: unknown key (with the nearest valid one), wrong type, value out of range.
     """
     schema = _Schema(build_model)
-    values = {}
+    values: dict[str, Any] = {}
     for source, mapping in layers:
         schema.merge(values, source, mapping)
     return _construct(Config, values)
 
 
-def read_yaml(path):
+def read_yaml(path: str | Path) -> list[Layer]:
     """Return the layers of a YAML file, those of its BASE files first.
 
     ``BASE`` is a file or a list of files, relative to the file that names them.
@@ -42,7 +49,7 @@ def read_yaml(path):
     return _read_yaml(Path(path), ())
 
 
-def split_smoke(layers):
+def split_smoke(layers: Iterable[Layer]) -> tuple[list[Layer], list[Layer]]:
     """Return ``layers`` without their ``SMOKE`` sections, and those sections as layers of their own.
 
     A ``SMOKE`` section holds the keys of the small version of a recipe, the one that ``RUNTIME.SMOKE`` asks for.
@@ -50,7 +57,8 @@ def split_smoke(layers):
     Raises:
         UserError: a SMOKE section is not a mapping.
     """
-    plain, smoke = [], []
+    plain: list[Layer] = []
+    smoke: list[Layer] = []
     for source, mapping in layers:
         if "SMOKE" in mapping:
             mapping = dict(mapping)
@@ -62,7 +70,7 @@ def split_smoke(layers):
     return plain, smoke
 
 
-def _read_yaml(path, parents):
+def _read_yaml(path: Path, parents: tuple[Path, ...]) -> list[Layer]:
     if path.resolve() in parents:
         raise UserError(f"{path}: BASE goes in a circle")
     try:
@@ -82,7 +90,7 @@ def _read_yaml(path, parents):
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UserError(f"{path}: BASE: expected a file name or a list of file names, found {bases!r}")
-    layers = []
+    layers: list[Layer] = []
     for base in filter(None, bases):
         layers += _read_yaml(path.parent / base, (*parents, path.resolve()))
     return [*layers, (str(path), mapping)]
@@ -91,12 +99,12 @@ def _read_yaml(path, parents):
 class _Schema:
     """Dotted key -> (type, metadata), and the rules of the two open sections MODEL and AMP."""
 
-    def __init__(self, build_model):
-        self.keys = dict(_flatten(Config))
+    def __init__(self, build_model: Builder | None):
+        self.keys: dict[str, tuple[Any, Mapping[str, Any]]] = dict(_flatten(Config))
         for hidden in ("MODEL.ARGUMENTS", "AMP.OPTIONS"):
             del self.keys[hidden]
         self.sections = {"": Config, **dict(_sections(Config))}
-        self.argument_names = {}
+        self.argument_names: dict[str, str] = {}
         if build_model is not None:
             for name, parameter in inspect.signature(build_model).parameters.items():
                 if name in FILLED_IN or parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -107,7 +115,7 @@ class _Schema:
                 self.keys[f"MODEL.{name.upper()}"] = (kind, {})
                 self.argument_names[f"MODEL.{name.upper()}"] = name
 
-    def merge(self, values, source, mapping, prefix=""):
+    def merge(self, values: dict[str, Any], source: str, mapping: Mapping[str, Any], prefix: str = "") -> None:
         for key, value in mapping.items():
             name = f"{prefix}{key}"
             if name == "AMP" and isinstance(value, bool):
@@ -125,13 +133,13 @@ class _Schema:
             else:
                 self._set(values, source, name, value)
 
-    def _set(self, values, source, name, value):
+    def _set(self, values: dict[str, Any], source: str, name: str, value: Any) -> None:
         if name not in self.keys:
             raise UserError(f"{source}: {name} is not a key{self._suggestion(name)}")
         kind, limits = self.keys[name]
         try:
             value = convert(value, kind)
-            _check_limits(value, limits)
+            check_limits(value, limits)
         except ValueError as error:
             raise UserError(f"{source}: {name}: {error}, found {value!r}") from None
         if name in self.argument_names:
@@ -139,7 +147,7 @@ class _Schema:
         else:
             values[name] = value
 
-    def _suggestion(self, name):
+    def _suggestion(self, name: str) -> str:
         names = [*self.keys, *filter(None, self.sections)]
         near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
         if not near:  # the right key in the wrong section
@@ -152,24 +160,7 @@ class _Schema:
         return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
 
 
-def _check_limits(value, limits):
-    if value is None:
-        return
-    choices, minimum, above, maximum = (limits.get(name) for name in ("choices", "minimum", "above", "maximum"))
-    if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"expected one of {', '.join(choices)}{hint}")
-    for bound, fails, words in (
-        (minimum, lambda bound: value < bound, "at least"),
-        (above, lambda bound: value <= bound, "more than"),
-        (maximum, lambda bound: value > bound, "at most"),
-    ):
-        if bound is not None and fails(bound):
-            raise ValueError(f"expected {words} {bound}")
-
-
-def _flatten(kind, prefix=""):
+def _flatten(kind: type, prefix: str = "") -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -178,14 +169,14 @@ def _flatten(kind, prefix=""):
             yield f"{prefix}{field.name}", (hints[field.name], field.metadata)
 
 
-def _sections(kind, prefix=""):
+def _sections(kind: type, prefix: str = "") -> Iterator[tuple[str, type]]:
     for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield f"{prefix}{name}", hint
             yield from _sections(hint, f"{prefix}{name}.")
 
 
-def _construct(kind, values, prefix=""):
+def _construct(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
     hints = typing.get_type_hints(kind)
     arguments = {}
     for field in dataclasses.fields(kind):

@@ -1,30 +1,21 @@
 """Every key of a configuration with its type, default and meaning.
 
-Upper-case names are PaddleViT's. A default that is ``None`` is worked out from other keys or switches the feature off;
-the help text says which. ``option(..., choices=..., minimum=..., above=...)`` states what else a value must satisfy.
+Names are PaddleViT's wherever it has the key. A default that is ``None`` is worked out from other keys or switches the
+feature off; the help text says which.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 import yaml
 
+from .fields import mapping, option, section
 
-def option(default, help, *, choices=None, minimum=None, above=None, maximum=None):
-    """Return a dataclass field with its help text and limits (``minimum`` and ``maximum`` included, ``above`` not)."""
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
-def mapping(help):
-    """Return a dataclass field that holds a read-only mapping, empty by default."""
-    return dataclasses.field(default_factory=lambda: MappingProxyType({}), metadata={"help": help})
-
-
-def section(kind):
-    """Return a dataclass field that holds a nested section."""
-    return dataclasses.field(default_factory=kind, metadata={"help": kind.__doc__})
+# Those of the amp package, which this one does not import because it needs Paddle; a test compares them.
+PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
+FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
+HALF_DTYPES = ("float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +166,9 @@ class Train:
 class Amp:
     """Precision: mode and number format; every other key of this section is an option of the mode."""
 
-    MODE: str = option("fp32", "precision mode", choices=("fp32", "auto", "O0", "O1", "O2", "O3", "naive"))
+    MODE: str = option("fp32", "precision mode", choices=PRECISION_MODES)
     DTYPE: str | None = option(
-        None, "half format; none: the mode's own, with auto on a CPU bfloat16", choices=("float16", "bfloat16")
+        None, "half format; none: the mode's own, with auto on a CPU bfloat16", choices=HALF_DTYPES
     )
     OPTIONS: Mapping = mapping("options of the mode, lower case")
 
@@ -233,12 +224,12 @@ class Config:
     DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N")
 
 
-def to_yaml(config):
+def to_yaml(config: Config) -> str:
     """Return the configuration as YAML that loads to the same configuration."""
     return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=None)
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, Model | Amp):
         fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         extra = fields.pop("ARGUMENTS" if isinstance(value, Model) else "OPTIONS")

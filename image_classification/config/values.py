@@ -4,9 +4,12 @@ import ast
 import math
 import types
 import typing
+from typing import Any, TypeAlias
+
+Annotation: TypeAlias = Any  # what stands behind the colon of a field: a class, a union or a generic alias
 
 
-def convert(value, kind):
+def convert(value: object, kind: Annotation) -> Any:
     """Return ``value`` as the annotated type ``kind``.
 
     YAML 1.1 reads ``3e-3`` and ``(0.9, 0.999)`` as strings: here a string that is a number is a number where a number
@@ -15,7 +18,7 @@ def convert(value, kind):
     Raises:
         ValueError: the text says what was expected.
     """
-    origin = typing.get_origin(kind)
+    origin: Any = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, typing.get_args(kind))
     if origin is tuple:
@@ -40,9 +43,9 @@ def convert(value, kind):
     raise ValueError(f"expected {name_of(kind)}")
 
 
-def name_of(kind):
+def name_of(kind: Annotation) -> str:
     """Return how the type is called in a message to the user."""
-    origin = typing.get_origin(kind)
+    origin: Any = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(name_of(part) for part in typing.get_args(kind))
     if kind is types.NoneType:
@@ -55,12 +58,12 @@ def name_of(kind):
     return names.get(kind, getattr(origin or kind, "__name__", str(kind)))
 
 
-def _convert_union(value, kinds):
+def _convert_union(value: object, kinds: tuple[Annotation, ...]) -> Any:
     is_none = value is None or (isinstance(value, str) and value.lower() in ("none", "null", ""))
     if types.NoneType in kinds and is_none:
         return None
-    kinds = [kind for kind in kinds if kind is not types.NoneType]
-    exact = [kind for kind in kinds if isinstance(kind, type) and type(value) is kind]
+    kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
+    exact = tuple(kind for kind in kinds if type(value) is kind)
     for kind in exact + kinds:
         try:
             return convert(value, kind)
@@ -69,14 +72,14 @@ def _convert_union(value, kinds):
     raise ValueError(f"expected {' or '.join(name_of(kind) for kind in kinds)}")
 
 
-def _convert_tuple(value, kinds):
+def _convert_tuple(value: object, kinds: tuple[Annotation, ...]) -> tuple:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value if "," in value else f"({value},)")
         except (ValueError, SyntaxError):
             value = None
     if not isinstance(value, list | tuple):
-        raise ValueError(f"expected {name_of(tuple[kinds])}")
+        raise ValueError(f"expected {name_of(types.GenericAlias(tuple, kinds))}")
     if Ellipsis in kinds:
         kinds = (kinds[0],) * len(value)
     if len(value) != len(kinds):
@@ -84,7 +87,7 @@ def _convert_tuple(value, kinds):
     return tuple(convert(part, kind) for part, kind in zip(value, kinds, strict=True))
 
 
-def _convert_bool(value):
+def _convert_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -92,7 +95,7 @@ def _convert_bool(value):
     raise ValueError("expected true or false")
 
 
-def _convert_int(value):
+def _convert_int(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -103,7 +106,7 @@ def _convert_int(value):
     raise ValueError("expected an integer")
 
 
-def _convert_float(value):
+def _convert_float(value: object) -> float:
     if isinstance(value, str):
         try:
             value = float(value)

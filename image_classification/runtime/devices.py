@@ -8,7 +8,7 @@ from .errors import UserError
 from .process import world_size
 
 
-def select_device(name):
+def select_device(name: str) -> str:
     """Select ``auto``, ``cpu``, ``gpu`` or ``gpu:N`` for Paddle and return ``"cpu"`` or ``"gpu"``."""
     import paddle
 
@@ -25,7 +25,7 @@ def select_device(name):
     return name.split(":")[0]
 
 
-def set_deterministic():
+def set_deterministic() -> None:
     """Ask Paddle for results that two runs repeat bit for bit."""
     import paddle
 
@@ -33,7 +33,7 @@ def set_deterministic():
         paddle.set_flags({"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1})
 
 
-def peak_memory_bytes(device="cpu"):
+def peak_memory_bytes(device: str = "cpu") -> int:
     """Return the peak resident set of this process on a CPU, the peak allocated memory on a GPU, in bytes."""
     if device == "gpu":
         import paddle

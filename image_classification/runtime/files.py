@@ -3,13 +3,15 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from .errors import UserError
 
 
 @contextlib.contextmanager
-def atomic_write(path):
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Give a binary file that appears under ``path`` whole or not at all, even when the power fails.
 
     Raises:
@@ -35,13 +37,13 @@ def atomic_write(path):
             temporary.unlink(missing_ok=True)
 
 
-def _umask():
+def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def _fsync_folder(folder):
+def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,18 +1,23 @@
 """What a run says: the logger, its files, progress bars."""
 
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LOGGER_NAME = "image_classification"
 
 
-def get_logger():
+def get_logger() -> logging.Logger:
     """Return the logger of the project; :func:`setup_logger` gives it its handlers."""
     return logging.getLogger(LOGGER_NAME)
 
 
-def setup_logger(folder=None, process_rank=0):
+def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int = 0) -> logging.Logger:
     """Log to the terminal on rank 0 and, with a folder, to ``log.txt`` (rank 0) or ``log_<rank>.txt``."""
     logger = get_logger()
     logger.setLevel(logging.INFO)
@@ -21,7 +26,7 @@ def setup_logger(folder=None, process_rank=0):
         logger.removeHandler(handler)
         handler.close()
     formatter = logging.Formatter("%(asctime)s %(message)s", "%m%d %I:%M:%S %p")
-    handlers = []
+    handlers: list[logging.Handler] = []
     if process_rank == 0:
         handlers.append(_TerminalHandler())
     if folder is not None:
@@ -36,14 +41,14 @@ def setup_logger(folder=None, process_rank=0):
 class _TerminalHandler(logging.Handler):
     """Writes above a progress bar instead of through it, to whatever standard output is at that moment."""
 
-    def emit(self, record):
+    def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 
         tqdm.write(self.format(record), file=sys.stdout)
         sys.stdout.flush()
 
 
-def progress_bar(total, description, unit, is_main=True, initial=0):
+def progress_bar(total: int, description: str, unit: str, is_main: bool = True, initial: int = 0) -> "tqdm":
     """Return a tqdm bar with ETA that shows itself on a terminal of the main process only, and not for short work."""
     from tqdm import tqdm
 

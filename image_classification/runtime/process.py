@@ -10,17 +10,17 @@ import warnings
 from pathlib import Path
 
 
-def rank():
+def rank() -> int:
     """Return the index of this process among all processes of the run, 0 when alone."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
-def world_size():
+def world_size() -> int:
     """Return the number of processes of the run, 1 when alone."""
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
-def set_threads(num_threads=None):
+def set_threads(num_threads: int | None = None) -> None:
     """Set the number of compute threads of this process; call before Paddle is imported.
 
     The default is every core this process may use, shared among the processes of one host: Paddle's own default is one
@@ -33,7 +33,7 @@ def set_threads(num_threads=None):
         os.environ.setdefault(name, str(threads))
 
 
-def tune_mkl(cpuinfo="/proc/cpuinfo"):
+def tune_mkl(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> None:
     """Let MKL use the vector instructions of a CPU that Intel did not make; call before Paddle is imported.
 
     Paddle's wheel brings an MKL of 2019, which takes its slowest path on every other vendor's CPU: on an AMD Zen 4 a
@@ -43,8 +43,8 @@ def tune_mkl(cpuinfo="/proc/cpuinfo"):
         text = Path(cpuinfo).read_text(encoding="utf-8")
     except OSError:
         return
-    fields = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    fields = {name.strip(): value.split() for name, value in fields.items()}
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    fields = {name.strip(): value.split() for name, _, value in lines}
     flags = fields.get("flags", [])
     if fields.get("vendor_id", ["GenuineIntel"]) == ["GenuineIntel"] or "avx2" not in flags or "fma" not in flags:
         return
@@ -53,7 +53,7 @@ def tune_mkl(cpuinfo="/proc/cpuinfo"):
     os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "7" if has_avx512 else "5")
 
 
-def tune_allocator():
+def tune_allocator() -> bool:
     """Keep freed memory in the process and return True where the C library is glibc.
 
     By default glibc gives each block of 32 MiB and more back to the system when it is freed, and takes page faults for
@@ -69,7 +69,7 @@ def tune_allocator():
     return bool(mallopt(trim_threshold, 2**31 - 1) and mallopt(mmap_max, 0))
 
 
-def prepare_process():
+def prepare_process() -> None:
     """Set what must be set before Paddle is imported, and import it; every entry point calls this first."""
     set_threads()
     tune_mkl()

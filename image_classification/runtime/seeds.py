@@ -2,9 +2,10 @@
 
 import ast
 import random
+from typing import Any
 
 
-def seed_everything(seed):
+def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and Paddle alike."""
     import numpy
     import paddle
@@ -14,7 +15,7 @@ def seed_everything(seed):
     paddle.seed(seed)
 
 
-def rng_state():
+def rng_state() -> dict[str, Any]:
     """Return the state of the random generators of Python, NumPy and Paddle as plain numbers and strings."""
     import numpy
     import paddle
@@ -27,7 +28,7 @@ def rng_state():
     }
 
 
-def set_rng_state(state):
+def set_rng_state(state: dict[str, Any]) -> None:
     """Restore what :func:`rng_state` returned; Paddle's part only on a machine with as many devices.
 
     A state that was saved on a CPU says nothing about the generators of a GPU: those keep their seed then.
@@ -42,13 +43,13 @@ def set_rng_state(state):
         paddle.set_rng_state([_generator(numbers) for numbers in state["paddle"]])
 
 
-def _generator_numbers(generator):
+def _generator_numbers(generator: Any) -> dict[str, Any]:
     # Paddle's GeneratorState shows its content through pickling only: (device, seed, offset, engine as ASCII codes).
     device, seed, offset, engine = generator.__reduce_ex__(4)[2]
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode("ascii")}
 
 
-def _generator(numbers):
+def _generator(numbers: dict[str, Any]) -> Any:
     import paddle
 
     kind = type(paddle.get_rng_state()[0])

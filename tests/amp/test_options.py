@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from image_classification import amp
-from image_classification.amp.options import OPTIONS, resolve
+from image_classification.amp.options import HALF_DTYPES, OPTIONS, resolve
+from image_classification.config import schema
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,11 @@ from image_classification.amp.options import OPTIONS, resolve
 def test_misspelt_mode_gets_a_suggestion(typed, meant):
     with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
         amp.build_precision(typed)
+
+
+def test_modes_and_formats_are_those_of_the_configuration():
+    assert (amp.MODES, HALF_DTYPES) == (schema.PRECISION_MODES, schema.HALF_DTYPES)
+    assert [mode for mode in amp.MODES if not amp.supported(mode, "bfloat16")] == list(schema.FLOAT32_MODES)
 
 
 def test_zero_for_the_letter_o_is_explained():

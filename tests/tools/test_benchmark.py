@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from image_classification import half_cpu
+from image_classification.config.schema import PRECISION_MODES
 from tools import benchmark
 
 MEASURED = {
@@ -85,7 +86,7 @@ def test_stock_paddle_runs_paddles_own_operators(monkeypatch):
 def test_support_matrix_names_every_mode(capsys):
     assert benchmark.main(["--support-matrix"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"| {mode} |" in printed for mode in benchmark.MODES)
+    assert all(f"| {mode} |" in printed for mode in PRECISION_MODES)
 
 
 def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
