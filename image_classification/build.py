@@ -18,7 +18,7 @@ from .hooks import (
     load_hooks,
 )
 from .losses import build_criterion
-from .optim import build_optimizer, build_schedule, check_parallel
+from .optim import build_optimizer, build_schedule
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
 from .weights import load_pretrained, with_preprocessing
@@ -107,9 +107,10 @@ def make_model(config, build_model):
 def build_trainer(parts, folder=None, report=None):
     """Return the trainer with its hooks; without a folder it writes nothing."""
     config, model, precision = parts.config, parts.model, parts.precision
-    check_parallel(config.TRAIN, config.PARALLEL.PIPELINE)
     named_params = precision.master_params(model)
-    optimizer = build_optimizer(named_params, config.TRAIN, model.no_weight_decay(), parts.parallel.holders_of)
+    optimizer = build_optimizer(
+        named_params, config.TRAIN, model.no_weight_decay(), parts.parallel.holders_of, model.layer_groups()
+    )
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     hooks = [EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]

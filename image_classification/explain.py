@@ -1,27 +1,29 @@
-"""Where a model looks: Grad-CAM for networks of feature maps, attention rollout for those of tokens."""
+"""Where a model looks: Grad-CAM or attention rollout, whichever the model says."""
 
 import paddle
 from paddle.nn import functional as F
 
-from .layers import Attention
-
-HEADS = ("head", "flatten")  # the first link of a chain that sees no image plane any more
+from .model import GradCam
 
 
 def heatmap(model, images, classes):
     """Return float32 [B, h, w] in 0-1: how much each place of the image speaks for `classes`, int64 [B].
 
-    ViT and DeiT give attention rollout, which does not depend on the class; all other models give Grad-CAM.
+    Attention rollout does not depend on the class.
+
+    Raises:
+        UserError: the model does not say where it looks.
     """
-    if any(isinstance(layer, Attention) for layer in model.sublayers()):
-        return attention_rollout(model, images)
-    return grad_cam(model, images, classes)
+    stated = model.explanation()
+    if isinstance(stated, GradCam):
+        return grad_cam(model, stated, images, classes)
+    return attention_rollout(model, stated, images)
 
 
-def grad_cam(model, images, classes):
+def grad_cam(model, stated, images, classes):
     """Return the class activation of the last feature map (Selvaraju et al. 2017), [B, h, w], largest value 1."""
     chain = model.sequential_blocks()
-    place = next(i for i, block in enumerate(chain) if block.name in HEADS)
+    place = [block.name for block in chain].index(stated.into)
     with paddle.no_grad():
         features = images
         for block in chain[:place]:
@@ -31,44 +33,42 @@ def grad_cam(model, images, classes):
     for block in chain[place:]:
         logits = block.run(logits)
     score = (logits * F.one_hot(classes, logits.shape[1])).sum()
-    gradient = paddle.grad(score, features)[0]
-    if features.shape[1] == features.shape[2]:  # [B, h, w, C], as Swin has it
-        weights = gradient.mean(axis=[1, 2], keepdim=True)
-        activation = (weights * features).sum(axis=3)
-    else:
-        weights = gradient.mean(axis=[2, 3], keepdim=True)
-        activation = (weights * features).sum(axis=1)
-    return _to_unit(F.relu(activation.detach()))
+    gradient = _channels_last(paddle.grad(score, features)[0], stated)
+    weights = gradient.mean(axis=[1, 2], keepdim=True)
+    activation = (weights * _channels_last(features.detach(), stated)).sum(axis=3)
+    return _to_unit(F.relu(activation))
 
 
-def attention_rollout(model, images):
-    """Return the product of all blocks' attention (Abnar & Zuidema 2020) towards the image patches, [B, g, g]."""
-    packed = []
+def _channels_last(features, stated):
+    """Return [B, H, W, C] for features in the axes that the model states."""
+    if stated.axes == "BCHW":
+        return features.transpose([0, 2, 3, 1])
+    if stated.axes == "BNC":
+        patches = features[:, stated.num_prefix_tokens :]
+        return patches.reshape([features.shape[0], *stated.grid, features.shape[2]])
+    return features
 
-    def keep(_layer, _inputs, qkv):
-        packed.append(qkv)
 
-    attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
-    hooks = [layer.qkv.register_forward_post_hook(keep) for layer in attentions]
+def attention_rollout(model, stated, images):
+    """Return the product of all blocks' attention (Abnar & Zuidema 2020) towards the patches, [B, rows, columns]."""
+    collected = []
+
+    def collect(layer, inputs):
+        collected.append(layer.attention_weights(*inputs).mean(axis=1))
+
+    hooks = [layer.register_forward_pre_hook(collect) for layer in stated.layers]
     try:
         with paddle.no_grad():
             model(images)
     finally:
         for hook in hooks:
             hook.remove()
-    rollout = None
-    for layer, qkv in zip(attentions, packed, strict=True):
-        batch, tokens, width = qkv.shape
-        query, key, _ = qkv.reshape([batch, tokens, 3, layer.num_heads, width // (3 * layer.num_heads)]).unbind(2)
-        scores = paddle.einsum("bnhd,bmhd->bhnm", query * layer.scale, key)
-        weights = F.softmax(scores, axis=-1).mean(axis=1)
-        weights = (weights + paddle.eye(tokens)) / 2  # the shortcut passes every token on
-        rollout = weights if rollout is None else paddle.matmul(weights, rollout)
-    prefix = model.num_prefix_tokens
-    towards = rollout[:, 0] if prefix else rollout.mean(axis=1)
-    patches = towards[:, prefix:]
-    side = round(patches.shape[1] ** 0.5)
-    return _to_unit(patches.reshape([-1, side, side]))
+    rollout = paddle.eye(collected[0].shape[1])
+    for weights in collected:
+        rollout = paddle.matmul((weights + paddle.eye(weights.shape[1])) / 2, rollout)  # the shortcut passes tokens on
+    prefix = stated.num_prefix_tokens
+    towards = rollout[:, prefix:].mean(axis=1) if stated.reads is None else rollout[:, stated.reads]
+    return _to_unit(towards[:, prefix:].reshape([-1, *stated.grid]))
 
 
 def _to_unit(maps):

@@ -4,31 +4,17 @@ Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 Nothing here knows of number formats: a layer computes in the dtype of what it is given.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.half_cpu import composite
+from image_classification.model import Column, Count, Draw, Row
 from image_classification.runtime import UserError
 
 # timm's initialisation of every transformer weight; linear biases start at zero
 TRUNC_NORMAL = nn.initializer.TruncatedNormal(std=0.02)
 ZERO = nn.initializer.Constant(0.0)
-
-
-class Block(NamedTuple):
-    """One link of a model's chain: `run(output of the link before)`.
-
-    `prefixes` are the beginnings of the parameter names that this link owns, so that a pipeline stage can keep its own
-    parameters and drop the others.
-    """
-
-    name: str
-    run: Callable
-    prefixes: tuple[str, ...]
 
 
 def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -97,6 +83,7 @@ class PatchEmbed(nn.Layer):
             raise UserError(f"DATA.IMAGE_SIZE {image_size} is not a multiple of MODEL.PATCH_SIZE {patch_size}")
         self.image_size = image_size
         self.grid_size = image_size // patch_size
+        self.grid = (self.grid_size, self.grid_size)
         self.num_patches = self.grid_size**2
         self.proj = nn.Conv2D(
             in_channels,
@@ -157,6 +144,16 @@ class Attention(nn.Layer):
         dropout = self.attn_drop if self.training and self.attn_drop.p else None
         return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout)))
 
+    def attention_weights(self, x):
+        """Return how much each token of `x`, [B, N, C], takes from each, [B, h, N, N]."""
+        batch, tokens, _ = x.shape
+        query, key, _ = self.qkv(x).reshape([batch, tokens, 3, self.num_heads, self.head_dim]).unbind(2)
+        return F.softmax(paddle.einsum("bnhd,bmhd->bhnm", query * self.scale, key), axis=-1)
+
+    def tensor_parallel_plan(self):
+        """Divided by heads; one sum after the projection."""
+        return {"num_heads": Count("attention heads"), "qkv": Column(blocks=3), "attn_drop": Draw(), "proj": Row()}
+
 
 # With gradients one by one: the backward pass needs what goes into GELU.
 @composite("linear_gelu", casts_as="linear", inference_only=True)
@@ -178,6 +175,10 @@ class Mlp(nn.Layer):
     def forward(self, x):
         x = self.drop1(linear_gelu(self.fc1, x))
         return self.drop2(self.fc2(x))
+
+    def tensor_parallel_plan(self):
+        """Divided by hidden units; one sum after the second layer."""
+        return {"fc1": Column(), "drop1": Draw(), "fc2": Row()}
 
 
 class TransformerBlock(nn.Layer):

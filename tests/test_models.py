@@ -1,5 +1,6 @@
 """Every YAML of every model folder: it builds, it has the published size, it runs forward and backward."""
 
+import functools
 import math
 import re
 
@@ -9,6 +10,7 @@ import pytest
 
 from image_classification.config import load_config
 from image_classification.layers import Attention, Dropout, DropPath, PatchEmbed
+from image_classification.optim.groups import layer_scales
 from image_classification.runtime import UserError
 from tests.helpers.model_zoo import CONFIGS, FOLDERS, ROOT, build, builder, published
 
@@ -106,6 +108,41 @@ def test_sequential_blocks_own_each_parameter_once(path):
     for name, _ in model.named_parameters():
         assert sum(name.startswith(prefix) for prefix in prefixes) == 1, name
     assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_layers_and_head_are_stated(path):
+    with paddle.LazyGuard():
+        model = build(path, num_classes=7)
+    names = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+    scales = layer_scales(names, 0.5, model.layer_groups())  # an error where a name has not one layer
+    assert len(set(scales.values())) == len(model.layer_groups()) > 2  # each layer has parameters
+    for head in model.head_names:
+        layer = functools.reduce(getattr, head.split("."), model)
+        assert isinstance(layer, paddle.nn.Linear) and layer.weight.shape[1] == 7
+    assert all(scales[name] == 1 for name in names if name.startswith(tuple(f"{head}." for head in model.head_names)))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("vit_tiny_digits", {"cls_token": 0, "pos_embed": 0, "patch_embed.proj.weight": 0, "blocks.0.norm1.bias": 1,
+                             "blocks.3.mlp.fc2.weight": 4, "norm.weight": 5, "head.bias": 5}),
+        ("resnet_tiny_digits", {"conv1.weight": 0, "bn1.bias": 0, "layer1.0.bn1.bias": 1, "layer3.0.conv1.weight": 3,
+                                "fc.bias": 4}),
+        ("swin_tiny_patch4_window7_224", {"patch_embed.norm.weight": 0, "layers.0.blocks.1.norm1.bias": 2,
+                                          "layers.1.downsample.norm.bias": 3, "head.fc.bias": 16}),
+        ("vgg11_bn", {"features.0.weight": 0, "features.1.bias": 0, "features.4.weight": 1, "classifier.0.weight": 8,
+                      "classifier.6.bias": 10}),
+    ],
+)  # fmt: skip
+def test_layers_are_numbered_from_the_stem_to_the_head(name, layers):
+    with paddle.LazyGuard():
+        model = build(next(path for path in CONFIGS if path.stem == name))
+    last = len(model.layer_groups()) - 1
+    assert layer_scales(list(layers), 0.5, model.layer_groups()) == {
+        parameter: 0.5 ** (last - layer) for parameter, layer in layers.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["single", "multi"])

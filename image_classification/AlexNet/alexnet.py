@@ -1,9 +1,14 @@
 """AlexNet in its one-column form (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), parameter names of torchvision."""
 
+from functools import partial
+
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Block, Dropout
+from image_classification.layers import Dropout
+from image_classification.model import Block, GradCam, Model
+
+from .dialects import DIALECTS
 
 
 def torch_uniform(fan_in: int) -> dict:
@@ -19,10 +24,11 @@ def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1)
     return nn.Conv2D(in_channels, out_channels, kernel_size, stride, padding, **torch_uniform(fan_in))
 
 
-class AlexNet(nn.Layer):
+class AlexNet(Model):
     """Five convolutions, then three linear layers that hold nearly all of the parameters."""
 
-    head_names = ("classifier.6",)  # what another number of classes replaces
+    head_names = ("classifier.6",)
+    dialects = DIALECTS
 
     def __init__(self, in_channels: int, num_classes: int, dropout: float, hidden_dim: int):
         super().__init__()
@@ -51,14 +57,30 @@ class AlexNet(nn.Layer):
         return self.classifier(self.flatten(self.features(images)))
 
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        features = [Block(f"features.{i}", layer, (f"features.{i}.",)) for i, layer in enumerate(self.features)]
-        linears = [Block(f"classifier.{i}", layer, (f"classifier.{i}.",)) for i, layer in enumerate(self.classifier)]
+        """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
+        features = _links("features", self.features, nn.Conv2D)
+        linears = _links("classifier", self.classifier, nn.Linear)
         return [*features, Block("flatten", self.flatten, ()), *linears]
 
-    def no_weight_decay(self) -> set[str]:
-        """Return no names: nothing beyond biases and norms is exempt."""
-        return set()
+    def explanation(self) -> GradCam:
+        """Return the features before the linear layers, [B, C, H, W]."""
+        return GradCam(into="flatten")
+
+
+def _links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
+    """Return one link for each layer of a kind, together with those that follow it up to the next."""
+    starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
+    links = []
+    for start, end in zip([0, *starts[1:]], [*starts[1:], len(layers)], strict=True):
+        prefixes = tuple(f"{name}.{index}." for index in range(start, end))
+        links.append(Block(f"{name}.{start}", partial(_run, layers, range(start, end)), prefixes))
+    return links
+
+
+def _run(layers, indices, x):
+    for index in indices:
+        x = layers[index](x)
+    return x
 
 
 def build_model(

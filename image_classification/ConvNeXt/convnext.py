@@ -5,8 +5,11 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Block, DropPath, Mlp, drop_path_rates, fork, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, fork, linear
+from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
+
+from .dialects import DIALECTS
 
 LAYER_SCALE = 1e-6  # start of every block's gamma, section 2.6 of the paper's appendix
 
@@ -72,10 +75,11 @@ class Head(nn.Layer):
         return self.fc(self.norm(x.mean(axis=[2, 3])))
 
 
-class ConvNeXt(nn.Layer):
+class ConvNeXt(Model):
     """ConvNeXt of four stages; stage s has `depths[s]` blocks of `dims[s]` channels."""
 
-    head_names = ("head.fc",)  # what another number of classes replaces
+    head_names = ("head.fc",)
+    dialects = DIALECTS
 
     def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], in_channels: int, num_classes: int,
                  drop_path: float):
@@ -107,9 +111,9 @@ class ConvNeXt(nn.Layer):
                 chain.append(Block(name, block, (f"{name}.",)))
         return [*chain, Block("head", self.head, ("head.",))]
 
-    def no_weight_decay(self) -> set[str]:
-        """Return no names: nothing beyond biases, norms and other vectors is exempt."""
-        return set()
+    def explanation(self) -> GradCam:
+        """Return the last stage's features, [B, C, H, W]."""
+        return GradCam(into="head")
 
 
 def build_model(

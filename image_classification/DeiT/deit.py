@@ -10,19 +10,21 @@ from paddle import nn
 
 from image_classification.layers import (
     TRUNC_NORMAL,
-    Block,
     Dropout,
     PatchEmbed,
     TransformerBlock,
     drop_path_rates,
     linear,
 )
+from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding
+
+from .dialects import DIALECTS
 
 
-class Deit(nn.Layer):
+class Deit(Model):
     """DeiT; `distilled` adds `dist_token` and `head_dist`."""
 
-    head_names = ("head", "head_dist")  # what another number of classes replaces
+    dialects = DIALECTS
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, num_heads: int, mlp_ratio: float, distilled: bool, dropout: float,
@@ -30,6 +32,7 @@ class Deit(nn.Layer):
         super().__init__()
         self.num_classes = num_classes
         self.distilled = distilled
+        self.head_names = ("head", "head_dist") if distilled else ("head",)
         self.num_prefix_tokens = 2 if distilled else 1
 
         self.patch_embed = PatchEmbed(image_size, patch_size, in_channels, embed_dim)
@@ -81,6 +84,15 @@ class Deit(nn.Layer):
             *blocks,
             Block("head", self.forward_head, ("norm.", "head.", "head_dist.")),
         ]
+
+    def position_embeddings(self) -> dict[str, PositionEmbedding]:
+        """Return the one of the patches."""
+        return {"pos_embed": PositionEmbedding(self.patch_embed.grid, self.num_prefix_tokens)}
+
+    def explanation(self) -> AttentionRollout:
+        """Return the attention of all blocks from the class token towards the patches."""
+        layers = [block.attn for block in self.blocks]
+        return AttentionRollout(layers, self.patch_embed.grid, self.num_prefix_tokens, reads=0)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embeddings that weight decay must leave alone."""

@@ -7,8 +7,11 @@ ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko & Komodakis 2016) differ in
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Block, fork
+from image_classification.layers import fork
+from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
+
+from .dialects import DIALECTS
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Conv2D:
@@ -88,10 +91,11 @@ def downsample(in_channels: int, out_channels: int, stride: int) -> nn.Layer:
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
-class ResNet(nn.Layer):
+class ResNet(Model):
     """ResNet of `len(layers)` stages; stage s has `layers[s]` blocks of width `base_width * 2**s`."""
 
-    head_names = ("fc",)  # what another number of classes replaces
+    head_names = ("fc",)
+    dialects = DIALECTS
 
     def __init__(self, block: str, layers: tuple[int, ...], in_channels: int, num_classes: int, base_width: int,
                  groups: int, width_per_group: int, small_stem: bool):
@@ -141,9 +145,9 @@ class ResNet(nn.Layer):
                 chain.append(Block(name, block, (f"{name}.",)))
         return [*chain, Block("head", self.forward_head, ("fc.",))]
 
-    def no_weight_decay(self) -> set[str]:
-        """Return no names: nothing beyond biases and norms is exempt."""
-        return set()
+    def explanation(self) -> GradCam:
+        """Return the last stage's features, [B, C, H, W]."""
+        return GradCam(into="head")
 
 
 def build_model(

@@ -10,7 +10,6 @@ from paddle import nn
 
 from image_classification.layers import (
     TRUNC_NORMAL,
-    Block,
     Dropout,
     DropPath,
     Mlp,
@@ -21,7 +20,10 @@ from image_classification.layers import (
     rearrange,
 )
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
+from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
 from image_classification.runtime import UserError
+
+from .dialects import DIALECTS
 
 MASKED = -100.0  # added to the score of a pair of tokens from different regions, as in the original
 
@@ -102,6 +104,16 @@ class WindowAttention(nn.Layer):
         bias = paddle.index_select(self.relative_position_bias_table, self.relative_position_index)
         return bias.reshape([1, self.num_tokens, self.num_tokens, self.num_heads]).transpose([0, 3, 1, 2])
 
+    def tensor_parallel_plan(self):
+        """Divided by heads, the biases among them; one sum after the projection."""
+        return {
+            "num_heads": Count("attention heads"),
+            "relative_position_bias_table": Slice(axis=1),
+            "qkv": Column(blocks=3),
+            "attn_drop": Draw(),
+            "proj": Row(),
+        }
+
 
 class SwinBlock(nn.Layer):
     """Window attention and MLP with shortcuts, [B, H, W, C] -> [B, H, W, C]; every second block shifts its windows."""
@@ -171,10 +183,12 @@ class Head(nn.Layer):
         return self.fc(x.mean(axis=[1, 2]))
 
 
-class SwinTransformer(nn.Layer):
+class SwinTransformer(Model):
     """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`."""
 
-    head_names = ("head.fc",)  # what another number of classes replaces
+    head_names = ("head.fc",)
+    dialects = DIALECTS
+    not_weights = (r".*\.relative_position_index", r".*\.attn_mask")
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depths: tuple[int, ...], num_heads: tuple[int, ...], window_size: int, mlp_ratio: float,
@@ -231,6 +245,10 @@ class SwinTransformer(nn.Layer):
                 name = f"layers.{index}.blocks.{number}"
                 chain.append(Block(name, block, (f"{name}.",)))
         return [*chain, Block("head", self.forward_head, ("norm.", "head."))]
+
+    def explanation(self) -> GradCam:
+        """Return the last stage's features, [B, H, W, C]."""
+        return GradCam(into="head", axes="BHWC")
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the position biases, which weight decay must leave alone."""

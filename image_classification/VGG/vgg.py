@@ -1,10 +1,15 @@
 """VGG with and without BatchNorm (Simonyan & Zisserman 2015, https://arxiv.org/abs/1409.1556), names of torchvision."""
 
+from functools import partial
+
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Block, Dropout
+from image_classification.layers import ZERO, Dropout
+from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
+
+from .dialects import DIALECTS
 
 WIDTHS = (64, 128, 256, 512, 512)
 
@@ -20,10 +25,11 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
     return nn.Linear(in_features, out_features, weight_attr=nn.initializer.Normal(std=0.01), bias_attr=ZERO)
 
 
-class VGG(nn.Layer):
+class VGG(Model):
     """Stages of 3x3 convolutions with a max-pool after each, then three linear layers."""
 
-    head_names = ("classifier.6",)  # what another number of classes replaces
+    head_names = ("classifier.6",)
+    dialects = DIALECTS
 
     def __init__(
         self,
@@ -64,14 +70,30 @@ class VGG(nn.Layer):
         return self.classifier(self.flatten(self.features(images)))
 
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        features = [Block(f"features.{i}", layer, (f"features.{i}.",)) for i, layer in enumerate(self.features)]
-        linears = [Block(f"classifier.{i}", layer, (f"classifier.{i}.",)) for i, layer in enumerate(self.classifier)]
+        """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
+        features = _links("features", self.features, nn.Conv2D)
+        linears = _links("classifier", self.classifier, nn.Linear)
         return [*features, Block("flatten", self.flatten, ()), *linears]
 
-    def no_weight_decay(self) -> set[str]:
-        """Return no names: nothing beyond biases and norms is exempt."""
-        return set()
+    def explanation(self) -> GradCam:
+        """Return the features before the linear layers, [B, C, H, W]."""
+        return GradCam(into="flatten")
+
+
+def _links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
+    """Return one link for each layer of a kind, together with those that follow it up to the next."""
+    starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
+    links = []
+    for start, end in zip([0, *starts[1:]], [*starts[1:], len(layers)], strict=True):
+        prefixes = tuple(f"{name}.{index}." for index in range(start, end))
+        links.append(Block(f"{name}.{start}", partial(_run, layers, range(start, end)), prefixes))
+    return links
+
+
+def _run(layers, indices, x):
+    for index in indices:
+        x = layers[index](x)
+    return x
 
 
 def build_model(

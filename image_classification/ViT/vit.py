@@ -10,22 +10,25 @@ from paddle import nn
 from image_classification.layers import (
     TRUNC_NORMAL,
     ZERO,
-    Block,
     Dropout,
     PatchEmbed,
     TransformerBlock,
     drop_path_rates,
     linear,
 )
+from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding
 from image_classification.runtime import UserError
+
+from .dialects import DIALECTS
 
 POOLS = ("token", "avg")
 
 
-class VisionTransformer(nn.Layer):
+class VisionTransformer(Model):
     """ViT whose head reads the class token ("token") or the mean over the patch tokens ("avg")."""
 
-    head_names = ("head",)  # what another number of classes replaces
+    head_names = ("head",)
+    dialects = DIALECTS
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, class_token: bool, global_pool: str,
@@ -86,6 +89,16 @@ class VisionTransformer(nn.Layer):
             *blocks,
             Block("head", self.forward_head, ("norm.", "fc_norm.", "head.")),
         ]
+
+    def position_embeddings(self) -> dict[str, PositionEmbedding]:
+        """Return the one of the patches."""
+        return {"pos_embed": PositionEmbedding(self.patch_embed.grid, self.num_prefix_tokens)}
+
+    def explanation(self) -> AttentionRollout:
+        """Return the attention of all blocks from what the head reads towards the patches."""
+        layers = [block.attn for block in self.blocks]
+        reads = 0 if self.global_pool == "token" else None
+        return AttentionRollout(layers, self.patch_embed.grid, self.num_prefix_tokens, reads)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embeddings that weight decay must leave alone."""

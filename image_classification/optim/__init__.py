@@ -1,6 +1,6 @@
 """Optimizers over named float32 tensors, learning rates by step, and the optimizer's state by parameter name."""
 
-from .build import build_optimizer, check_parallel
+from .build import build_optimizer
 from .schedule import Schedule, build_schedule
 from .state import load_optimizer_state, optimizer_state
 
@@ -8,7 +8,6 @@ __all__ = [
     "Schedule",
     "build_optimizer",
     "build_schedule",
-    "check_parallel",
     "load_optimizer_state",
     "optimizer_state",
 ]

@@ -9,7 +9,7 @@ from .rules import Lamb, Lars, Lion
 NAMES = ("AdamW", "SGD", "Momentum", "LAMB", "LARS", "Lion")
 
 
-def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), holders_of=None):
+def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), holders_of=None, layer_groups=()):
     """Return a ``paddle.optimizer.Optimizer`` over the trainable tensors of ``named_params``.
 
     The learning rate is whatever ``optimizer.set_lr(value)`` said last. Gradients are clipped by the precision's step,
@@ -19,6 +19,7 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
         named_params: [(structured name, float32 tensor)] as ``Precision.master_params`` hands them out.
         no_weight_decay: names that the model exempts from weight decay.
         holders_of: name -> the group of processes that hold the parts of this tensor, None where it is whole.
+        layer_groups: the model's layers, for layer-wise decay.
 
     Raises:
         UserError: unknown optimizer, or a value out of range; the text names the key.
@@ -27,8 +28,9 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
     options = train_config.OPTIMIZER
     _check(train_config)
     settings = parameter_settings(
-        named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY, holders_of
-    )
+        named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY, holders_of,
+        layer_groups,
+    )  # fmt: skip
     for setting in settings:
         # Paddle reads these two from the tensor; masters are plain tensors and have neither.
         setting.tensor.optimize_attr = {"learning_rate": setting.lr_scale}
@@ -75,20 +77,6 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
     if kind == "lion":
         return Lion(lr, settings, options.BETAS)
     raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
-
-
-def check_parallel(train_config, pipeline=1):
-    """Check that the optimizer would see what it needs where ``pipeline`` processes share one model.
-
-    Raises:
-        UserError: layer-wise decay on some of the layers.
-    """
-    options = train_config.OPTIMIZER
-    if options.LAYER_DECAY != 1 and pipeline > 1:
-        raise UserError(
-            f"TRAIN.OPTIMIZER.LAYER_DECAY: {options.LAYER_DECAY} needs all layers in one process, which "
-            f"PARALLEL.PIPELINE {pipeline} deals out; use 1.0"
-        )
 
 
 def _check(train_config):

@@ -1,14 +1,10 @@
 """Which weight decay and which share of the learning rate each parameter gets."""
 
 import dataclasses
-import re
 
 import paddle
 
 from ..runtime import UserError
-
-# blocks.3 (ViT), layers.0.blocks.1 (Swin), stages.2.blocks.0 (ConvNeXt), layer2.1 (ResNet), features.10 (VGG)
-_BLOCK = re.compile(r"(?:^|\.)(?:blocks|layers?|stages|features)\.?(\d+)(?:\.(?:blocks\.)?(\d+))?(?=\.)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +22,20 @@ class ParameterSetting:
 
 
 def parameter_settings(
-    named_params, weight_decay, no_weight_decay=frozenset(), decay_all=False, layer_decay=1.0, holders_of=None
-):
+    named_params, weight_decay, no_weight_decay=frozenset(), decay_all=False, layer_decay=1.0, holders_of=None,
+    layer_groups=(),
+):  # fmt: skip
     """Return one :class:`ParameterSetting` per trainable tensor, in the given order.
 
     Biases and the weights of norms (tensors of at most one dimension) and the names in ``no_weight_decay`` have weight
-    decay 0, unless ``decay_all``. ``layer_decay`` d gives layer i of n the learning-rate factor d ** (n - i), where the
-    head is layer n and the stem layer 0. Tensors with ``stop_gradient`` are frozen and left out. ``holders_of`` returns
-    the ``holders`` for a name; without it all tensors are whole.
+    decay 0, unless ``decay_all``. ``layer_decay`` d gives layer i of n in ``layer_groups`` the learning-rate factor
+    d ** (n - i). Tensors with ``stop_gradient`` are frozen and left out. ``holders_of`` returns the ``holders`` for a
+    name; without it all tensors are whole.
     """
     trainable = [(name, tensor) for name, tensor in named_params if not tensor.stop_gradient]
     if not trainable:
         raise UserError("every parameter of the model is frozen: there is nothing to train")
-    scales = layer_scales([name for name, _ in named_params], layer_decay)
+    scales = layer_scales([name for name, _ in trainable], layer_decay, layer_groups)
     settings = []
     for name, tensor in trainable:
         decays = decay_all or (tensor.ndim > 1 and name not in no_weight_decay)
@@ -48,31 +45,17 @@ def parameter_settings(
     return settings
 
 
-def layer_scales(names, layer_decay):
+def layer_scales(names, layer_decay, layer_groups):
     """Return {name: learning-rate factor} for layer-wise decay (Clark et al. 2020, BEiT).
 
-    The numbered blocks found in ``names`` are the layers; what stands before the first of them is the stem, every other
-    name is the head.
+    ``layer_groups`` are the model's layers from the stem to the head, each the beginnings of its parameters' names.
     """
     if not 0 < layer_decay <= 1:
         raise UserError(f"TRAIN.OPTIMIZER.LAYER_DECAY: {layer_decay} is not above 0 and at most 1")
     if layer_decay == 1:
         return dict.fromkeys(names, 1.0)
-    blocks = {name: _block_key(name) for name in names}
-    order = {key: index for index, key in enumerate(sorted({key for key in blocks.values() if key}), start=1)}
-    if not order:
-        raise UserError("TRAIN.OPTIMIZER.LAYER_DECAY: this model has no numbered blocks to tell its layers apart")
-    head = len(order) + 1
-    scales, seen_block = {}, False
-    for name in names:
-        key = blocks[name]
-        seen_block = seen_block or key is not None
-        layer = order[key] if key else (head if seen_block else 0)
-        scales[name] = layer_decay ** (head - layer)
-    return scales
-
-
-def _block_key(name):
-    """Return the numbers of the block that ``name`` belongs to, or None: ``layer2.1.conv1.weight`` -> (2, 1)."""
-    found = _BLOCK.search(name)
-    return tuple(int(number) for number in found.groups() if number is not None) if found else None
+    layer_of = {name: [i for i, prefixes in enumerate(layer_groups) if name.startswith(prefixes)] for name in names}
+    strays = [name for name, layers in layer_of.items() if len(layers) != 1]
+    if strays:
+        raise UserError(f"TRAIN.OPTIMIZER.LAYER_DECAY: the model does not say which layer {strays[0]} belongs to")
+    return {name: layer_decay ** (len(layer_groups) - 1 - layers[0]) for name, layers in layer_of.items()}

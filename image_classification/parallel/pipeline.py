@@ -48,6 +48,10 @@ class Stage(nn.Layer):
         """Return what the model exempts from weight decay."""
         return self._model[0].no_weight_decay()
 
+    def layer_groups(self):
+        """Return the layers of the whole model."""
+        return self._model[0].layer_groups()
+
     def train(self):
         super().train()
         self._model[0].training = True

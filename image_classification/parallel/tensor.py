@@ -1,8 +1,8 @@
-"""Tensor parallelism (Shoeybi et al. 2019, Megatron-LM): several processes share each layer of a transformer.
+"""Tensor parallelism (Shoeybi et al. 2019, Megatron-LM): several processes share each layer of a model.
 
 A plain model is built whole on every process, from the same seed, and then cut: any degree starts from the same
-weights, and what the shards join to is the plain model again. A block costs two all-reduces forward (after attention
-and after the MLP) and two backward (before each); the head costs one all-gather and one all-reduce.
+weights, and what the shards join to is the plain model again. A block of a ViT costs two all-reduces forward (after
+attention and after the MLP) and two backward (before each); the head costs one all-gather and one all-reduce.
 
 Shapes use: B batch, N tokens, C channels, n processes of the group.
 """
@@ -16,7 +16,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed import fleet
 from paddle.nn import functional as F
 
-from image_classification.layers import Attention, Mlp
+from image_classification.model import Column, Count, Draw, Row, Slice, TensorParallel, Whole
 from image_classification.runtime import UserError
 
 DROPOUT_STREAM = "tensor_parallel"
@@ -142,51 +142,112 @@ def dropout_stream():
 
 
 def shard_model(model, group):
-    """Replace the shared layers of a plain ViT by this process's pieces; return {parameter name: Cut}.
+    """Replace what the layers' plans divide by this process's pieces; return {parameter name: Cut}.
 
-    Attention is divided by heads, the MLP by its hidden units, the head by classes where they divide evenly. Norms,
-    embeddings and biases that are added after a sum stay whole, with equal gradients on every process.
+    Each layer says itself how it is shared (:class:`model.TensorParallel`); the head is divided by classes where they
+    divide evenly. All else stays whole, with equal gradients on every process.
 
     Raises:
-        UserError: the model has no attention, or its heads or hidden units do not divide by the group's size.
+        UserError: no layer of the model can be shared, or something does not divide by the group's size.
     """
     if group.size == 1:
         return {}
-    shared = [(name, layer) for name, layer in model.named_sublayers() if type(layer) in (Attention, Mlp)]
-    if not any(isinstance(layer, Attention) for _, layer in shared):
-        raise UserError(f"PARALLEL.TENSOR {group.size}: {type(model).__name__} has no attention to share; "
-                        "tensor parallelism is for ViT and DeiT")
-    for name, layer in shared:
-        if isinstance(layer, Attention):
-            _shard_attention(name, layer, group)
-        else:
-            _shard_mlp(name, layer, group)
-    head = getattr(model, "head", None)
-    if isinstance(head, nn.Linear) and head.weight.shape[1] % group.size == 0:
-        model.head = ColumnParallelLinear(head, group, gather=True)
-    return {
-        f"{name}.{parameter}": cut
-        for name, layer in model.named_sublayers()
-        if isinstance(layer, (ColumnParallelLinear, RowParallelLinear))
-        for parameter, cut in layer.cuts.items()
-        if getattr(layer, parameter) is not None
-    }
+    plans = [
+        (path, layer, layer.tensor_parallel_plan())
+        for path, layer in model.named_sublayers()
+        if isinstance(layer, TensorParallel)
+    ]
+    if not any(plan for _, _, plan in plans):
+        raise UserError(f"PARALLEL.TENSOR {group.size}: {type(model).__name__} has no layer that processes can share")
+    cuts = {}
+    for path, layer, plan in plans:
+        for name, share in plan.items():
+            owner, attribute = _resolve(layer, name)
+            found = SHARES[type(share)](f"{path}.{name}", owner, attribute, share, group)
+            cuts |= {f"{path}.{name}{ending}": cut for ending, cut in found.items()}
+    for name in model.head_names:
+        owner, attribute = _resolve(model, name)
+        head = getattr(owner, attribute)
+        if head.weight.shape[1] % group.size == 0:
+            shared = ColumnParallelLinear(head, group, gather=True)
+            setattr(owner, attribute, shared)
+            cuts |= {f"{name}{ending}": cut for ending, cut in _cuts_of(shared).items()}
+    return cuts
 
 
-def _shard_attention(name, layer, group):
-    _check_divides(f"{name}: {layer.num_heads} attention heads", layer.num_heads, group)
-    layer.num_heads //= group.size
-    layer.qkv = ColumnParallelLinear(layer.qkv, group, blocks=3)
-    layer.attn_drop = ShardedDropout(layer.attn_drop.p)
-    layer.proj = RowParallelLinear(layer.proj, group)
+def _resolve(layer, name):
+    """Return (sublayer, its attribute) of a dotted name."""
+    *path, attribute = name.split(".")
+    for step in path:
+        layer = getattr(layer, step)
+    return layer, attribute
 
 
-def _shard_mlp(name, layer, group):
-    hidden = layer.fc1.weight.shape[1]
-    _check_divides(f"{name}: {hidden} hidden units", hidden, group)
-    layer.fc1 = ColumnParallelLinear(layer.fc1, group)
-    layer.drop1 = ShardedDropout(layer.drop1.p)
-    layer.fc2 = RowParallelLinear(layer.fc2, group)
+def _share_count(name, layer, attribute, share, group):
+    count = getattr(layer, attribute)
+    _check_divides(f"{name.rpartition('.')[0]}: {count} {share.of}", count, group)
+    setattr(layer, attribute, count // group.size)
+    return {}
+
+
+def _share_columns(name, layer, attribute, share, group):
+    linear = getattr(layer, attribute)
+    outputs = linear.weight.shape[1] // share.blocks
+    _check_divides(f"{name}: {outputs} outputs", outputs, group)
+    setattr(layer, attribute, ColumnParallelLinear(linear, group, share.blocks))
+    return _cuts_of(getattr(layer, attribute))
+
+
+def _share_rows(name, layer, attribute, share, group):
+    linear = getattr(layer, attribute)
+    _check_divides(f"{name}: {linear.weight.shape[0]} inputs", linear.weight.shape[0], group)
+    setattr(layer, attribute, RowParallelLinear(linear, group))
+    return _cuts_of(getattr(layer, attribute))
+
+
+def _share_slice(name, layer, attribute, share, group):
+    whole, cut = getattr(layer, attribute), Cut(share.axis, share.blocks)
+    length = whole.shape[cut.axis] // cut.blocks
+    _check_divides(f"{name}: {length} entries of axis {cut.axis}", length, group)
+    setattr(layer, attribute, _piece(layer, whole, cut, group))
+    return {"": cut}
+
+
+def _share_draws(name, layer, attribute, share, group):
+    setattr(layer, attribute, ShardedDropout(getattr(layer, attribute).p))
+    return {}
+
+
+def _share_whole(name, layer, attribute, share, group):
+    """Let the layer compute with copies of its parameters whose gradients are summed; its names stay."""
+    part = getattr(layer, attribute)
+
+    def use_copies(part, inputs):
+        for parameter, value in part._parameters.items():
+            if value is not None:
+                part.__dict__[parameter] = Copy.apply(value, group)  # found before Paddle looks among the parameters
+
+    def use_parameters(part, inputs, outputs):
+        for parameter in part._parameters:
+            part.__dict__.pop(parameter, None)
+
+    part.register_forward_pre_hook(use_copies)
+    part.register_forward_post_hook(use_parameters)
+    return {}
+
+
+SHARES = {
+    Count: _share_count,
+    Column: _share_columns,
+    Row: _share_rows,
+    Slice: _share_slice,
+    Draw: _share_draws,
+    Whole: _share_whole,
+}
+
+
+def _cuts_of(layer):
+    return {f".{name}": cut for name, cut in layer.cuts.items() if getattr(layer, name) is not None}
 
 
 def _check_divides(what, count, group):

@@ -1,7 +1,6 @@
 """Published or own weights into a model: every name checked both ways before anything changes."""
 
 import dataclasses
-import math
 
 import numpy as np
 from paddle import nn
@@ -41,7 +40,7 @@ def load_pretrained(model, source, replace_head=False):
     path = find_weights(source)
     file = read_weights(path)
     state = model.state_dict()
-    tensors, dialect = translate(file.tensors, list(state))
+    tensors, dialect = translate(file.tensors, model)
     if file.layout == "torch":
         tensors = transpose_linears(model, tensors)
     tensors, resized = _fit_position_embeddings(model, state, tensors)
@@ -65,15 +64,13 @@ def transpose_linears(model, tensors):
 
 
 def _fit_position_embeddings(model, state, tensors):
-    """Return the tensors with `pos_embed` resampled to the model's grid, and the names of those that changed."""
-    name = "pos_embed"
-    if name not in state or name not in tensors or tensors[name].ndim != 3:
-        return tensors, []
-    prefix = model.num_prefix_tokens
-    tokens, wanted = tensors[name].shape[1], state[name].shape[1]
-    if tokens == wanted or math.isqrt(tokens - prefix) ** 2 != tokens - prefix:
-        return tensors, []
-    return tensors | {name: resize_position_embedding(tensors[name], wanted, prefix)}, [name]
+    """Return the tensors with the model's position embeddings resampled to its grid, and the names that changed."""
+    resized = {}
+    for name, stated in model.position_embeddings().items():
+        if name in tensors and tensors[name].shape != tuple(state[name].shape):
+            fitted = resize_position_embedding(tensors[name], stated.grid, stated.num_prefix_tokens)
+            resized |= {} if fitted is None else {name: fitted}
+    return tensors | resized, list(resized)
 
 
 def _replaceable_head(model, state, tensors):

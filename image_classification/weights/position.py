@@ -7,17 +7,19 @@ import numpy as np
 CUBIC = -0.5  # Keys' parameter as Pillow, and PyTorch with antialias=True, have it
 
 
-def resize_position_embedding(embedding, num_tokens, num_prefix_tokens):
-    """Return [1, num_tokens, C] float32: the grid part resampled (antialiased bicubic), the prefix tokens kept.
+def resize_position_embedding(embedding, grid, num_prefix_tokens):
+    """Return [1, N, C] float32: the grid part resampled to (rows, columns), antialiased bicubic, prefix tokens kept.
 
-    Equals timm's `resample_abs_pos_embed`. Both grids are square.
+    Equals timm's `resample_abs_pos_embed`. None where the embedding, [1, N, C], is not of a square grid.
     """
-    prefix, grid = np.split(np.asarray(embedding, np.float32), [num_prefix_tokens], axis=1)
-    old, new = math.isqrt(grid.shape[1]), math.isqrt(num_tokens - num_prefix_tokens)
-    weights = _resampling(old, new)
-    grid = grid.reshape(old, old, -1).astype(np.float64)
-    grid = np.einsum("yh,xw,hwc->yxc", weights, weights, grid, optimize=True)
-    return np.concatenate([prefix, grid.reshape(1, new * new, -1).astype(np.float32)], axis=1)
+    places = embedding.shape[1] - num_prefix_tokens if embedding.ndim == 3 else -1
+    if places < 1 or math.isqrt(places) ** 2 != places:
+        return None
+    prefix, old = np.split(np.asarray(embedding, np.float32), [num_prefix_tokens], axis=1)
+    side, (rows, columns) = math.isqrt(places), grid
+    old = old.reshape(side, side, -1).astype(np.float64)
+    new = np.einsum("yh,xw,hwc->yxc", _resampling(side, rows), _resampling(side, columns), old, optimize=True)
+    return np.concatenate([prefix, new.reshape(1, rows * columns, -1).astype(np.float32)], axis=1)
 
 
 def _resampling(old, new):

@@ -10,6 +10,7 @@ MODELS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and pat
 ORDER = [
     ["runtime"],
     ["config"],
+    ["model"],
     ["half_cpu"],
     ["layers"],
     ["amp"],

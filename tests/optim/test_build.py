@@ -7,11 +7,12 @@ import paddle
 import pytest
 
 from image_classification.config import Config
-from image_classification.optim import build_optimizer, check_parallel, load_optimizer_state, optimizer_state
+from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
 from image_classification.optim.rules import norms
 from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
+LAYERS = [("pos_embed",), ("blocks.0.",), ("head.",)]
 DECAYED = ("blocks.0.fc.weight", "head.weight")
 RULES = ["SGD", "Momentum", "AdamW", "LAMB", "LARS", "Lion"]
 
@@ -231,7 +232,7 @@ def weights_that_decay(name, no_weight_decay, **options):
 
 def test_second_optimizer_does_not_keep_the_settings_of_the_first():
     named, fresh = named_tensors(), named_tensors()
-    build_optimizer(named, train("Momentum", LAYER_DECAY=0.5))
+    build_optimizer(named, train("Momentum", LAYER_DECAY=0.5), layer_groups=LAYERS)
     run(build_optimizer(named, train("SGD", weight_decay=0.0)), named, steps=2)
     run(build_optimizer(fresh, train("SGD", weight_decay=0.0)), fresh, steps=2)
     for (key, one), (_, other) in zip(named, fresh, strict=True):
@@ -243,34 +244,17 @@ def test_layer_decay_scales_the_rate_of_each_layer(name):
     plain, scaled = named_tensors(), named_tensors()
     before = {key: tensor.numpy().astype("float64") for key, tensor in plain}
     run(build_optimizer(plain, train(name)), plain, steps=1)
-    run(build_optimizer(scaled, train(name, LAYER_DECAY=0.5)), scaled, steps=1)
+    run(build_optimizer(scaled, train(name, LAYER_DECAY=0.5), layer_groups=LAYERS), scaled, steps=1)
     factors = {"pos_embed": 0.25, "blocks.0.fc.weight": 0.5, "blocks.0.fc.bias": 0.5, "head.weight": 1.0}
     for (key, one), (_, other) in zip(plain, scaled, strict=True):
         expected = (one.numpy() - before[key]) * factors[key]
         np.testing.assert_allclose(other.numpy() - before[key], expected, atol=2e-7, err_msg=key)  # two ulp of weights
 
 
-@pytest.mark.parametrize(
-    ("names", "layers"),
-    [
-        (["cls_token", "patch_embed.proj.weight", "blocks.0.a.w", "blocks.1.a.w", "norm.weight", "head.w"], "001233"),
-        (["conv1.weight", "layer1.0.bn1.bias", "layer1.1.conv.w", "layer2.0.conv.w", "fc.bias"], "01234"),
-        (["patch_embed.w", "layers.0.blocks.0.w", "layers.0.blocks.1.w", "layers.1.blocks.0.w", "head.w"], "01234"),
-        (["features.0.weight", "features.2.weight", "classifier.0.weight", "classifier.3.weight"], "1233"),
-    ],
-)
-def test_layers_are_told_apart_by_their_numbers(names, layers):
-    from image_classification.optim.groups import layer_scales
-
-    depth = max(int(layer) for layer in layers)
-    expected = {name: 0.5 ** (depth - int(layer)) for name, layer in zip(names, layers, strict=True)}
-    assert layer_scales(names, 0.5) == expected
-
-
-def test_layer_decay_without_numbered_blocks_is_an_error():
-    named = [("weight", paddle.to_tensor(np.ones((2, 2), "float32"), stop_gradient=False))]
-    with pytest.raises(UserError, match="LAYER_DECAY.*no numbered blocks"):
-        build_optimizer(named, train("SGD", LAYER_DECAY=0.9))
+@pytest.mark.parametrize("groups", [[], LAYERS[1:], [*LAYERS, ("pos_",)]])
+def test_layer_decay_names_the_parameter_whose_layer_the_model_does_not_say(groups):
+    with pytest.raises(UserError, match="LAYER_DECAY: the model does not say which layer pos_embed belongs to"):
+        build_optimizer(named_tensors(), train("SGD", LAYER_DECAY=0.9), layer_groups=groups)
 
 
 def test_frozen_tensors_stay_and_have_no_state():
@@ -381,12 +365,6 @@ def test_state_that_does_not_fit_is_an_error_and_changes_nothing(change, message
 def test_value_out_of_range_names_the_key(section, message):
     with pytest.raises(UserError, match=message):
         build_optimizer(named_tensors(), section)
-
-
-def test_layer_decay_refuses_a_pipeline():
-    with pytest.raises(UserError, match=r"LAYER_DECAY: 0\.9 needs all layers.*PARALLEL\.PIPELINE 2"):
-        check_parallel(train("AdamW", LAYER_DECAY=0.9), pipeline=2)
-    check_parallel(train("AdamW", LAYER_DECAY=0.9), pipeline=1)
 
 
 def test_private_parts_of_paddle_that_state_and_rules_rely_on_exist():

@@ -10,7 +10,8 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification.layers import Attention, Mlp, TransformerBlock
+from image_classification.layers import Attention, Mlp, TransformerBlock, attention, linear
+from image_classification.model import Column, Model, Row, Slice, Whole
 from image_classification.parallel import gloo, tensor
 from image_classification.parallel.group import Group
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
@@ -18,8 +19,10 @@ from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert
 from .checks_parity import BATCH, build, context_of, forward_backward, share
 
 
-class _Wrapped(nn.Layer):
+class _Wrapped(Model):
     """A model of one layer, as `tensor.shard_model` walks over a model's sublayers."""
+
+    head_names = ()
 
     def __init__(self, layer):
         super().__init__()
@@ -29,6 +32,41 @@ class _Wrapped(nn.Layer):
         return self.layer(x)
 
 
+class NormedAttention(Attention):
+    """What newer transformers add: norms of the query and the key of each head, one temperature for each head."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.norm = nn.LayerNorm(self.head_dim)
+        self.temperature = self.create_parameter([num_heads, 1, 1])
+
+    def forward(self, x):
+        batch, tokens, _ = x.shape
+        query, key, value = self.qkv(x).reshape([batch, tokens, 3, self.num_heads, self.head_dim]).unbind(2)
+        query = self.norm(query) * self.temperature.reshape([self.num_heads, 1])
+        packed = paddle.stack([query, self.norm(key), value], axis=2).reshape([batch, tokens, -1])
+        return self.proj(attention(packed, self.num_heads, self.scale))
+
+    def tensor_parallel_plan(self):
+        return super().tensor_parallel_plan() | {"norm": Whole(), "temperature": Slice(axis=0)}
+
+
+class GatedMlp(nn.Layer):
+    """SwiGLU: gate and value packed in one linear layer."""
+
+    def __init__(self, dim, hidden_dim):
+        super().__init__()
+        self.fc1 = linear(dim, 2 * hidden_dim)
+        self.fc2 = nn.Sequential(nn.Identity(), linear(hidden_dim, dim))
+
+    def forward(self, x):
+        gate, value = self.fc1(x).chunk(2, axis=-1)
+        return self.fc2(nn.functional.silu(gate) * value)
+
+    def tensor_parallel_plan(self):
+        return {"fc1": Column(blocks=2), "fc2.1": Row()}
+
+
 def whole_layer(kind):
     paddle.seed(3)
     layer = {
@@ -36,6 +74,8 @@ def whole_layer(kind):
         "attention_without_bias": lambda: Attention(32, 4, qkv_bias=False),
         "mlp": lambda: Mlp(32, 64),
         "block": lambda: TransformerBlock(32, 4, 2.0),
+        "normed_attention": lambda: NormedAttention(32, 4),
+        "gated_mlp": lambda: GatedMlp(32, 64),
     }[kind]()
     for param in layer.parameters():  # initial biases are zero and would hide what goes wrong with them
         param.set_value(paddle.randn(param.shape) * 0.2)
@@ -59,12 +99,7 @@ def tensor_layer(topology, kind):
 
     expected = run(_Wrapped(whole_layer(kind)))
     shared = _Wrapped(whole_layer(kind))
-    if kind == "mlp":  # shard_model refuses a model without attention
-        tensor._shard_mlp("layer", shared.layer, context.tensor)
-        cuts = {f"layer.{sub}.{name}": cut for sub in ("fc1", "fc2")
-                for name, cut in getattr(shared.layer, sub).cuts.items()}  # fmt: skip
-    else:
-        cuts = tensor.shard_model(shared, context.tensor)
+    cuts = tensor.shard_model(shared, context.tensor)
     got = run(shared)
     errors = {"output": _difference(got[0], expected[0]), "input": _difference(got[1], expected[1])}
     for name, gradient in got[2].items():

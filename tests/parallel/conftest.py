@@ -35,7 +35,7 @@ MOVES = {
 }
 RESNET = ("dp2:fp32:", "pp2:fp32:", "pp2:naive:bfloat16")
 STAND_ALONE = [f"{topology}:{api}" for topology in ("dp2", "tp2") for api in ("initialize", "convert")]
-LAYERS = ("attention", "attention_without_bias", "mlp", "block")
+LAYERS = ("attention", "attention_without_bias", "mlp", "block", "normed_attention", "gated_mlp")
 
 
 def checks(size):

@@ -178,7 +178,7 @@ def test_attention_rollout_of_one_block_is_its_mean_attention():
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected = weights.mean(1)[:, 0, 1:].reshape(2, 4, 4)  # from the class token to the patches
     low, high = expected.min((1, 2), keepdims=True), expected.max((1, 2), keepdims=True)
-    found = explain.attention_rollout(model, images).numpy()
+    found = explain.heatmap(model, images, paddle.to_tensor([0, 0])).numpy()
     np.testing.assert_allclose(found, (expected - low) / (high - low), atol=1e-4)
 
 

@@ -139,7 +139,7 @@ def test_pos_embed_is_interpolated_to_another_image_size(tmp_path):
 def test_interpolated_positions_equal_pillows_antialiased_bicubic(old, new):
     rng = np.random.default_rng(0)
     embedding = rng.standard_normal((1, old * old + 2, 3)).astype(np.float32)
-    found = resize_position_embedding(embedding, new * new + 2, 2)
+    found = resize_position_embedding(embedding, (new, new), 2)
     np.testing.assert_array_equal(found[:, :2], embedding[:, :2])
     for channel in range(3):
         image = Image.fromarray(embedding[0, 2:, channel].reshape(old, old))

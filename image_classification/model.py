@@ -1,0 +1,174 @@
+"""What a model says of itself, so that no tool has to know its family.
+
+A family's architecture file derives its model from :class:`Model`; the loop, the optimizer, the parallel topologies and
+the tools ask that model and nothing else. The defaults stand here; what a family does not offer is a UserError that
+says so. A layer that several processes can share says how in `tensor_parallel_plan`, see :class:`TensorParallel`.
+
+Shapes use: B batch, N tokens, C channels, H and W the sides of a feature map.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from paddle import nn
+
+from image_classification.runtime import UserError
+
+
+class Block(NamedTuple):
+    """One link of a model's chain: `run(output of the link before)`.
+
+    `prefixes` are the beginnings of the parameter names that this link owns, so that a pipeline stage can keep its own
+    parameters and drop the others.
+    """
+
+    name: str
+    run: Callable
+    prefixes: tuple[str, ...]
+
+
+class PositionEmbedding(NamedTuple):
+    """A parameter [1, num_prefix_tokens + rows * columns, C] that another image size resamples.
+
+    `grid` is (rows, columns) of this model; the first `num_prefix_tokens` belong to tokens that have no place in it.
+    """
+
+    grid: tuple[int, int]
+    num_prefix_tokens: int = 0
+
+
+class Dialect(NamedTuple):
+    """The parameter names of another project for the same model.
+
+    Attributes:
+        name: as the log calls it.
+        marker: regular expression; a file with a name that matches it is in this dialect. No other dialect of the
+            family and none of our own names may match.
+        rules: (regular expression, replacement), tried in order; the first that matches a whole name wins, and a name
+            without a rule stays.
+        finish: (tensors under the new names, the model's own names) -> tensors, for what no rule can say.
+    """
+
+    name: str
+    marker: str
+    rules: tuple[tuple[str, str], ...]
+    finish: Callable = lambda tensors, own_names: tensors
+
+
+class GradCam(NamedTuple):
+    """Explained by the class activation of the last feature map: what goes into the chain's link `into`.
+
+    `axes` are those of that map: "BCHW", "BHWC" or "BNC"; of the last, `num_prefix_tokens` come before the tokens of a
+    grid of `grid` (rows, columns).
+    """
+
+    into: str
+    axes: str = "BCHW"
+    grid: tuple[int, int] | None = None
+    num_prefix_tokens: int = 0
+
+
+class AttentionRollout(NamedTuple):
+    """Explained by the product of all attention weights.
+
+    Attributes:
+        layers: in the order of execution; `layer.attention_weights(*its inputs)` returns [B, heads, N, N].
+        grid: (rows, columns) of the patch tokens, which follow the first `num_prefix_tokens`.
+        reads: index of the token that the head reads; None for the mean of the patch tokens.
+    """
+
+    layers: list[nn.Layer]
+    grid: tuple[int, int]
+    num_prefix_tokens: int = 0
+    reads: int | None = None
+
+
+class Count(NamedTuple):
+    """A number of the layer that n processes divide among them, such as its heads; `of` says what it counts."""
+
+    of: str
+
+
+class Column(NamedTuple):
+    """A linear layer whose outputs are divided; `blocks` equal ones are packed in it (query, key and value: 3)."""
+
+    blocks: int = 1
+
+
+class Row(NamedTuple):
+    """A linear layer whose inputs are divided; its outputs are summed over the processes, then the bias is added."""
+
+
+class Slice(NamedTuple):
+    """A parameter of the layer itself that is divided along `axis`, in which `blocks` equal ones are packed."""
+
+    axis: int
+    blocks: int = 1
+
+
+class Draw(NamedTuple):
+    """A :class:`layers.Dropout` of a divided tensor: each process draws for itself."""
+
+
+class Whole(NamedTuple):
+    """A layer that each process uses on its own part and holds whole, such as a norm over the channels of one head:
+    the gradients of its parameters are summed over the processes."""
+
+
+@runtime_checkable
+class TensorParallel(Protocol):
+    """A layer that n processes can share: whole inputs give whole outputs, and each process computes 1 / n of it."""
+
+    def tensor_parallel_plan(self) -> dict[str, NamedTuple]:
+        """Return {name of an attribute, parameter or sublayer: Count, Slice, Column, Row, Draw or Whole}.
+
+        What is not named stays whole, sees whole tensors and has the same gradient on every process. A layer that
+        changes the forward pass of the class that it derives from states its own plan; {} shares nothing.
+        """
+
+
+class Model(nn.Layer):
+    """A classifier: `forward` maps normalised images, [B, in_channels, H, W], to logits, [B, num_classes].
+
+    It is made by the `build_model` of its file, the signature of which is the schema of a YAML's MODEL section.
+    `num_classes`, `in_channels` and `image_size` (pixels) come from the configuration where the signature has them; a
+    model whose signature has `image_size` takes images of that side only.
+
+    Attributes:
+        head_names: the linear layers that give the logits: what another number of classes replaces.
+        dialects: parameter names of other projects.
+        not_weights: regular expressions of what published files hold under our own names too and the model computes.
+    """
+
+    head_names: tuple[str, ...]
+    dialects: tuple[Dialect, ...] = ()
+    not_weights: tuple[str, ...] = ()
+
+    def sequential_blocks(self) -> list[Block]:
+        """Return the model as a chain whose links, run in order, equal `forward`; each parameter belongs to one link.
+
+        The first link takes the images and the last gives the logits; a pipeline deals out those between them.
+        """
+        raise NotImplementedError
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """Return the layers for layer-wise learning rates, from the stem to the head, as prefixes of parameter names.
+
+        The default: each link of the chain that owns parameters is a layer.
+        """
+        return [block.prefixes for block in self.sequential_blocks() if block.prefixes]
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that weight decay leaves alone, beside biases, norms and other vectors; default none.
+
+        On a pipeline stage some of them may be missing.
+        """
+        return set()
+
+    def position_embeddings(self) -> dict[str, PositionEmbedding]:
+        """Return {parameter: its grid} of what is resampled where the weights are of another image size."""
+        return {}
+
+    def explanation(self) -> GradCam | AttentionRollout:
+        """Return where `tools/predict.py -explain` looks; the default is the error that the model does not say."""
+        raise UserError(f"-explain: {type(self).__name__} does not say where it looks")
