@@ -3,11 +3,11 @@
 import difflib
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import levels, lists, scaler
 from .scaler import LossScaler
 
-MODES = ("fp32", "auto", *levels.LEVELS, "naive")
 HALF_DTYPES = ("float16", "bfloat16")
 
 REPORTING = ("log_num_zeros_in_grad", "verbose")
@@ -19,15 +19,33 @@ ALIASES = scaler.ALIASES | {
     "clip_grad": "clip_grad_norm",
 }
 SCALING = ("enabled", "scaler", "loss_scale", "keep_float32", *scaler.OPTION_NAMES, *REPORTING)
-OPTIONS = {
-    "fp32": REPORTING,
-    "auto": (*SCALING, *LISTS, "complete_lists"),
-    "naive": (*SCALING, "clip_grad_norm", "keep_norms_fp32", "output_to_fp32"),
-} | dict.fromkeys(
-    levels.LEVELS,
-    (*SCALING, *LISTS, *levels.PROPERTY_NAMES[:-1], "cast_model_outputs", "num_losses", "verbosity"),
-)
-DEFAULT_RULE = {"auto": "paddle", "naive": "naive"} | dict.fromkeys(levels.LEVELS, "apex")
+
+
+class Mode(NamedTuple):
+    """What a mode lets a user say, and what it takes where nothing is said.
+
+    rule: whose rule the loss scaler follows.
+    dtypes: number formats that can be asked for.
+    default_dtype, default_dtype_on_cpu: the one that runs unasked.
+    """
+
+    options: tuple[str, ...]
+    rule: str | None = None
+    dtypes: tuple[str, ...] = HALF_DTYPES
+    default_dtype: str = "float16"
+    default_dtype_on_cpu: str = "float16"
+
+
+_LEVEL = Mode((*SCALING, *LISTS, *levels.PROPERTY_NAMES[:-1], "cast_model_outputs", "num_losses", "verbosity"), "apex")
+TABLE = {
+    "fp32": Mode(REPORTING, dtypes=("float32", *HALF_DTYPES)),
+    # O-levels and naive are defined in float16; auto takes what the device computes fast.
+    "auto": Mode((*SCALING, *LISTS, "complete_lists"), "paddle", default_dtype_on_cpu="bfloat16"),
+    **dict.fromkeys(levels.LEVELS, _LEVEL),
+    "O0": _LEVEL._replace(dtypes=("float32", *HALF_DTYPES)),
+    "naive": Mode((*SCALING, "clip_grad_norm", "keep_norms_fp32", "output_to_fp32"), "naive"),
+}
+MODES = tuple(TABLE)
 
 
 @dataclass(frozen=True)
@@ -101,7 +119,7 @@ def resolve(mode, dtype=None, device="cpu", options=None):
 
 
 def _named(mode, options):
-    allowed = OPTIONS[mode]
+    allowed = TABLE[mode].options
     known = {*allowed, *(alias for alias, name in ALIASES.items() if name in allowed)}
     named = {}
     for typed, value in options.items():
@@ -206,17 +224,17 @@ class _Resolver:
         model_type = str(self.options.get("cast_model_type")).removeprefix("paddle.")
         if dtype is None and model_type in HALF_DTYPES:
             return model_type
+        mode = TABLE[self.mode]
         if dtype is None:
-            # O-levels and naive are defined in float16; auto takes what the device computes fast.
-            return "bfloat16" if self.mode == "auto" and device == "cpu" else "float16"
+            return mode.default_dtype_on_cpu if device == "cpu" else mode.default_dtype
         dtype = str(dtype).removeprefix("paddle.")
-        if dtype in HALF_DTYPES or (dtype == "float32" and self.mode in ("fp32", "O0")):
+        if dtype in mode.dtypes:
             return dtype
         raise ValueError(f"dtype must be one of {', '.join(HALF_DTYPES)}, not {dtype!r}")
 
     def _scaler(self, loss_scale, default="dynamic"):
         """Return (rule, options) of the loss scaler; bfloat16 has float32's range, so it is static 1 unless asked."""
-        rule = self.options.get("scaler", DEFAULT_RULE[self.mode])
+        rule = self.options.get("scaler", TABLE[self.mode].rule)
         given = {name: self.options[name] for name in scaler.OPTION_NAMES if name in self.options}
         if loss_scale is None:
             asked = {"init_scale", "dynamic"} & set(given)

@@ -9,7 +9,7 @@ import pytest
 
 from image_classification import amp
 from image_classification.amp import lists
-from image_classification.amp.options import ALIASES, OPTIONS
+from image_classification.amp.options import ALIASES, TABLE
 from image_classification.amp.scaler import RULES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/amp.md").read_text()
@@ -54,7 +54,7 @@ def test_scaler_table_has_the_numbers_of_the_rules():
 
 def test_option_table_names_every_option_of_every_mode():
     named = {name for row in rows("option") for name in re.findall(r"`(\w+)`", row[0])}
-    assert named == {name for options in OPTIONS.values() for name in options}
+    assert named == {name for mode in TABLE.values() for name in mode.options}
     for alias in ALIASES:
         assert re.search(rf"\b{alias}\b", PAGE) or alias == "patch_functions", alias
 

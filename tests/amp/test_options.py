@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from image_classification import amp
-from image_classification.amp.options import HALF_DTYPES, OPTIONS, resolve
+from image_classification.amp.options import HALF_DTYPES, TABLE, resolve
 from image_classification.config import schema
 
 
@@ -288,9 +288,9 @@ def test_disabled_mode_still_checks_its_options():
         amp.build_precision("auto", options={"enabled": False, "init_scale": -1})
 
 
-@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("mode", TABLE)
 def test_every_option_name_is_known_to_its_own_mode(mode):
-    for name in OPTIONS[mode]:
+    for name in TABLE[mode].options:
         with pytest.raises(ValueError) as error:
             amp.validate_options(mode, {name: object()})
         assert "has no option" not in str(error.value)
