@@ -10,6 +10,7 @@ KEYS = {
     "interpolation": "INTERPOLATION",
     "library": "RESIZE_LIBRARY",
     "exif": "EXIF_ORIENTATION",
+    "keep_aspect": "KEEP_ASPECT",
     "mean": "IMAGENET_MEAN",
     "std": "IMAGENET_STD",
 }
@@ -24,7 +25,7 @@ def preprocessing_of(source):
     entry = read_registry().get(source)
     if entry is None:
         return None
-    described = {"exif": False} | entry.preprocessing  # said only where it is so
+    described = {"exif": False, "keep_aspect": True} | entry.preprocessing  # said only where they differ
     values = {key: described[name] for name, key in KEYS.items()}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 

@@ -16,7 +16,8 @@ FOLDER = Path(__file__).resolve().parent / "registry"
 class Entry:
     """One published set of weights; `url` may be derived from a hub id, `digest` is "sha256:..." or "md5:...".
 
-    With `by_hand` the URL is a page for people, behind which the file lies.
+    With `by_hand` the URL is a page for people, behind which the file lies. `classes` is the number of the head's
+    outputs, 0 where there is no head.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Entry:
     top1: float | None
     preprocessing: dict
     by_hand: bool
+    classes: int = 1000
 
     @property
     def file_name(self):
@@ -51,7 +53,8 @@ def read_registry():
                 digest = next((f"{kind}:{weight[kind]}" for kind in ("sha256", "md5") if kind in weight), None)
                 url = weight.get("url") or weight.get("page") or hub_url(weight["hub"])
                 entries[name] = Entry(name, family, variant, url, digest, weight["licence"], weight["top1"],
-                                      weight["preprocessing"], by_hand="page" in weight)  # fmt: skip
+                                      weight["preprocessing"], by_hand="page" in weight,
+                                      classes=weight.get("classes", 1000))  # fmt: skip
     return entries
 
 

@@ -1,0 +1,88 @@
+"""Print the registry's entries of timm's weights, as YAML; run it in the environment of `make test-peers`.
+
+    .venv-peers/bin/python tools/registry_from_timm.py -results=results-imagenet.csv 'convnextv2_*'
+
+Ids, licences and preprocessing come from the installed timm, top-1 on ImageNet-1k and the image size that it belongs to
+from the results that its repository publishes (results/results-imagenet.csv), and multiply-adds from the tables of its
+inference benchmarks (-benchmarks, results/benchmark-infer-*.csv) where the variant is in one of them at its own size.
+What is printed goes into image_classification/weights/registry/<Family>.yaml; nothing is written.
+"""
+
+import argparse
+import csv
+import fnmatch
+import sys
+
+from torch_peers import timm
+
+
+def main(arguments=None):
+    """Print one section a variant and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="+", help="shell patterns of timm's architectures")
+    parser.add_argument("-results", "--results", required=True, help="results-imagenet.csv of timm's repository")
+    parser.add_argument("-benchmarks", "--benchmarks", nargs="*", default=[], help="its benchmark-infer-*.csv")
+    parser.add_argument(
+        "-as", "--as", dest="names", action="append", default=[], metavar="TIMM=OURS", help="another name of a variant"
+    )
+    options = parser.parse_args(arguments)
+    renamed = dict(word.split("=", 1) for word in options.names)
+    with open(options.results, newline="", encoding="utf-8") as file:
+        results = {row["model"]: row for row in csv.DictReader(file)}
+    gmacs = {}
+    for path in options.benchmarks:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                gmacs[row["model"].split(".")[0], int(float(row["infer_img_size"]))] = row["infer_gmacs"]
+    for architecture in timm.list_models():
+        if any(fnmatch.fnmatch(architecture, pattern) for pattern in options.patterns):
+            print(section(architecture, renamed.get(architecture, architecture), results, gmacs))
+    return 0
+
+
+def section(architecture, variant, results, gmacs):
+    """Return the YAML of one variant with all its weights."""
+    tags = [name for name in timm.list_pretrained(f"{architecture}.*") if name.split(".")[0] == architecture]
+    model = timm.create_model(architecture, num_classes=1000)
+    lines = [f"{variant}:", f"  parameters: {sum(value.numel() for value in model.parameters())}"]
+    weights = [weight(name, results) for name in tags]
+    size = timm.get_pretrained_cfg(architecture).input_size[-1]
+    if (architecture, size) in gmacs:
+        lines.append(f"  gmacs: {float(gmacs[architecture, size]):g}")
+    classifiers = [name for name in tags if name in results and timm.get_pretrained_cfg(name).num_classes == 1000]
+    if classifiers:
+        lines.append(f"  default: timm/{classifiers[0]}")
+    lines.append("  weights:" if weights else "  weights: {}")
+    lines += [line for _, text in weights for line in text]
+    return "\n".join(lines) + "\n"
+
+
+def weight(name, results):
+    """Return (id, lines) of one set of weights of timm."""
+    config = timm.get_pretrained_cfg(name).to_dict()
+    row = results.get(name)
+    size = int(row["img_size"]) if row else config["input_size"][-1]
+    is_test_size = size == (config.get("test_input_size") or config["input_size"])[-1]
+    crop = row["crop_pct"] if row else (config.get("test_crop_pct") if is_test_size else None) or config["crop_pct"]
+    words = {
+        "crop_pct": f"{float(crop):g}" if float(crop) != 1 else "1.0",
+        "image_size": size,
+        "interpolation": row["interpolation"] if row else config["interpolation"],
+        "library": "pil",
+        "mean": list(config["mean"]),
+        "std": list(config["std"]),
+    }
+    if config.get("crop_mode") == "squash":
+        words["keep_aspect"] = "false"
+    identifier = f"timm/{name}"
+    licence = config.get("license") or "unknown"
+    lines = [f"    {identifier}:", f"      hub: {config['hf_hub_id']}", f"      licence: {licence}"]
+    if config["num_classes"] != 1000:
+        lines.append(f"      classes: {config['num_classes']}")
+    lines.append(f"      top1: {float(row['top1']):g}" if row and config["num_classes"] == 1000 else "      top1: null")
+    lines.append("      preprocessing: {" + ", ".join(f"{key}: {value}" for key, value in words.items()) + "}")
+    return identifier, lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
