@@ -104,8 +104,8 @@ def make_model(config, build_model):
         raise UserError(f"MODEL: {error}") from None
 
 
-def build_trainer(parts, folder=None, report=None):
-    """Return the trainer with its hooks; without a folder it writes nothing."""
+def build_trainer(parts):
+    """Return the trainer with the hooks that write nothing."""
     config, model, precision = parts.config, parts.model, parts.precision
     named_params = precision.master_params(model)
     optimizer = build_optimizer(
@@ -113,17 +113,20 @@ def build_trainer(parts, folder=None, report=None):
     )
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
-    hooks = [EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)]
-    if folder is not None:
-        hooks.append(CheckpointHook(folder))
-        if parts.parallel.is_main:
-            hooks += [RecordHook(folder), ReportHook(folder, report)]
-            if config.TRAIN.PROFILE_STEP is not None:
-                hooks.append(ProfilerHook(folder, config.TRAIN.PROFILE_STEP))
     return Trainer(
         parts,
         optimizer=optimizer,
         schedule=build_schedule(config.TRAIN, steps_per_epoch(parts), global_batch_size),
         ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
-        hooks=hooks,
+        hooks=[EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)],
     )
+
+
+def folder_hooks(parts, folder, report):
+    """Return the hooks that write to the run folder; the checkpoints are made on every process, the rest on one."""
+    hooks = [CheckpointHook(folder)]
+    if parts.parallel.is_main:
+        hooks += [RecordHook(folder), ReportHook(folder, report)]
+        if parts.config.TRAIN.PROFILE_STEP is not None:
+            hooks.append(ProfilerHook(folder, parts.config.TRAIN.PROFILE_STEP))
+    return hooks

@@ -32,14 +32,16 @@ KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "
 
 
 def find(path, key):
-    """Return the file that the user meant by ``path``, given with or without ``.pdparams``.
+    """Return the file that the user meant by ``path``, with or without ``.pdparams``; of a run folder its ``latest``.
 
     Raises:
         UserError: there is no such file; ``key`` says which flag named it.
     """
-    for candidate in (Path(path), Path(f"{path}.pdparams")):
+    for candidate in (Path(path), Path(f"{path}.pdparams"), Path(path) / "latest.pdparams"):
         if candidate.is_file():
             return candidate
+    if Path(path).is_dir():
+        raise UserError(f"{key}: {path}: the folder has no latest.pdparams")
     raise UserError(f"{key}: {path}: no such file, with or without .pdparams")
 
 

@@ -192,10 +192,13 @@ class RecordHook(Hook):
     priority = 20
 
     def __init__(self, run):
+        self.run = run
+        self.writer = None
+
+    def before_train(self, trainer):
         from visualdl import LogWriter
 
-        self.run = run
-        self.writer = LogWriter(logdir=str(run.path / "visualdl"), display_name=run.path.name)
+        self.writer = LogWriter(logdir=str(self.run.path / "visualdl"), display_name=self.run.path.name)
 
     def after_step(self, trainer):
         step = math.ceil(trainer.progress.batch / trainer.config.TRAIN.ACCUM_ITER)

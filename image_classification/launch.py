@@ -8,8 +8,9 @@ import dataclasses
 import signal
 import sys
 import time
+import traceback
 
-from .runtime import UserError, get_logger, peak_memory_bytes
+from .runtime import UserError, get_logger, log_to_file, peak_memory_bytes
 from .runtime import setup_logger as start_log
 
 EXIT_USER_ERROR, EXIT_TRAINING_ERROR, EXIT_INTERRUPTED = 2, 3, 130
@@ -28,10 +29,12 @@ def run_guarded(build_model, argv):
     """Return the exit code of a run; errors that a user can mend are one line, not a traceback."""
     from .config import load_config
     from .parallel import connect
+    from .run_folder import check_output
 
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked during the import of Paddle
         config = load_config(argv, build_model)
+        check_output(config)
         run(config, build_model, connect(config))
         return 0
     except UserError as error:
@@ -46,60 +49,96 @@ def run_guarded(build_model, argv):
             return _fail(error, EXIT_TRAINING_ERROR)
         if isinstance(error, PeerLost):
             return _fail(error, EXIT_PEER_LOST)
+        log_to_file(traceback.format_exc())
+        raise
+    except Exception:
+        log_to_file(traceback.format_exc())
         raise
 
 
 def _fail(message, code):
-    get_logger().handlers.clear()  # the terminal gets the line once, from here
+    log_to_file(f"error: {message}")
     print(f"error: {message}", file=sys.stderr, flush=True)
     return code
 
 
 def run(config, build_model, parallel):
-    """Train or evaluate; every process of the run calls this with its own ``parallel``."""
+    """Train or evaluate; every process of the run calls this with its own ``parallel``.
+
+    Nothing is written before all that can be wrong with the command, the files and the data has been looked at.
+    """
     start_log(None, parallel.rank)
     if config.EVAL and not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
         raise UserError("-eval: needs -pretrained with the weights to evaluate")
-    from .build import build_parts
+    from .build import build_parts, build_trainer
 
     parts = build_parts(config, build_model, parallel)
     if config.DRY_RUN:
         return dry_run(parts)
-    from .run_folder import RunFolder
-
-    folder = RunFolder.create(parts.config) if parallel.is_main else None
-    path = parallel.gather(str(folder.path) if folder else None)[0]
-    folder = RunFolder(path)
-    logger = start_log(folder.path, parallel.rank)
-    _describe(parts, folder)
     report = _empty_report(parts)
     if config.EVAL:
-        evaluate(parts, folder, report, build_model)
+        weights = load_resumed_weights(parts) if config.MODEL.RESUME else config.MODEL.PRETRAINED
+        folder = open_folder(parts)
+        evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
     else:
-        train(parts, folder, report)
-    logger.info(f"results are in {folder.path}")
+        trainer = build_trainer(parts)
+        if config.MODEL.RESUME:
+            resume(trainer)
+        folder = open_folder(parts)
+        train(trainer, parts, folder, report)
+    get_logger().info(f"results are in {folder.path}")
 
 
-def train(parts, folder, report):
-    """Train to the end or to a requested stop, from the start or from ``-resume``."""
+def open_folder(parts):
+    """Return the :class:`RunFolder` of this run, made by the main process, and log what runs, from here on there, too.
+
+    Raises:
+        UserError: on every process, where the main one cannot have the folder.
+    """
+    from .run_folder import RunFolder
+
+    folder, problem = None, None
+    if parts.parallel.is_main:
+        try:
+            folder = RunFolder.create(parts.config)
+        except UserError as error:
+            problem = str(error)
+    path, problem = parts.parallel.gather((str(folder.path) if folder else None, problem))[0]
+    if problem:
+        raise UserError(problem)
+    start_log(path, parts.parallel.rank)
+    _describe(parts)
+    get_logger().info(f"run folder: {path}")
+    return folder or RunFolder(path)
+
+
+def resume(trainer):
+    """Continue from ``-resume``.
+
+    Raises:
+        UserError: the checkpoint does not fit, or has nothing left to train.
+    """
     from . import checkpoint
-    from .build import build_trainer
 
-    logger = get_logger()
-    trainer = build_trainer(parts, folder, report)
-    if parts.config.MODEL.RESUME:
-        path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
-        trainer.load_state(checkpoint.load(path), path)
-        progress = trainer.progress
-        logger.info(f"resumed from {path}: epoch {progress.epoch}, batch {progress.batch}, step {progress.step}")
-        if progress.epoch >= parts.config.TRAIN.NUM_EPOCHS:
-            raise UserError(
-                f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is "
-                f"{parts.config.TRAIN.NUM_EPOCHS}: nothing to train"
-            )
+    path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
+    trainer.load_state(checkpoint.load(path), path)
+    progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
+    get_logger().info(f"resumed from {path}: epoch {progress.epoch}, batch {progress.batch}, step {progress.step}")
+    if progress.epoch >= epochs:
+        raise UserError(
+            f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
+        )
+
+
+def train(trainer, parts, folder, report):
+    """Train to the end or to a requested stop."""
+    from .build import folder_hooks
+
+    logger, epochs = get_logger(), parts.config.TRAIN.NUM_EPOCHS
+    trainer.add_hooks(folder_hooks(parts, folder, report))
     with stop_on_signal(trainer):
         trainer.fit()
-    if trainer.stopping and trainer.progress.epoch < parts.config.TRAIN.NUM_EPOCHS:
+    if trainer.stopping and trainer.progress.epoch < epochs:
         logger.info(f"stopped by {trainer.stop_reason}; continue with -resume={folder.path / 'latest'}")
     elif parts.parallel.is_main:
         folder.write_report(report)
@@ -107,12 +146,11 @@ def train(parts, folder, report):
 
 
 def evaluate(parts, folder, report, build_model):
-    """Evaluate the weights of ``-pretrained`` (or ``-resume``) and write the report and the files about classes."""
+    """Evaluate the weights that the model holds and write the report and the files about classes."""
     from .class_files import summary, write_class_files, write_summary
     from .evaluation import evaluate as evaluate_model
     from .metrics import ClassReport
 
-    weights = load_resumed_weights(parts) if parts.config.MODEL.RESUME else parts.config.MODEL.PRETRAINED
     classes = ClassReport(parts.config.MODEL.NUM_CLASSES)
     result = evaluate_model(parts.model, parts.precision, parts.eval_loader, parts.parallel, classes)
     report.update(
@@ -123,7 +161,6 @@ def evaluate(parts, folder, report, build_model):
         images_per_second=result["images"] / max(result["seconds"], 1e-9),
         seconds=result["seconds"],
         peak_memory_bytes=peak_memory_bytes(parts.device),
-        checkpoint=str(weights),
     )
     if parts.parallel.is_main:
         folder.append_metrics({"kind": "eval", **{name: result[name] for name in ("top1", "top5", "loss")}})
@@ -175,10 +212,11 @@ def dry_run(parts):
     import paddle
 
     from .build import build_trainer
-    from .config import to_yaml
+    from .config import invocation_yaml, to_yaml
 
     config, logger = parts.config, get_logger()
     logger.info("dry run: this is the effective configuration\n" + to_yaml(config).rstrip())
+    logger.info("and this belongs to this invocation alone\n" + invocation_yaml(config).rstrip())
     _describe(parts)
     start = time.perf_counter()
     if config.EVAL:
@@ -226,14 +264,13 @@ def stop_on_signal(trainer):
             signal.signal(number, handler)
 
 
-def _describe(parts, folder=None):
+def _describe(parts):
     config, logger = parts.config, get_logger()
     size = parts.parallel.num_parameters(parts.model)
     logger.info(f"parallel: {parts.parallel.describe()}")
     logger.info(f"precision: {parts.precision.describe()}")
     logger.info(f"model: {config.MODEL.NAME or 'unnamed'}, {size / 1e6:.2f} M parameters")
-    if folder is not None:
-        logger.info(f"run folder: {folder.path}")
+    logger.info(f"weights: {config.MODEL.RESUME or config.MODEL.PRETRAINED or f'fresh, seed {config.SEED}'}")
 
 
 def _empty_report(parts):

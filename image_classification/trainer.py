@@ -158,7 +158,8 @@ class Trainer:
         self.optimizer = optimizer
         self.schedule = schedule
         self.ema = ema
-        self.hooks = sorted(hooks, key=lambda hook: hook.priority)
+        self.hooks = []
+        self.add_hooks(hooks)
         self.progress = Progress(epoch=self.config.TRAIN.LAST_EPOCH)
         self.mean = RunningMean()
         self.timer = Timer()
@@ -167,6 +168,10 @@ class Trainer:
         self.stop_requested = False  # on this process, at any moment
         self.stop_reason = "a signal"  # to this process or another
         self.stopping = False  # agreed on by all processes; nothing but this decides what they do next
+
+    def add_hooks(self, hooks):
+        """Have these called, too, in the order of their priorities."""
+        self.hooks = sorted([*self.hooks, *hooks], key=lambda hook: hook.priority)
 
     def call(self, event):
         for hook in self.hooks:

@@ -7,9 +7,8 @@ import types
 
 import pytest
 
-from image_classification.config import build_config, load_config, to_yaml
+from image_classification.config import build_config
 from image_classification.hooks import EmaHook, Hook, LogHook, TotalBatchSizeHook, _jsonable, load_hooks
-from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
 
 
@@ -36,24 +35,6 @@ def test_hook_that_cannot_be_made_is_named(user_module, name):
 
 def test_metrics_hold_no_number_that_json_lacks():
     assert [_jsonable(value) for value in (1.5, float("inf"), float("nan"), 3)] == [1.5, "inf", "nan", 3]
-
-
-def test_run_folder_holds_the_configuration_that_made_it(tmp_path):
-    config = build_config([("test", {"SAVE": str(tmp_path), "SEED": 11, "TRAIN": {"BASE_LR": 0.25}})])
-    folder = RunFolder.create(config)
-    assert folder.path.parent == tmp_path and folder.path.name.startswith("train-")
-    assert load_config(["-cfg", str(folder.path / "config.yaml")]) == load_config_of(tmp_path, to_yaml(config))
-
-
-def load_config_of(folder, text):
-    path = folder / "again.yaml"
-    path.write_text(text)
-    return load_config(["-cfg", str(path)])
-
-
-def test_two_run_folders_made_in_one_second_differ(tmp_path):
-    config = build_config([("test", {"SAVE": str(tmp_path)})])
-    assert len({RunFolder.create(config).path for _ in range(3)}) == 3
 
 
 @pytest.fixture

@@ -75,6 +75,30 @@ def test_evaluating_the_saved_weights_repeats_the_accuracy(trained, tmp_path):
     assert (evaluation["top1"], evaluation["top5"]) == (training["top1"], training["top5"])
 
 
+def test_evaluation_takes_the_weights_of_the_command_line_whatever_the_file_says(trained, tmp_path):
+    (tmp_path / "old.yaml").write_text(f"BASE: {trained[0]}/config.yaml\nMODEL: {{RESUME: {trained[0]}/latest}}\n")
+    words = [f"-cfg={tmp_path / 'old.yaml'}", "-eval", f"-output={tmp_path / 'eval'}"]
+    assert_one_line(["-pretrained", "nowhere"], *words, "-pretrained=nowhere")
+    assert not (tmp_path / "eval").exists()
+    assert f"weights: {trained[0]}/epoch_0001" in run_well(*words, f"-pretrained={trained[0]}/epoch_0001")
+    assert report_of(tmp_path / "eval")["checkpoint"] == f"{trained[0]}/epoch_0001"
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_folder_of_another_run_is_refused_and_stays_as_it_is(trained):
+    folder, before = trained[0], contents(trained[0])
+    assert_one_line(["-output", f"-resume={folder}/latest", "another folder"], *SMALL_VIT, "-output", folder)
+    assert contents(folder) == before
+
+
+def test_log_file_holds_what_the_terminal_showed(trained):
+    folder, out = trained
+    assert (folder / "log.txt").read_text() == out
+
+
 def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):
     before = set(PACKAGE.parent.rglob("*"))
     out = run_well(*SMALL_VIT, "-amp", "-dry_run", "-output", tmp_path / "run")
@@ -271,8 +295,10 @@ def test_resume_of_another_architecture_is_one_line(trained):
     assert_one_line(["-resume", "another model"], *SMALL_VIT, "MODEL.DEPTH=2", "-num_epochs", 3, "-resume", latest)
 
 
-def test_resume_of_a_finished_run_says_that_nothing_is_left(trained):
-    assert_one_line(["nothing to train"], *SMALL_VIT, "-num_epochs", 2, "-resume", trained[0] / "latest")
+def test_resume_of_a_finished_run_says_that_nothing_is_left(trained, tmp_path):
+    words = [*SMALL_VIT, "-num_epochs", 2, "-resume", trained[0]]  # the folder means its latest
+    assert_one_line(["nothing to train"], *words, "-output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):
@@ -290,6 +316,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, output):
 def test_diverging_run_stops_with_a_diagnosis(tmp_path):
     argv = [*SMALL_VIT, "TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_SKIPPED_STEPS=5"]
     assert_one_line(["5 steps in a row", "scale"], *argv, "-output", tmp_path / "run", code=3)
+    assert "error: 5 steps in a row" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_interrupt_twice_ends_at_once(tmp_path):

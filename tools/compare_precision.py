@@ -12,6 +12,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,7 @@ def train(arguments, folder, run):
     output = (folder / name).resolve()
     report = output / "report.json"
     if not (output / "done").exists():
+        shutil.rmtree(output, ignore_errors=True)  # what a stopped run of this tool has left
         command = [sys.executable, "main_single_gpu.py", f"-cfg={arguments.cfg}", f"-output={output}", f"-seed={seed}"]
         command += [f"-amp_mode={mode}"] + ([] if dtype == "float32" else [f"-amp_dtype={dtype}"])
         command += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]

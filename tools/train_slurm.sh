@@ -52,5 +52,11 @@ for argument in "$@"; do
     esac
 done
 
+# a requeued job goes on with its own weights
+arguments=()
+for argument in "$@"; do
+    [[ ${#resume[@]} -gt 0 && "$argument" =~ ^--?pretrained= ]] || arguments+=("$argument")
+done
+
 # exec: signals of SLURM reach Python, not a shell that waits for it
-exec "${PYTHON:-python3}" main_multi_gpu.py -launcher=slurm "${resume[@]}" "$@"
+exec "${PYTHON:-python3}" main_multi_gpu.py -launcher=slurm "${resume[@]}" "${arguments[@]}"

@@ -2,6 +2,6 @@
 
 from .command_line import load_config
 from .merge import build_config
-from .schema import Config, to_yaml
+from .schema import Config, invocation_yaml, to_yaml
 
-__all__ = ["Config", "build_config", "load_config", "to_yaml"]
+__all__ = ["Config", "build_config", "invocation_yaml", "load_config", "to_yaml"]

@@ -11,7 +11,7 @@ import yaml
 
 from ..runtime import UserError
 from .merge import Builder, build_config, read_yaml, split_smoke
-from .schema import Config
+from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 
 # flag -> (key it sets, what the help text adds to the key's own)
 FLAGS = {
@@ -111,7 +111,49 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
         # the effective configuration of a smoke run has the key, and the small values already
         raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
+    of_command_line = build_config(layers[of_files:], build_model)
+    _check_precision(config, of_command_line, arguments.amp)
+    config = _with_one_source_of_weights(config, of_command_line)
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+
+
+def _check_precision(config: Config, of_command_line: Config, amp: bool) -> None:
+    """Refuse a switch that would do nothing.
+
+    Raises:
+        UserError: ``-amp`` with mode fp32, or a half format for a mode that computes in float32.
+    """
+    mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE
+    if amp and mode == "fp32":
+        raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
+    if dtype and mode in FLOAT32_MODES:
+        half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
+        raise UserError(
+            f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"
+        )
+
+
+def _with_one_source_of_weights(config: Config, of_command_line: Config) -> Config:
+    """Return the configuration with MODEL.PRETRAINED or MODEL.RESUME: the command line's, else the file's.
+
+    Raises:
+        UserError: both are asked for in one place.
+    """
+    given = of_command_line.MODEL
+    if given.PRETRAINED and given.RESUME:
+        raise UserError(
+            f"-pretrained={given.PRETRAINED} and -resume={given.RESUME}: two sources of weights; give one of them"
+        )
+    if given.PRETRAINED:
+        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
+    if given.RESUME:
+        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, PRETRAINED=None))
+    if config.MODEL.PRETRAINED and config.MODEL.RESUME:
+        raise UserError(
+            f"MODEL.PRETRAINED {config.MODEL.PRETRAINED} and MODEL.RESUME {config.MODEL.RESUME}: two sources of "
+            "weights; give one of them"
+        )
+    return config
 
 
 def _resolve(config: Config, given: Iterable[str]) -> Config:

@@ -15,9 +15,13 @@ def option(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
+    recipe: bool = True,
 ) -> Any:
-    """Return a dataclass field with its help text and limits (``minimum`` and ``maximum`` included, ``above`` not)."""
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    """Return a dataclass field with its help text and limits (``minimum`` and ``maximum`` included, ``above`` not).
+
+    ``recipe`` False: it belongs to one invocation, and is not handed on to the next one.
+    """
+    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "recipe": recipe}
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 

@@ -1,7 +1,8 @@
 """Every key of a configuration with its type, default and meaning.
 
 Names are PaddleViT's wherever it has the key. A default that is ``None`` is worked out from other keys or switches the
-feature off; the help text says which.
+feature off; the help text says which. ``option(..., recipe=False)`` belongs to one invocation: which weights, which
+folder, which machine. The effective configuration that a run leaves to the next one does not hold it.
 """
 
 import dataclasses
@@ -77,9 +78,11 @@ class Model:
     NAME: str = option("", "name of the variant; the YAML's file name")
     NUM_CLASSES: int = option(1000, "classes of the last layer", minimum=1)
     PRETRAINED: str | None = option(
-        None, "weights to start from or to evaluate: file, URL, hf-hub:owner/name or an id: torchvision/resnet50.V2"
+        None,
+        "weights to start from or to evaluate: file, URL, hf-hub:owner/name or an id: torchvision/resnet50.V2",
+        recipe=False,
     )
-    RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams")
+    RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams", recipe=False)
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
 
 
@@ -118,7 +121,7 @@ class Train:
     """Recipe: epochs, learning rate, regularisation, optimizer."""
 
     NUM_EPOCHS: int = option(300, "epochs of the whole run", minimum=1)
-    LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0)
+    LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0, recipe=False)
     WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0)
     WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
     BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)
@@ -155,7 +158,7 @@ class Train:
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
     PROFILE_STEP: int | None = option(
-        None, "first of ten steps that the profiler records, then the run ends; none: off", minimum=0
+        None, "first of ten steps that the profiler records, then the run ends; none: off", minimum=0, recipe=False
     )
     HOOKS: tuple[str, ...] = option((), "further hooks, each as module:Class")
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
@@ -183,12 +186,17 @@ class Parallel:
     SHARDING: int = option(1, "processes that share the optimizer's state (ZeRO stage 1)", minimum=1)
     SYNC_BN: bool = option(False, "batch norms use the statistics of all data-parallel processes")
     LAUNCHER: str = option(
-        "auto", "what started the processes", choices=("auto", "paddle", "slurm", "openmpi", "torchrun", "none")
+        "auto",
+        "what started the processes",
+        choices=("auto", "paddle", "slurm", "openmpi", "torchrun", "none"),
+        recipe=False,
     )
-    RANK: int | None = option(None, "rank of this process, set by hand together with the next three", minimum=0)
-    WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1)
-    HOST: str = option("127.0.0.1", "address of rank 0's host, set by hand")
-    PORT: int = option(29500, "free port on rank 0's host, set by hand", minimum=1, maximum=65535)
+    RANK: int | None = option(
+        None, "rank of this process, set by hand together with the next three", minimum=0, recipe=False
+    )
+    WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1, recipe=False)
+    HOST: str = option("127.0.0.1", "address of rank 0's host, set by hand", recipe=False)
+    PORT: int = option(29500, "free port on rank 0's host, set by hand", minimum=1, maximum=65535, recipe=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +217,7 @@ class Config:
     PARALLEL: Parallel = section(Parallel)
     RUNTIME: Runtime = section(Runtime)
     SAVE: str = option("./output", "folder in which each run makes its own folder")
-    OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE")
+    OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE", recipe=False)
     SAVE_FREQ: int = option(1, "epochs between two checkpoints", minimum=1)
     SAVE_STEPS: int | None = option(None, "steps between two checkpoints within an epoch; none: off", minimum=1)
     KEEP: int = option(3, "checkpoints of past epochs that are kept, besides best and latest", minimum=1)
@@ -217,27 +225,43 @@ class Config:
     VALIDATE_FREQ: int = option(1, "epochs between two evaluations", minimum=1)
     SEED: int = option(0, "seed of weights, data order, augmentation and dropout", minimum=0)
     DETERMINISTIC: bool = option(False, "two runs give the same bits, where the libraries allow it")
-    EVAL: bool = option(False, "evaluate only")
-    EVAL_FP32: bool = option(False, "evaluate only, in mixed precision: in float32 too, and state the difference")
-    DRY_RUN: bool = option(False, "build everything, run one batch, write nothing")
-    NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device")
-    DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N")
+    EVAL: bool = option(False, "evaluate only", recipe=False)
+    EVAL_FP32: bool = option(
+        False, "evaluate only, in mixed precision: in float32 too, and state the difference", recipe=False
+    )
+    DRY_RUN: bool = option(False, "build everything, run one batch, write nothing", recipe=False)
+    NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device", recipe=False)
+    DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N", recipe=False)
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as YAML that loads to the same configuration."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=None)
+    """Return the recipe as YAML that loads to the same recipe: all but what belongs to this invocation."""
+    return yaml.safe_dump(_plain(config, recipe=True), sort_keys=False, default_flow_style=None)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Model | Amp):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        extra = fields.pop("ARGUMENTS" if isinstance(value, Model) else "OPTIONS")
-        return fields | {name.upper(): entry for name, entry in extra.items()}
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+def invocation_yaml(config: Config) -> str:
+    """Return what :func:`to_yaml` leaves out: weights, folder, device, ranks and the like."""
+    return yaml.safe_dump(_plain(config, recipe=False), sort_keys=False, default_flow_style=None)
+
+
+def _plain(value: Any, recipe: bool) -> dict[str, Any]:
+    """Return a configuration as plain values: the keys of its recipe, or the others; sections without any are left."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        entry = getattr(value, field.name)
+        if dataclasses.is_dataclass(entry):
+            section = _plain(entry, recipe)
+            fields |= {field.name: section} if section else {}
+        elif isinstance(entry, Mapping):  # the options of a mode, the arguments of a model: always of the recipe
+            fields |= {name.upper(): _plain_value(each) for name, each in entry.items()} if recipe else {}
+        elif field.metadata["recipe"] == recipe:
+            fields[field.name] = _plain_value(entry)
+    return fields
+
+
+def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: _plain_value(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
+        return [_plain_value(entry) for entry in value]
     return value

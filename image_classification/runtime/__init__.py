@@ -6,7 +6,7 @@ Paddle is imported inside the functions that need it, because the number of thre
 from .devices import peak_memory_bytes, select_device, set_deterministic
 from .errors import UserError
 from .files import atomic_write
-from .log import LOGGER_NAME, get_logger, progress_bar, setup_logger
+from .log import LOGGER_NAME, get_logger, log_to_file, progress_bar, setup_logger
 from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
 
@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "atomic_write",
     "get_logger",
+    "log_to_file",
     "peak_memory_bytes",
     "prepare_process",
     "progress_bar",

@@ -18,24 +18,50 @@ def get_logger() -> logging.Logger:
 
 
 def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int = 0) -> logging.Logger:
-    """Log to the terminal on rank 0 and, with a folder, to ``log.txt`` (rank 0) or ``log_<rank>.txt``."""
+    """Log to the terminal on rank 0 and, with a folder, to ``log.txt`` (rank 0) or ``log_<rank>.txt``.
+
+    A file begins with what was said since the call without one.
+    """
     logger = get_logger()
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    said = [record for handler in logger.handlers if isinstance(handler, _Backlog) for record in handler.records]
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     formatter = logging.Formatter("%(asctime)s %(message)s", "%m%d %I:%M:%S %p")
-    handlers: list[logging.Handler] = []
-    if process_rank == 0:
-        handlers.append(_TerminalHandler())
-    if folder is not None:
+    handlers: list[logging.Handler] = [_TerminalHandler()] if process_rank == 0 else []
+    if folder is None:
+        handlers.append(_Backlog())
+    else:
         name = "log.txt" if process_rank == 0 else f"log_{process_rank}.txt"
         handlers.append(logging.FileHandler(Path(folder) / name, encoding="utf-8"))
-    for handler in handlers or [logging.NullHandler()]:
+    for handler in handlers:
         handler.setFormatter(formatter)
         logger.addHandler(handler)
+    if folder is not None:
+        for record in said:
+            handlers[-1].handle(record)
     return logger
+
+
+def log_to_file(text: str) -> None:
+    """Write to the run's log file alone what the terminal shows by other means: the last error, a traceback."""
+    record = logging.LogRecord(LOGGER_NAME, logging.ERROR, __file__, 0, text, None, None)
+    for handler in get_logger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
+class _Backlog(logging.Handler):
+    """Keeps what is said before the run has a folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 class _TerminalHandler(logging.Handler):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
-from image_classification.config import build_config, load_config, to_yaml
+from image_classification.config import build_config, invocation_yaml, load_config, to_yaml
 from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.runtime import UserError
 
@@ -151,3 +151,38 @@ def test_effective_configuration_loads_to_itself(tmp_path):
 def test_opts_given_twice_add_up(tmp_path):
     config = load(tmp_path, "", "-opts", "SEED=3", "-opts", "TRAIN.BASE_LR=1e-2", "KEEP=7")
     assert (config.SEED, config.TRAIN.BASE_LR, config.KEEP) == (3, 0.01, 7)
+
+
+def test_what_belongs_to_one_invocation_is_not_in_the_recipe(tmp_path):
+    words = ["-eval", "-resume=a", "-output=b", "-dry_run", "-device=cpu", "-ngpus=2", "-rank=1", "-world_size=2"]
+    words += ["-host=h", "-port=7", "-launcher=slurm", "-last_epoch=3", "-prof=4", "-opts", "EVAL_FP32=True"]
+    text = "MODEL: {NAME: x, EMBED_DIM: 32}"
+    assert to_yaml(load(tmp_path, text, *words)) == to_yaml(load(tmp_path, text))
+    config = load(tmp_path, text, *words)
+    whole = build_config([("recipe", yaml.safe_load(to_yaml(config))),
+                          ("invocation", yaml.safe_load(invocation_yaml(config)))], build_model)  # fmt: skip
+    assert whole == config
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "weights"),
+    [
+        ("MODEL: {RESUME: old}", ["-pretrained=new"], ("new", None)),
+        ("MODEL: {PRETRAINED: old}", ["-resume=new"], (None, "new")),
+        ("MODEL: {PRETRAINED: old}", ["-opts", "MODEL.RESUME=new"], (None, "new")),
+        ("MODEL: {PRETRAINED: old}", [], ("old", None)),
+        ("MODEL: {PRETRAINED: old}", ["-pretrained=none"], (None, None)),
+    ],
+)
+def test_weights_of_the_command_line_replace_those_of_the_file(tmp_path, text, argv, weights):
+    model = load(tmp_path, text, *argv).MODEL
+    assert weights == (model.PRETRAINED, model.RESUME)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [("", ["-pretrained=one", "-resume=two"]), ("MODEL: {PRETRAINED: one, RESUME: two}", [])],
+)
+def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
+    with pytest.raises(UserError, match="one.*two.*two sources of weights"):
+        load(tmp_path, text, *argv)

@@ -316,7 +316,8 @@ def test_one_key_of_the_command_line_stays_and_the_rest_comes_with_the_weights(w
     assert {name: getattr(data, name) for name in expected} == expected
     assert any(f"DATA.{key} {value} as configured, instead of" in line for line in lines)
     (tmp_path / "config.yaml").write_text(to_yaml(config))  # a run folder's file says the same once more
-    again = load_config([f"-cfg={tmp_path / 'config.yaml'}"], build_resnet)
+    words = [f"-cfg={tmp_path / 'config.yaml'}", "-eval", "-pretrained=paddleclas/ResNet50"]
+    again = load_config(words, build_resnet)
     assert data == with_preprocessing(again).DATA
 
 

@@ -1,0 +1,93 @@
+"""The folder of a run belongs to it: another run, an evaluation or a second process is refused and changes nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image_classification.config import build_config, load_config, to_yaml
+from image_classification.run_folder import RESULTS, RunFolder, check_output
+from image_classification.runtime import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def config_of(output, **model):
+    evaluates = model.pop("EVAL", False)
+    return build_config([("test", {"OUTPUT": str(output), "MODEL": model, "EVAL": evaluates})])
+
+
+def test_run_folder_holds_the_recipe_that_made_it_and_the_invocation_beside_it(tmp_path):
+    config = build_config([("test", {"SAVE": str(tmp_path), "SEED": 11, "MODEL": {"RESUME": "x"}})])
+    folder = RunFolder.create(config)
+    assert folder.path.parent == tmp_path and folder.path.name.startswith("train-")
+    again = load_config(["-cfg", str(folder.path / "config.yaml")])
+    assert to_yaml(again) == to_yaml(load_config(["-cfg", write(tmp_path, to_yaml(config))]))
+    assert again.SEED == 11 and again.MODEL.RESUME is None
+    assert "RESUME: x" in (folder.path / "invocation.yaml").read_text()
+
+
+def write(folder, text):
+    path = folder / "again.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_two_run_folders_made_in_one_second_differ(tmp_path):
+    config = build_config([("test", {"SAVE": str(tmp_path)})])
+    assert len({RunFolder.create(config).path for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("trace", [name.replace("*", "epoch_0003") for name in RESULTS])
+def test_folder_of_another_run_is_refused_with_the_ways_out(tmp_path, trace):
+    (tmp_path / trace).write_text("precious")
+    with pytest.raises(UserError, match="holds a run already: name another folder"):
+        check_output(config_of(tmp_path))
+    (tmp_path / "latest.pdparams").write_text("precious")
+    with pytest.raises(UserError, match=f"-resume={tmp_path}/latest, or name another folder"):
+        RunFolder.create(config_of(tmp_path))
+    with pytest.raises(UserError, match="evaluation"):
+        RunFolder.create(config_of(tmp_path, EVAL=True, RESUME=str(tmp_path / "latest")))
+    with pytest.raises(UserError, match="holds a run already"):
+        check_output(config_of(tmp_path, RESUME=str(tmp_path / "elsewhere" / "latest")))
+    assert (tmp_path / trace).read_text() == "precious"
+
+
+def test_start_that_left_no_result_may_be_repeated_and_nothing_of_it_is_mixed_in(tmp_path):
+    first = RunFolder.create(config_of(tmp_path))
+    first.append_metrics({"step": 1})
+    del first
+    again = RunFolder.create(config_of(tmp_path))
+    again.append_metrics({"step": 2})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 2}\n'
+
+
+def test_resume_from_the_folder_and_a_folder_with_other_files_are_welcome(tmp_path):
+    (tmp_path / "photo.jpg").write_text("")
+    check_output(config_of(tmp_path))
+    (tmp_path / "latest.pdparams").write_text("")
+    for resumed in (tmp_path, tmp_path / "latest", tmp_path / "latest.pdparams"):
+        check_output(config_of(tmp_path, RESUME=str(resumed)))
+
+
+HOLDER = """
+import sys
+from image_classification.config import build_config
+from image_classification.run_folder import RunFolder
+folder = RunFolder.create(build_config([("test", {"OUTPUT": sys.argv[1]})]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_second_process_in_a_running_runs_folder_is_refused_until_the_first_one_ends(tmp_path):
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        (tmp_path / "latest.pdparams").write_text("")
+        resumed = config_of(tmp_path, RESUME=str(tmp_path))
+        with pytest.raises(UserError, match="another run is writing to it"):
+            RunFolder.create(resumed)
+        holder.kill()
+    RunFolder.create(resumed)
