@@ -281,6 +281,7 @@ def assert_one_line(expected, *argv, code=2, **options):
         ([*SMALL_VIT, "-amp_mode=01"], ["AMP.MODE", "O1"]),
         ([*SMALL_VIT, "AMP.INIT_SCAL=3", "-amp"], ["init_scal", "auto"]),
         ([*SMALL_VIT, "-amp", "SEED=3"], ["-opts SEED=3"]),
+        ([*SMALL_VIT, "PARALLEL.TENSOR=2"], ["PARALLEL.TENSOR=2", "main_multi_gpu.py"]),
         ([*SMALL_VIT, "-device=gpu"], ["DEVICE", "no GPU"]),
         ([*SMALL_VIT, "TRAIN.HOOKS=[nowhere:Hook]"], ["TRAIN.HOOKS", "nowhere:Hook"]),
     ],

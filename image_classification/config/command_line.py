@@ -126,7 +126,7 @@ def _check_precision(config: Config, of_command_line: Config, amp: bool) -> None
     mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE
     if amp and mode == "fp32":
         raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
-    if dtype and mode in FLOAT32_MODES:
+    if dtype and mode in FLOAT32_MODES and not config.AMP.OPTIONS:  # a level's properties may be changed one by one
         half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
         raise UserError(
             f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"

@@ -180,10 +180,12 @@ class Amp:
 class Parallel:
     """How the processes share the work; the product must be the number of processes."""
 
-    DATA: int | None = option(None, "data-parallel replicas; none: whatever the other three leave", minimum=1)
-    TENSOR: int = option(1, "processes that share each layer", minimum=1)
-    PIPELINE: int = option(1, "processes that share the sequence of layers", minimum=1)
-    SHARDING: int = option(1, "processes that share the optimizer's state (ZeRO stage 1)", minimum=1)
+    DATA: int | None = option(
+        None, "data-parallel replicas; none: whatever the other three leave", minimum=1, recipe=False
+    )
+    TENSOR: int = option(1, "processes that share each layer", minimum=1, recipe=False)
+    PIPELINE: int = option(1, "processes that share the sequence of layers", minimum=1, recipe=False)
+    SHARDING: int = option(1, "processes that share the optimizer's state (ZeRO stage 1)", minimum=1, recipe=False)
     SYNC_BN: bool = option(False, "batch norms use the statistics of all data-parallel processes")
     LAUNCHER: str = option(
         "auto",

@@ -17,9 +17,11 @@ from image_classification.runtime import UserError, prepare_process
 
 from . import env, spawn
 
-SECTIONS = ("NGPUS", "DEVICE", "PARALLEL")
+SECTIONS = ("NGPUS", "DEVICE", "PARALLEL", "EVAL")
+DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
 FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", "rank": "PARALLEL.RANK",
-         "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT"}  # fmt: skip
+         "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT",
+         "sync_bn": "PARALLEL.SYNC_BN", "eval": "EVAL"}  # fmt: skip
 
 
 def prepare_processes(alone=False, argv=None):
@@ -32,6 +34,8 @@ def prepare_processes(alone=False, argv=None):
     """
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
+        if settings.NGPUS == 0 or settings.NGPUS < -1:
+            raise UserError(f"-ngpus={settings.NGPUS}: expected at least 1, or -1 for one per visible device")
         place = find_place(settings)
         device = _device(settings)
         if alone:
@@ -59,16 +63,21 @@ def processes_to_start(settings, device):
 
 
 def refuse_company(settings, place):
-    """Refuse to train several times side by side, as if each process were alone.
+    """Refuse what one process alone cannot do: to be one of several, or to share its work.
 
     Raises:
         UserError: the command line, the configuration or a launcher asks for several processes.
     """
-    asked = f"-ngpus={settings.NGPUS}" if settings.NGPUS > 1 else None
-    if place.world_size > 1:
-        asked = f"{place.launcher} started {place.world_size} processes"
-    if asked:
-        raise UserError(f"{asked}, and main_single_gpu.py is one process: use main_multi_gpu.py")
+    kinds = settings.PARALLEL
+    asked = {
+        f"{place.launcher} started {place.world_size} processes": place.world_size > 1,
+        f"-ngpus={settings.NGPUS}": settings.NGPUS > 1,
+        "-sync_bn": kinds.SYNC_BN and not settings.EVAL,
+    }
+    asked |= {f"PARALLEL.{name}={getattr(kinds, name)}": (getattr(kinds, name) or 1) > 1 for name in DEGREES}
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise UserError(f"{what}, and main_single_gpu.py is one process: use main_multi_gpu.py")
 
 
 def find_place(settings, environ=os.environ):
@@ -94,7 +103,8 @@ def read_settings(argv):
     if arguments.cfg and Path(arguments.cfg).is_file():  # else the complaint comes later, with the rest of them
         layers = [(name, {key: mapping[key] for key in SECTIONS if key in mapping})
                   for name, mapping in read_yaml(arguments.cfg)]  # fmt: skip
-    words = [(key, getattr(arguments, flag)) for flag, key in FLAGS.items() if getattr(arguments, flag) is not None]
+    words = [(key, getattr(arguments, flag)) for flag, key in FLAGS.items()]
+    words = [(key, value) for key, value in words if value not in (None, False)]
     words += [word.partition("=")[::2] for word in arguments.opts]
     for key, text in words:
         section, _, leaf = key.partition(".")

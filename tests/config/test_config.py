@@ -130,8 +130,9 @@ def test_missing_configuration_file_is_named():
 def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
     words = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}
     value = (words | {"launcher": "slurm"}).get(flag, "1")
-    with_equals = load(tmp_path, "", f"-{flag}={value}")
-    assert with_equals == load(tmp_path, "", f"-{flag}", value)
+    text = "AMP: {MODE: auto}"  # fp32 has no half format
+    with_equals = load(tmp_path, text, f"-{flag}={value}")
+    assert with_equals == load(tmp_path, text, f"-{flag}", value)
     assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
 
 
@@ -186,3 +187,22 @@ def test_weights_of_the_command_line_replace_those_of_the_file(tmp_path, text, a
 def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
     with pytest.raises(UserError, match="one.*two.*two sources of weights"):
         load(tmp_path, text, *argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "expected"),
+    [
+        ("", ["-amp", "-amp_mode=fp32"], "-amp and AMP.MODE fp32 contradict"),
+        ("", ["-amp_dtype=float16"], "-amp_dtype=float16: AMP.MODE fp32 computes in float32: add -amp"),
+        ("", ["--opt-level=O0", "-opts", "AMP.DTYPE=bfloat16"], "-amp_dtype=bfloat16: AMP.MODE O0 computes in float32"),
+    ],
+)
+def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected):
+    with pytest.raises(UserError, match=expected):
+        load(tmp_path, text, *argv)
+
+
+def test_half_format_of_a_file_waits_for_its_mode(tmp_path):
+    text = "AMP: {MODE: auto, DTYPE: float16}"
+    assert load(tmp_path, text, "-amp_mode=fp32").AMP.MODE == "fp32"
+    assert load(tmp_path, "AMP: {DTYPE: float16}").AMP.MODE == "fp32"

@@ -1,0 +1,48 @@
+"""The program for one process does not pretend to be several; how many processes were asked for."""
+
+import pytest
+
+from image_classification.parallel import entry
+from image_classification.runtime import UserError
+
+from .harness import slurm_variables
+
+DIGITS = "-cfg=image_classification/ViT/configs/vit_tiny_digits.yaml"
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "6000"}  # fmt: skip
+
+
+def refuse(argv, environ):
+    settings = entry.read_settings(argv)
+    entry.refuse_company(settings, entry.find_place(settings, environ))
+
+
+@pytest.mark.parametrize(("argv", "environ", "asked"), [
+    (["-ngpus=2"], {}, "-ngpus=2"),
+    (["-sync_bn"], {}, "-sync_bn"),
+    (["-rank=1", "-world_size=2"], {}, "hand started 2 processes"),
+    (["-opts", "PARALLEL.DATA=2"], {}, "PARALLEL.DATA=2"),
+    (["-opts", "PARALLEL.TENSOR=2"], {}, "PARALLEL.TENSOR=2"),
+    (["-opts", "PARALLEL.PIPELINE=4"], {}, "PARALLEL.PIPELINE=4"),
+    (["-opts", "PARALLEL.SHARDING=2"], {}, "PARALLEL.SHARDING=2"),
+    ([], TORCHRUN, "torchrun started 2 processes"),
+    ([], {name: str(value) for name, value in slurm_variables(1, 2, 6000).items()}, "slurm started 2 processes"),
+])  # fmt: skip
+def test_program_for_one_process_refuses_company(argv, environ, asked):
+    with pytest.raises(UserError, match=f"^{asked}.*use main_multi_gpu.py$"):
+        refuse(argv, environ)
+
+
+@pytest.mark.parametrize("argv", [
+    ["-ngpus=1"], ["-rank=0", "-world_size=1"], ["-eval", "-sync_bn"], ["-opts", "PARALLEL.DATA=1"],
+])  # fmt: skip
+def test_one_process_that_was_asked_for_is_welcome(argv):
+    refuse([DIGITS, *argv], {"RANK": "0", "WORLD_SIZE": "1"})
+
+
+@pytest.mark.parametrize("count", ["0", "-2"])
+def test_number_of_processes_that_means_nothing_is_one_line(count, capsys):
+    with pytest.raises(SystemExit) as ended:
+        entry.prepare_processes(argv=[f"-ngpus={count}"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: -ngpus={count}: expected at least 1, or -1 for one per visible device\n"
