@@ -3,7 +3,7 @@
 Paddle is imported inside the functions that need it, because the number of threads must be set before.
 """
 
-from .devices import peak_memory_bytes, select_device, set_deterministic
+from .devices import cards_variable, device_of, peak_memory_bytes, select_device, set_deterministic
 from .errors import UserError
 from .files import atomic_write
 from .log import LOGGER_NAME, get_logger, progress_bar, setup_logger
@@ -14,6 +14,8 @@ __all__ = [
     "LOGGER_NAME",
     "UserError",
     "atomic_write",
+    "cards_variable",
+    "device_of",
     "get_logger",
     "peak_memory_bytes",
     "prepare_process",

@@ -30,7 +30,7 @@ using Tensors = std::vector<const DenseTensor*>;
 
 // What cannot be forwarded: copies between devices, files, other processes, pointers into a fused buffer.
 const char* const kLeftOut[] = {"memcpy", "copy_to", "feed", "fetch", "load", "save", "print", "c_", "all_reduce",
-                                "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send", "recv", "p_",
+                                "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send", "recv", "p_send", "p_recv",
                                 "partial_", "mp_", "global_", "coalesce_tensor", "share_buffer", "distributed", "pull_",
                                 "push_", "barrier", "dist_concat", "data", "number_count", "limit_by", "random_routing",
                                 "sparse", "py_func", "get_tensor_from", "onednn", "strings_"};
@@ -178,7 +178,8 @@ struct Work {
   std::vector<phi::Attribute> attributes;
   uint64_t seed = 0;
 
-  // Run on the CPU; results stay in `results`, those of device tensors are also written behind their addresses.
+  // Run on the CPU and write the results behind their addresses. Those whose size was not known before are an error,
+  // unless someone takes them in `kept`.
   void run(std::vector<std::vector<DenseTensor>>* kept = nullptr) {
     static thread_local Worker worker;
     if (entry->random) worker.generator.SetCurrentSeed(seed);
@@ -211,13 +212,10 @@ struct Work {
     } catch (const std::exception& error) {
       throw std::runtime_error("kernel " + entry->name + ": " + error.what());
     }
-    if (kept != nullptr) {
-      *kept = std::move(results);
-      return;
-    }
     for (size_t i = 0; i < outputs.size(); ++i)
       for (size_t j = 0; j < outputs[i].size(); ++j)
-        if (outputs[i][j].exists) write(outputs[i][j], results[i][j], i);
+        if (outputs[i][j].exists && (outputs[i][j].announced || !kept)) write(outputs[i][j], results[i][j], i);
+    if (kept != nullptr) *kept = std::move(results);
   }
 
   DenseTensor read(const Operand& operand, phi::CPUContext* context, std::map<void*, DenseTensor>* widened) const {
@@ -339,7 +337,6 @@ void launch(const Entry& entry, Call call) {
     auto state = call.context->GetGenerator()->IncrementOffset(4);
     work.seed = mix(state.first, state.second);
   }
-  bool synchronous = entry.synchronous;
   if (entry.name == "strided_copy") {  // the kernel itself says where its result lies
     auto* out = call.outputs[0][0];
     auto meta = out->meta();
@@ -357,7 +354,6 @@ void launch(const Entry& entry, Call call) {
         operand.meta = out->meta();
         bool unknown = operand.meta.dims.size() > 0 && phi::product(operand.meta.dims) < 0;
         bool unset = operand.meta.dtype == DataType::UNDEFINED && operand.meta.dims == phi::make_ddim({0});
-        synchronous = synchronous || unknown;
         operand.announced = !unknown && !unset;
       }
       work.outputs.back().push_back(operand);
@@ -378,7 +374,19 @@ void launch(const Entry& entry, Call call) {
       call.outputs[power.output][0] = nullptr;
     }
   }
-  if (synchronous) {
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    for (size_t j = 0; j < call.outputs[i].size(); ++j) {
+      auto* out = call.outputs[i][j];
+      auto& operand = work.outputs[i][j];
+      if (out == nullptr || !operand.announced) continue;
+      DataType dtype = operand.meta.dtype;
+      if (dtype == DataType::UNDEFINED) dtype = entry.dtype;
+      if (!entry.moves_bits || entry.name == "contiguous") call.context->Alloc(out, dtype);
+      operand = operand_of(out);
+      operand.announced = true;
+    }
+  }
+  if (entry.synchronous) {
     ++figures().syncs;
     drain_all();
     std::vector<std::vector<DenseTensor>> results;
@@ -387,7 +395,7 @@ void launch(const Entry& entry, Call call) {
       for (size_t j = 0; j < call.outputs[i].size(); ++j) {
         auto* out = call.outputs[i][j];
         auto& result = results[i][j];
-        if (out == nullptr || !result.has_allocation()) continue;
+        if (out == nullptr || work.outputs[i][j].announced || !result.has_allocation()) continue;
         bool rounds = is_half(out->dtype()) && result.dtype() == DataType::FLOAT32;
         DataType dtype = rounds ? out->dtype() : result.dtype();
         out->Resize(result.dims());
@@ -402,18 +410,6 @@ void launch(const Entry& entry, Call call) {
       }
     }
     return;
-  }
-  for (size_t i = 0; i < call.outputs.size(); ++i) {
-    for (size_t j = 0; j < call.outputs[i].size(); ++j) {
-      auto* out = call.outputs[i][j];
-      auto& operand = work.outputs[i][j];
-      if (out == nullptr || !operand.announced) continue;
-      DataType dtype = operand.meta.dtype;
-      if (dtype == DataType::UNDEFINED) dtype = entry.dtype;
-      if (!entry.moves_bits || entry.name == "contiguous") call.context->Alloc(out, dtype);
-      operand = operand_of(out);
-      operand.announced = true;
-    }
   }
   auto masters = kMasters.find(entry.name);
   Operand rounded;
