@@ -221,7 +221,7 @@ class Config:
     EVAL_FP32: bool = option(False, "evaluate only, in mixed precision: in float32 too, and state the difference")
     DRY_RUN: bool = option(False, "build everything, run one batch, write nothing")
     NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device")
-    DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N")
+    DEVICE: str = option("auto", "auto, cpu, gpu, xpu or a plug-in's device, such as npu; :N names one of several")
 
 
 def to_yaml(config: Config) -> str:

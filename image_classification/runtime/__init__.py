@@ -3,7 +3,16 @@
 Paddle is imported inside the functions that need it, because the number of threads must be set before.
 """
 
-from .devices import cards_variable, device_of, peak_memory_bytes, select_device, set_deterministic
+from .devices import (
+    cards_variable,
+    device_of,
+    expected_kind,
+    failure_of,
+    peak_memory_bytes,
+    select_device,
+    set_deterministic,
+    visible,
+)
 from .errors import UserError
 from .files import atomic_write
 from .log import LOGGER_NAME, get_logger, progress_bar, setup_logger
@@ -16,6 +25,8 @@ __all__ = [
     "atomic_write",
     "cards_variable",
     "device_of",
+    "expected_kind",
+    "failure_of",
     "get_logger",
     "peak_memory_bytes",
     "prepare_process",
@@ -30,5 +41,6 @@ __all__ = [
     "setup_logger",
     "tune_allocator",
     "tune_mkl",
+    "visible",
     "world_size",
 ]

@@ -3,9 +3,16 @@
 Everyone else knows a device by its kind ("cpu", "gpu", "xpu" or the plug-in's name, such as "npu") and asks here.
 """
 
+import functools
+import importlib.metadata
+import importlib.util
+import json
 import os
+import re
 import resource
+import subprocess
 import sys
+from pathlib import Path
 
 from .errors import UserError
 from .process import world_size
@@ -21,7 +28,6 @@ class Cpu:
 
     backend = "gloo"
     profiler_target = "CPU"
-    is_cpu = True
 
     def __init__(self, kind: str = "cpu") -> None:
         self.kind = kind
@@ -44,7 +50,6 @@ class Plugin(Cpu):
 
     backend = "xccl"
     profiler_target = "CUSTOM_DEVICE"
-    is_cpu = False
 
     def count(self) -> int:
         import paddle
@@ -104,6 +109,55 @@ def device_of(kind: str) -> Cpu:
     return BUILT_IN.get(kind, Plugin)(kind)
 
 
+def visible(kind: str) -> int:
+    """Return how many devices of a kind Paddle would see; importing Paddle here would fix its number of threads."""
+    if kind == "cpu":
+        return 1
+    return _visible_gpus() if kind == "gpu" else _seen_by_paddle().get(kind, 0)
+
+
+def expected_kind(name: str) -> str:
+    """Return the kind that :func:`select_device` will select, before Paddle is imported."""
+    kind = name.partition(":")[0]
+    if kind != "auto":
+        return kind
+    return "gpu" if _visible_gpus() else next((kind for kind, count in _seen_by_paddle().items() if count), "cpu")
+
+
+def _visible_gpus() -> int:
+    try:
+        importlib.metadata.distribution("paddlepaddle-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and chosen != "all":
+        return len([index for index in chosen.split(",") if index.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+
+
+_COUNT = """
+import json, paddle
+counts = {"xpu": paddle.device.xpu.device_count() if paddle.is_compiled_with_xpu() else 0}
+for name in paddle.device.get_available_custom_device() or []:
+    counts[name.split(":")[0]] = counts.get(name.split(":")[0], 0) + 1
+print(json.dumps(counts))
+"""
+
+
+@functools.cache
+def _seen_by_paddle() -> dict[str, int]:
+    """Return {kind: number} of XPUs and plug-ins' devices, from a process of its own where there may be any."""
+    folders = [os.environ.get("CUSTOM_DEVICE_ROOT")]
+    spec = importlib.util.find_spec("paddle_custom_device")
+    folders += spec.submodule_search_locations or [] if spec else []
+    has_plugin = any(folder and any(Path(folder).glob("*.so")) for folder in folders)
+    has_xpu = any(found.metadata["Name"] == "paddlepaddle-xpu" for found in importlib.metadata.distributions())
+    if not (has_plugin or has_xpu):
+        return {}
+    asked = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False)
+    return json.loads(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else {}
+
+
 def cards_variable(kind: str) -> str:
     """Return the name of the environment variable with the numbers of the devices that this process may use."""
     return f"FLAGS_selected_{kind}s"
@@ -140,6 +194,16 @@ def select_device(name: str) -> str:
         index = os.environ.get(cards_variable(kind), "0").split(",")[0] if world_size() > 1 else "0"
     paddle.set_device(f"{kind}:{index}")
     return kind
+
+
+def failure_of(error: BaseException) -> str | None:
+    """Return in one line what Paddle said of a device that failed or has no memory left; None for any other error."""
+    text = str(error)
+    kinds = ("(External)", "(ResourceExhausted)", "ExternalError", "ResourceExhaustedError", "CustomDevice error")
+    if not any(kind in text for kind in kinds):
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
+    return next(line for line in lines if any(kind in line for kind in kinds)).split(" (at /")[0]
 
 
 def peak_memory_bytes(kind: str = "cpu") -> int:

@@ -85,7 +85,7 @@ def run_operator(device, case, mode, dtype, given):
     stored = dtype if mode in ("O2", "O3", "naive") else "float32"
     with precision_for(device, mode, dtype).forward_context():
         result = function(x, lambda shape: make(shape, stored))
-    # Unequal weights: the gradient of a plain sum is 0 through a softmax or a norm, and only rounding would be compared.
+    # Unequal weights: through a softmax or a norm the gradient of a plain sum is 0, and only rounding is compared.
     weights = paddle.to_tensor(random.uniform(0.5, 1.5, result.shape).astype("float32"))
     (result.astype("float32") * weights).sum().backward()
     return name_of(result.dtype), result.astype("float32").numpy(), x.grad.astype("float32").numpy()
