@@ -387,7 +387,7 @@ void launch(const Entry& entry, Call call) {
     }
   }
   if (entry.synchronous) {
-    ++figures().syncs;
+    count_wait();
     drain_all();
     std::vector<std::vector<DenseTensor>> results;
     work.run(&results);

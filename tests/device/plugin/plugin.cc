@@ -191,6 +191,7 @@ void* side(const void* address, bool on_device, const char* what) {
 
 C_Status copy_h2d(const C_Device, void* to, const void* from, size_t size) {
   ++figures().copies_to_device;
+  count_wait();
   drain_all();
   memcpy(side(to, true, "destination"), side(from, false, "source"), size);
   return status();
@@ -198,7 +199,7 @@ C_Status copy_h2d(const C_Device, void* to, const void* from, size_t size) {
 
 C_Status copy_d2h(const C_Device, void* to, const void* from, size_t size) {
   ++figures().copies_to_host;
-  ++figures().syncs;
+  count_wait();
   drain_all();
   memcpy(side(to, false, "destination"), side(from, true, "source"), size);
   return status();

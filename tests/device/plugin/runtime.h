@@ -15,10 +15,10 @@ const char* device_type();
 // What a test can count or set by name (testdev_get, testdev_set).
 struct Figures {
   std::atomic<int64_t> kernels{0};        // operators that ran on the device
-  std::atomic<int64_t> copies_to_host{0};     // copies device -> host; each one makes the host wait
-  std::atomic<int64_t> copies_to_device{0};   // copies host -> device
-  std::atomic<int64_t> waits{0};          // waits for a device, a stream or an event
-  std::atomic<int64_t> syncs{0};          // every time the host waited for work in the queue: copies_to_host and waits
+  std::atomic<int64_t> copies_to_host{0};
+  std::atomic<int64_t> copies_to_device{0};
+  std::atomic<int64_t> waits{0};          // calls that wait: copies to and from the host, streams, events, the device
+  std::atomic<int64_t> syncs{0};          // those of them that found unfinished work, so that the host stood still
   std::atomic<int64_t> collectives{0};
   std::atomic<int64_t> used{0};           // bytes the framework's allocator holds
   std::atomic<int64_t> peak{0};
