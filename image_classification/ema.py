@@ -68,7 +68,7 @@ class EMA:
             if average.is_floating_point():
                 average.scale_(self.decay).add_(value.detach().astype("float32") * (1 - self.decay))
             else:
-                average.set_value(value.detach())
+                paddle.assign(value.detach(), average)
 
     @contextlib.contextmanager
     def applied(self, model):

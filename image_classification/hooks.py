@@ -12,7 +12,7 @@ from datetime import timedelta
 from paddle import profiler
 
 from . import checkpoint
-from .runtime import UserError, get_logger, peak_memory_bytes, progress_bar
+from .runtime import UserError, device_of, get_logger, peak_memory_bytes, progress_bar
 
 
 class Hook:
@@ -71,8 +71,8 @@ class ProfilerHook(Hook):
 
     def before_step(self, trainer):
         if self.steps == self.first_step:
-            kinds = profiler.ProfilerTarget
-            targets = [kinds.CPU, kinds.GPU] if trainer.precision.device == "gpu" else [kinds.CPU]
+            names = dict.fromkeys(["CPU", device_of(trainer.precision.device).profiler_target])
+            targets = [getattr(profiler.ProfilerTarget, name) for name in names]
             write = profiler.export_chrome_tracing(str(self.path))
             self.profiler = profiler.Profiler(targets=targets, on_trace_ready=write)
             self.profiler.start()

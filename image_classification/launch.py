@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 
-from .runtime import UserError, get_logger, log_to_file, peak_memory_bytes
+from .runtime import UserError, failure_of, get_logger, log_to_file, peak_memory_bytes
 from .runtime import setup_logger as start_log
 
 EXIT_USER_ERROR, EXIT_TRAINING_ERROR, EXIT_INTERRUPTED = 2, 3, 130
@@ -41,7 +41,7 @@ def run_guarded(build_model, argv):
         return _fail(error, EXIT_USER_ERROR)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, MemoryError) as error:
         from .parallel.exit_codes import EXIT_PEER_LOST, PeerLost
         from .trainer import TrainingError
 
@@ -49,6 +49,8 @@ def run_guarded(build_model, argv):
             return _fail(error, EXIT_TRAINING_ERROR)
         if isinstance(error, PeerLost):
             return _fail(error, EXIT_PEER_LOST)
+        if failure := failure_of(error):
+            return _fail(f"the device failed: {failure}; checkpoints saved before are whole", EXIT_TRAINING_ERROR)
         log_to_file(traceback.format_exc())
         raise
     except Exception:

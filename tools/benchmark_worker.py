@@ -133,27 +133,21 @@ def repeat_batches(parts, config, kind):
         epoch += 1
 
 
-def synchronize(device):
-    """Wait for the device: on a GPU operators return before they are computed."""
-    if device == "gpu":
-        import paddle
-
-        paddle.device.synchronize()
-
-
 class Stopwatch:
     """Seconds of the phases of one iteration; a phase inside another one is taken out of it."""
 
     def __init__(self, device):
-        self.device = device
+        from image_classification.runtime import device_of
+
+        self.device = device_of(device)  # off a CPU operators return before they are computed
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, phase, function, *arguments, inside=None):
         """Call a function and add the time it takes to a phase."""
-        synchronize(self.device)
+        self.device.synchronize()
         start = time.perf_counter()
         result = function(*arguments)
-        synchronize(self.device)
+        self.device.synchronize()
         seconds = time.perf_counter() - start
         self.seconds[phase] += seconds
         if inside is not None:
@@ -166,7 +160,7 @@ def measure_training(trainer, batches, count):
     finite check, unscaling, the masters' gradients, the half weights' update, the scale."""
     from image_classification.trainer import MicroBatches
 
-    precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(None)
+    precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(trainer.precision.device)
 
     def timed(phase, function, inside=None):
         return lambda *arguments: watch.run(phase, function, *arguments, inside=inside)

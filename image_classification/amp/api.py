@@ -199,7 +199,7 @@ def _as_list(value):
 
 
 def _device():
-    return "gpu" if paddle.get_device().startswith("gpu") else "cpu"
+    return paddle.get_device().partition(":")[0]
 
 
 def _check_models(models):

@@ -1,6 +1,7 @@
 """From plain values to a Precision object."""
 
 import logging
+import warnings
 
 import paddle
 
@@ -23,7 +24,7 @@ def build_precision(
     Args:
         mode: "fp32", "auto", "O0" to "O3" or "naive".
         dtype: "float16" or "bfloat16"; None for the mode's own: float16, or bfloat16 in mode auto on a CPU.
-        device: "cpu" or "gpu".
+        device: "cpu", or the kind of Paddle's current device: "gpu", "xpu" or a plug-in's name.
         options: the mode's options, see docs/amp.md.
         clip_grad_norm: largest global L2 norm of the unscaled gradients; None or 0 for no clipping.
         reduction: collectives of a distributed run.
@@ -46,8 +47,8 @@ def build_precision(
     }
     if settings.mode == "fp32":
         return PlainPrecision(**common)
-    if device == "gpu" and settings.dtype != "float32":
-        _check_gpu(settings.dtype)
+    if device != "cpu" and settings.dtype != "float32":
+        _check_format(device, settings)
     return MixedPrecision(
         settings.mode,
         casts=_casts(settings, device, functions),
@@ -61,11 +62,20 @@ def build_precision(
     )
 
 
-def _check_gpu(dtype):
-    """Refuse what Paddle would silently run in float32."""
-    supported = {"float16": paddle.amp.is_float16_supported, "bfloat16": paddle.amp.is_bfloat16_supported}[dtype]
-    if not supported():
-        raise ValueError(f"this GPU does not compute {dtype}; take the other half format, mode fp32 or device cpu")
+def _check_format(device, settings):
+    """Try a product: refuse what Paddle has no kernel for, and what its auto_cast would silently run in float32."""
+    casts = settings.operator_casts is not None
+    with warnings.catch_warnings(), paddle.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            with paddle.amp.auto_cast(enable=casts, dtype=settings.dtype):
+                ones = paddle.ones([8, 8], "float32" if casts else settings.dtype)
+                computed = paddle.matmul(ones, ones).dtype
+        except RuntimeError:
+            computed = None
+    if computed != getattr(paddle, settings.dtype):
+        how = "Paddle's auto_cast does not cast to" if casts and computed is not None else "Paddle does not compute"
+        raise ValueError(f"{how} {settings.dtype} on {device}; take the other half format, mode fp32 or device cpu")
 
 
 def _casts(settings, device, functions):

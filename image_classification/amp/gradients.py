@@ -45,7 +45,7 @@ def multiply(gradients, factor):
             if gradient.dtype == paddle.float32:
                 gradient.scale_(factor)
             else:
-                gradient.set_value((gradient.astype("float32") * factor).astype(gradient.dtype))
+                paddle.assign((gradient.astype("float32") * factor).astype(gradient.dtype), gradient)
 
 
 def count_zeros(gradients):

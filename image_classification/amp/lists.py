@@ -11,7 +11,8 @@ def _words(text):
 LISTED_AS = {
     "matmul": "matmul_v2",
     "matmul_with_flatten": "mul",
-    # One call for matmul and bias; on a GPU Paddle 3.3 computes it with linear_v2, which is on the white list.
+    # One call for matmul and bias; on a GPU Paddle 3.3 computes it with linear_v2, which is on the white list. Older
+    # ones and other devices compose it: a half product, to which the float32 bias is added in float32.
     "linear": "linear_v2",
     "sum": "reduce_sum",
     "mean": "reduce_mean",

@@ -19,7 +19,7 @@ class OperatorCasts:
 
     Args:
         dtype: "float16" or "bfloat16".
-        device: "cpu" or "gpu".
+        device: "cpu", "gpu" or another kind of Paddle's.
         policy: what `half_cpu.dispatch` asks before each operator.
         white, black: the lists of that policy; a GPU's `auto_cast` gets them.
         functions: FunctionCasts objects that are active together with the operators' casts.

@@ -34,7 +34,7 @@ class PlainPrecision(Precision):
 
     Args:
         dtype: name of the 16-bit format of the mode, "float32" for none.
-        device: "cpu" or "gpu".
+        device: "cpu", "gpu" or another kind of Paddle's.
         scalers: one LossScaler per loss; none means no scaling.
         clip_grad_norm: largest global L2 norm of the unscaled gradients; None or 0 for no clipping.
         reduction: collectives of a distributed run.

@@ -33,7 +33,7 @@ class Precision(Protocol):
     Attributes:
         mode: name of the mode, as in AMP.MODE.
         dtype: name of the mode's 16-bit format, "float32" for none.
-        device: "cpu" or "gpu".
+        device: "cpu", "gpu" or another kind of Paddle's.
         backend: name of the arithmetic that really runs, such as "paddle" or "onednn avx512_bf16".
         loss_scale: the number that `backward` multiplies the next loss by.
         is_plain: whether nothing is half and nothing is cast: plain float32.

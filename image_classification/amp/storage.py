@@ -72,23 +72,24 @@ class HalfStorage:
 
     def collect(self):
         """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
-        with paddle.no_grad():
-            for half, master in self._twins.values():
-                if half.grad is None:
-                    continue
-                gradient = half.grad.astype("float32")
+        views, gradients = [], []
+        for half, master in self._twins.values():
+            if half.grad is not None:
+                views.append(master.reshape(master.shape))
+                gradients.append(half.grad.astype("float32"))
                 half.clear_gradient(False)
-                if master.grad is None:
-                    master.grad = gradient
-                else:
-                    master.grad.add_(gradient)
+        # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
+        # `.grad` copies it, and off the CPU waits for the device, once for each parameter.
+        if views:
+            paddle.autograd.backward(views, gradients)
 
     def publish(self):
         """Round the masters into the half weights."""
         with paddle.no_grad():
             for half, master in self._twins.values():
                 if not master.stop_gradient:
-                    half.set_value(master.astype(self.dtype))
+                    # Not set_value: off the CPU each call of it waits for the device.
+                    paddle.assign(master.astype(self.dtype), half)
 
     def _convert_layer(self, layer):
         replaced = {}

@@ -233,7 +233,9 @@ class Config:
     )
     DRY_RUN: bool = option(False, "build everything, run one batch, write nothing", recipe=False)
     NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device", recipe=False)
-    DEVICE: str = option("auto", "auto, cpu, gpu or gpu:N", recipe=False)
+    DEVICE: str = option(
+        "auto", "auto, cpu, gpu, xpu or a plug-in's device, such as npu; :N names one of several", recipe=False
+    )
 
 
 def to_yaml(config: Config) -> str:

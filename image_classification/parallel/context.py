@@ -116,7 +116,7 @@ class Context(Parallel):
 
     def describe(self):
         degrees = ", ".join(f"{axis} {self.degrees[axis]}" for axis in AXES if axis != "sep")
-        return f"{self.world_size} processes over {'gloo' if gloo.active() else 'nccl'} ({degrees})"
+        return f"{self.world_size} processes over {os.environ['PADDLE_DISTRI_BACKEND']} ({degrees})"
 
     def shard_model(self, model, sync_batch_norm=False):
         # parameters and buffers are those of rank 0; parameter names stay the plain model's

@@ -1,9 +1,7 @@
 """What an entry point does before it imports Paddle: find this process's place in the run, or start its processes."""
 
 import faulthandler
-import importlib.metadata
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import yaml
 from image_classification.config import build_config
 from image_classification.config.command_line import make_parser
 from image_classification.config.merge import read_yaml
-from image_classification.runtime import UserError, prepare_process
+from image_classification.runtime import UserError, expected_kind, prepare_process, visible
 
 from . import env, spawn
 
@@ -37,14 +35,15 @@ def prepare_processes(alone=False, argv=None):
         if settings.NGPUS == 0 or settings.NGPUS < -1:
             raise UserError(f"-ngpus={settings.NGPUS}: expected at least 1, or -1 for one per visible device")
         place = find_place(settings)
-        device = _device(settings)
+        device = expected_kind(settings.DEVICE)
         if alone:
             refuse_company(settings, place)
-        count = 1 if alone else processes_to_start(settings, device)
+        starts = not alone and place.world_size == 1 and place.launcher == "none"
+        count = processes_to_start(settings, device) if starts else 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    if place.world_size == 1 and place.launcher == "none" and count > 1:
+    if count > 1:
         sys.exit(spawn.run_workers(count))
     if place.world_size > 1:
         env.export_device(place, device)
@@ -56,9 +55,9 @@ def prepare_processes(alone=False, argv=None):
 
 def processes_to_start(settings, device):
     """Return how many processes `-ngpus` asks for; the default is one for each visible device."""
-    count = settings.NGPUS if settings.NGPUS > 0 else max(1, visible_gpus())
-    if device == "gpu" and count > visible_gpus():
-        raise UserError(f"-ngpus={count}: there are {visible_gpus()} visible GPUs")
+    count = settings.NGPUS if settings.NGPUS > 0 else max(1, visible(device))
+    if device != "cpu" and count > visible(device):
+        raise UserError(f"-ngpus={count}: there are {visible(device)} visible {device.upper()}s")
     return count
 
 
@@ -112,20 +111,3 @@ def read_settings(argv):
             value = yaml.safe_load(str(text))
             layers.append(("command line", {section: {leaf: value} if leaf else value}))
     return build_config(layers)
-
-
-def _device(settings):
-    name = settings.DEVICE.split(":")[0]
-    return name if name in ("cpu", "gpu") else ("gpu" if visible_gpus() else "cpu")
-
-
-def visible_gpus():
-    """Return the number of GPUs that Paddle would see; importing Paddle here would fix its number of threads."""
-    try:
-        importlib.metadata.distribution("paddlepaddle-gpu")
-    except importlib.metadata.PackageNotFoundError:
-        return 0
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and chosen != "all":
-        return len([index for index in chosen.split(",") if index.strip() not in ("", "-1")])
-    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])

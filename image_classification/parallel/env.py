@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, MutableMapping
 from typing import NamedTuple
 
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, cards_variable, device_of
 
 LAUNCHERS = ("auto", "paddle", "slurm", "openmpi", "torchrun", "none")
 # Below Linux' range for outgoing connections (32768-60999), so that a derived port is rarely taken.
@@ -79,11 +79,14 @@ def export(place: Environment, environ: MutableMapping[str, str] = os.environ):
 
 
 def export_device(place: Environment, device: str, environ: MutableMapping[str, str] = os.environ):
-    """Choose the backend, gloo on a CPU, and with `gpu` the card: the local rank's, if the launcher chose none."""
+    """Choose the collectives of this kind of device, and the card: the local rank's, if the launcher chose none."""
+    backend, cards = device_of(device).backend, cards_variable(device)
     if device == "cpu":
-        environ["PADDLE_DISTRI_BACKEND"] = "gloo"
-    elif "," in environ.get("FLAGS_selected_gpus", ",") or not environ["FLAGS_selected_gpus"]:
-        environ["FLAGS_selected_gpus"] = str(place.local_rank)
+        environ["PADDLE_DISTRI_BACKEND"] = backend
+        return
+    environ.setdefault("PADDLE_DISTRI_BACKEND", backend)
+    if "," in environ.get(cards, ",") or not environ[cards]:
+        environ[cards] = str(place.local_rank)
 
 
 def free_port():

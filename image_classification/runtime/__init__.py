@@ -3,7 +3,16 @@
 Paddle is imported inside the functions that need it, because the number of threads must be set before.
 """
 
-from .devices import peak_memory_bytes, select_device, set_deterministic
+from .devices import (
+    cards_variable,
+    device_of,
+    expected_kind,
+    failure_of,
+    peak_memory_bytes,
+    select_device,
+    set_deterministic,
+    visible,
+)
 from .errors import UserError
 from .files import atomic_write
 from .log import LOGGER_NAME, get_logger, log_to_file, progress_bar, setup_logger
@@ -14,6 +23,10 @@ __all__ = [
     "LOGGER_NAME",
     "UserError",
     "atomic_write",
+    "cards_variable",
+    "device_of",
+    "expected_kind",
+    "failure_of",
     "get_logger",
     "log_to_file",
     "peak_memory_bytes",
@@ -29,5 +42,6 @@ __all__ = [
     "setup_logger",
     "tune_allocator",
     "tune_mkl",
+    "visible",
     "world_size",
 ]

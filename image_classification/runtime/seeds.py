@@ -24,14 +24,15 @@ def rng_state() -> dict[str, Any]:
     return {
         "python": repr(random.getstate()),
         "numpy": {"name": name, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
+        "device": _kind(),
         "paddle": [_generator_numbers(generator) for generator in paddle.get_rng_state()],
     }
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what :func:`rng_state` returned; Paddle's part only on a machine with as many devices.
+    """Restore what :func:`rng_state` returned; Paddle's part only on as many devices of the same kind.
 
-    A state that was saved on a CPU says nothing about the generators of a GPU: those keep their seed then.
+    A state that was saved on a CPU says nothing about the generators of another device: those keep their seed then.
     """
     import numpy
     import paddle
@@ -39,8 +40,14 @@ def set_rng_state(state: dict[str, Any]) -> None:
     random.setstate(ast.literal_eval(state["python"]))
     saved = state["numpy"]
     numpy.random.set_state((saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["cached"]))
-    if len(paddle.get_rng_state()) == len(state["paddle"]):
+    if state.get("device", _kind()) == _kind() and len(paddle.get_rng_state()) == len(state["paddle"]):
         paddle.set_rng_state([_generator(numbers) for numbers in state["paddle"]])
+
+
+def _kind() -> str:
+    import paddle
+
+    return paddle.get_device().partition(":")[0]
 
 
 def _generator_numbers(generator: Any) -> dict[str, Any]:

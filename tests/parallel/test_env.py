@@ -71,9 +71,11 @@ def test_hand_set_numbers_are_the_place():
 
 @pytest.mark.parametrize(("device", "before", "expected"), [
     ("cpu", {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
-    ("gpu", {}, {"FLAGS_selected_gpus": "1"}),
-    ("gpu", {"FLAGS_selected_gpus": "0,1"}, {"FLAGS_selected_gpus": "1"}),
-    ("gpu", {"FLAGS_selected_gpus": "5"}, {"FLAGS_selected_gpus": "5"}),
+    ("gpu", {}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "1"}),
+    ("gpu", {"FLAGS_selected_gpus": "0,1"}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "1"}),
+    ("gpu", {"FLAGS_selected_gpus": "5"}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "5"}),
+    ("xpu", {}, {"PADDLE_DISTRI_BACKEND": "bkcl", "FLAGS_selected_xpus": "1"}),
+    ("npu", {}, {"PADDLE_DISTRI_BACKEND": "xccl", "FLAGS_selected_npus": "1"}),
 ])
 def test_device_of_a_rank_is_its_local_rank_unless_chosen(device, before, expected):
     environ = dict(before)
