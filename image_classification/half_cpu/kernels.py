@@ -6,6 +6,7 @@ tensor or dtype argument is half, or the backend serves the operator in float32 
 or NotImplemented to pass the call on to the reference. Nothing is patched and no policy is consulted while it runs.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,38 +16,43 @@ PADDLE = "paddle"  # what computes float32 where no backend does
 
 @dataclass(frozen=True)
 class Backend:
-    """Kernels by operator name, the half dtypes ("bfloat16") that they serve, and the name that logs show.
+    """Kernels by operator name, and what computes each half dtype that they serve, in the words that logs show.
 
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
     Without half dtypes it is asked for nothing else.
     """
 
     name: str
-    description: str
-    dtypes: frozenset
+    descriptions: Mapping[str, str]
     kernels: Mapping[str, Callable] = field(repr=False)
     float32_kernels: frozenset = frozenset()
 
 
-_BACKENDS = {REFERENCE: Backend(REFERENCE, REFERENCE, frozenset({"float16", "bfloat16"}), {})}
+_REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})
+_BACKENDS = {REFERENCE: lambda: _REFERENCE}
 
 
-def register(backend):
-    """Make `dispatch(backend=backend.name)` and "auto" use these kernels. Called once, when the backend is imported."""
-    _BACKENDS[backend.name] = backend
+def register(name, make):
+    """Make `dispatch(backend=name)` and "auto" use the backend that `make()` returns, None where it cannot run.
+
+    Called once, when the backend is imported; `make` is called when the backend is first asked for.
+    """
+    _BACKENDS[name] = functools.cache(make)
 
 
 def find(name):
-    """Return the backend called `name`; "auto" is the last one registered, else the reference.
+    """Return the backend called `name`; "auto" is the last one registered that runs here, the reference at least.
 
     Raises:
         ValueError: no backend of that name runs on this machine.
     """
     if name == "auto":
-        return list(_BACKENDS.values())[-1]
-    if name not in _BACKENDS:
-        raise ValueError(f"half_cpu backend {name!r} is not available here; available: auto, {', '.join(_BACKENDS)}")
-    return _BACKENDS[name]
+        return next(backend for make in reversed(_BACKENDS.values()) if (backend := make()) is not None)
+    backend = _BACKENDS[name]() if name in _BACKENDS else None
+    if backend is None:
+        available = ", ".join(known for known, make in _BACKENDS.items() if make() is not None)
+        raise ValueError(f"half_cpu backend {name!r} is not available here; available: auto, {available}")
+    return backend
 
 
 def describe(name, dtype):
@@ -54,4 +60,4 @@ def describe(name, dtype):
     backend = find(name)
     if dtype == "float32":
         return backend.name if backend.float32_kernels else PADDLE
-    return backend.description if dtype in backend.dtypes else REFERENCE
+    return backend.descriptions.get(dtype, REFERENCE)

@@ -9,6 +9,7 @@ import functools
 import platform
 
 from . import (
+    compiled,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -21,12 +22,9 @@ from . import (
     onednn_pooling,
 )
 from . import onednn_library as library
+from .compiled_library import CompiledError
 
 NAME = "onednn"
-
-_AVX2 = 0x7
-_AVX512_BF16 = 0xE7
-_AMX_BF16 = 0xFEF
 
 KERNELS = {
     "cast": onednn_memory.cast,
@@ -57,7 +55,7 @@ def available():
     """Return True where oneDNN has fast float32 kernels: AVX2 or better, and a wheel with the library."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    return library.load() is not None and library.load().isa() & _AVX2 == _AVX2
+    return library.load() is not None and library.load().isa() & library.AVX2 == library.AVX2
 
 
 def instruction_set():
@@ -65,9 +63,9 @@ def instruction_set():
     if not available():
         return None
     isa = library.load().isa()
-    if isa & _AMX_BF16 == _AMX_BF16:
+    if isa & library.AMX_BF16 == library.AMX_BF16:
         return "amx"
-    return "avx512_bf16" if isa & _AVX512_BF16 == _AVX512_BF16 else None
+    return "avx512_bf16" if isa & library.AVX512_BF16 == library.AVX512_BF16 else None
 
 
 def _guarded(kernel):
@@ -77,17 +75,24 @@ def _guarded(kernel):
     def guarded(original, args, kwargs):
         try:
             return kernel(original, args, kwargs)
-        except library.OneDNNError:
+        except (library.OneDNNError, CompiledError):
             return NotImplemented
 
     return guarded
 
 
-def register():
-    """Add this backend to the table of fast kernels where the machine and Paddle's wheel can run it."""
+def _backend():
+    """Return this backend where the machine and Paddle's wheel can run it."""
     if not available():
-        return
-    name = instruction_set()
-    dtypes = frozenset({"bfloat16"}) if name else frozenset()
+        return None
+    names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
+    descriptions = {names[number]: compiled.description() for number in compiled.formats()}
+    if instruction_set():
+        descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
-    kernels.register(kernels.Backend(NAME, f"{NAME} {name}" if name else NAME, dtypes, table, FLOAT32_KERNELS))
+    return kernels.Backend(NAME, descriptions, table, FLOAT32_KERNELS)
+
+
+def register():
+    """Add this backend to the table of fast kernels."""
+    kernels.register(NAME, _backend)

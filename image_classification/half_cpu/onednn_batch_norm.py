@@ -3,8 +3,8 @@
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled, paddle_names
 from . import onednn_library as onednn
-from . import paddle_names
 from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_primitives import (
     bound,
@@ -24,11 +24,13 @@ def _forward(builder, images, epsilon, flags):
     return "batch_normalization_forward", onednn.FORWARD_TRAINING, md, md, epsilon, flags, None
 
 
+@compiled.counterpart(compiled.batch_norm)
 def _describe(library, builder, images, epsilon, flags):
     numbers = (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
     return library.description(*_forward(builder, images, epsilon, flags)), numbers
 
 
+@compiled.counterpart(compiled.batch_norm_backward)
 def _describe_backward(library, builder, images, epsilon, flags):
     md = builder.md(images)
     hint = builder.hint(*_forward(builder, images, epsilon, flags))

@@ -9,12 +9,14 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled
 from . import onednn_library as onednn
 from .onednn_matmul import sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 
 
+@compiled.counterpart(compiled.binary)
 def _describe(library, builder, algorithm, left, right):
     description = library.description("binary", algorithm, builder.md(left), builder.md(right), builder.md(left), None)
     return description, (onednn.SRC, onednn.SRC_1, onednn.DST)

@@ -8,6 +8,7 @@ and only its first image and its last feature map are rearranged.
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled
 from . import onednn_library as onednn
 from .onednn_memory import channels_last, contiguous, new_channels_last
 from .onednn_primitives import (
@@ -87,11 +88,13 @@ _PASSES = {
 }
 
 
+@compiled.counterpart(compiled.convolution)
 def _describe(library, builder, name, *key):
     arguments, numbers = _PASSES[name]
     return library.description(*arguments(builder, *key)), numbers
 
 
+@compiled.counterpart(compiled.filters_reorder)
 def _describe_weights(library, builder, name, *key):
     """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes."""
     arguments, numbers = _PASSES[name]

@@ -2,11 +2,13 @@
 
 from paddle.autograd import PyLayer
 
+from . import compiled
 from . import onednn_library as onednn
 from .onednn_memory import new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 
 
+@compiled.counterpart(compiled.activation)
 def _describe_activation(library, builder, algorithm, flat):
     md = builder.md(flat)
     description = library.description(
@@ -15,6 +17,7 @@ def _describe_activation(library, builder, algorithm, flat):
     return description, (onednn.SRC, onednn.DST)
 
 
+@compiled.counterpart(compiled.activation_backward)
 def _describe_activation_backward(library, builder, algorithm, flat):
     md = builder.md(flat)
     hint = builder.hint("eltwise_forward", onednn.FORWARD_TRAINING, algorithm, md, md, 0.0, 0.0, None)

@@ -14,7 +14,8 @@ import os
 import threading
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 
-BFLOAT16, FLOAT32 = 2, 3
+FLOAT16, BFLOAT16, FLOAT32 = 1, 2, 3
+AVX2, AVX512_BF16, AMX_BF16 = 0x7, 0xE7, 0xFEF  # bits of instruction sets
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD, BACKWARD_DATA = 0x40, 0x60, 0x80, 0xA0
 
 CONVOLUTION_DIRECT = 0x1
@@ -33,7 +34,7 @@ QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
 MAX_DIMENSIONS = 12
 
 _EXPECTED_NAMES = (
-    ("dnnl_dt2str", {BFLOAT16: b"bf16", FLOAT32: b"f32"}),
+    ("dnnl_dt2str", {FLOAT16: b"f16", BFLOAT16: b"bf16", FLOAT32: b"f32"}),
     ("dnnl_prop_kind2str", {FORWARD_TRAINING: b"forward_training", BACKWARD_DATA: b"backward_data"}),
     (
         "dnnl_alg_kind2str",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled, paddle_names
 from . import onednn_library as onednn
-from . import paddle_names
 from .onednn_memory import contiguous, in_dtype
 from .onednn_primitives import (
     DATA_TYPES,
@@ -69,6 +69,7 @@ def _arguments(builder, left, right, bias, out, post_ops):
     return "matmul", md(left), md(right), md(bias), md(out), builder.attributes(post_ops)
 
 
+@compiled.counterpart(compiled.matmul)
 def _describe(library, builder, *key):
     *_, bias, _, post_ops = key
     names = [onednn.SRC, onednn.WEIGHTS, onednn.DST]

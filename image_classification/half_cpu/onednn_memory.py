@@ -9,8 +9,8 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled, paddle_names
 from . import onednn_library as onednn
-from . import paddle_names
 from .onednn_primitives import (
     DATA_TYPES,
     Layout,
@@ -27,12 +27,13 @@ from .onednn_primitives import (
 _FLOAT32 = paddle.float32
 
 
+@compiled.counterpart(compiled.reorder)
 def _describe_reorder(library, builder, source, target):
     return library.description("reorder", builder.md(source), builder.md(target), None), (onednn.SRC, onednn.DST)
 
 
 def reorder_like(tensor, out):
-    """Return `out` with the content of a tensor of the same shape, dtypes and memory orders as they are."""
+    """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
     if 0 in tensor.strides:
         tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
     cache.get(_describe_reorder, layout(tensor), layout(out))(tensor.data_ptr(), out.data_ptr())
@@ -91,12 +92,11 @@ def ordered_like(tensor, other):
 
 def converted(tensor, dtype):
     """Return a settled copy of a tensor of any strides in another number format; not recorded by autograd."""
-    if tensor.is_contiguous() or is_channels_last(tensor):
-        out = new_like(tensor, dtype)
-        source, target = dense(tensor.dtype, numel(tensor)), dense(dtype, numel(tensor))
-        cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
-        return out
-    return reorder_like(tensor, new_tensor(dtype, tensor.shape))
+    tensor = settled(tensor)
+    out = new_like(tensor, dtype)
+    source, target = dense(tensor.dtype, numel(tensor)), dense(dtype, numel(tensor))
+    cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
+    return out
 
 
 def in_dtype(tensor, dtype):

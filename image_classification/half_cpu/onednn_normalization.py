@@ -6,6 +6,7 @@ Statistics, exponentials and sums are float32 in both; the result is rounded onc
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
@@ -13,12 +14,14 @@ from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, nume
 _FLOAT32 = paddle.float32
 
 
+@compiled.counterpart(compiled.softmax)
 def _describe_softmax(library, builder, rows):
     md = builder.md(rows)
     description = library.description("softmax_forward", onednn.FORWARD_TRAINING, onednn.SOFTMAX, md, md, 1, None)
     return description, (onednn.SRC, onednn.DST)
 
 
+@compiled.counterpart(compiled.softmax_backward)
 def _describe_softmax_backward(library, builder, rows):
     md = builder.md(rows)
     hint = builder.hint("softmax_forward", onednn.FORWARD_TRAINING, onednn.SOFTMAX, md, md, 1, None)
@@ -89,11 +92,13 @@ def _layer_norm_forward(builder, rows, statistics, epsilon):
     )
 
 
+@compiled.counterpart(compiled.layer_norm)
 def _describe_layer_norm(library, builder, rows, statistics, epsilon):
     description = library.description(*_layer_norm_forward(builder, rows, statistics, epsilon))
     return description, (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
 
 
+@compiled.counterpart(compiled.layer_norm_backward)
 def _describe_layer_norm_backward(library, builder, rows, statistics, epsilon):
     md = builder.md(rows)
     description = library.description(

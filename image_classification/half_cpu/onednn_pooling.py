@@ -7,6 +7,7 @@ each sum of gradients (four at most for 3x3 windows at stride 2) is rounded to b
 import paddle
 from paddle.autograd import PyLayer
 
+from . import compiled
 from . import onednn_library as onednn
 from .onednn_convolution import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
@@ -29,6 +30,7 @@ def _pooling(builder, kind, algorithm, source, target, window):
     )  # fmt: skip
 
 
+@compiled.counterpart(compiled.pooling)
 def _describe_pooling(library, builder, kind, algorithm, source, target, window):
     numbers = (onednn.SRC, onednn.DST)
     if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
@@ -36,6 +38,7 @@ def _describe_pooling(library, builder, kind, algorithm, source, target, window)
     return library.description(*_pooling(builder, kind, algorithm, source, target, window)), numbers
 
 
+@compiled.counterpart(compiled.pooling_backward)
 def _describe_pooling_backward(library, builder, algorithm, source, target, window):
     size, strides, before, after = map(onednn.dimensions, window)
     no_dilation = onednn.dimensions((0, 0))

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import paddle
 
+from . import compiled, paddle_names
 from . import onednn_library as onednn
-from . import paddle_names
+from .compiled_library import CompiledError
 
-DATA_TYPES = {paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
+DATA_TYPES = {paddle.float16: onednn.FLOAT16, paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
 _CPU = paddle.CPUPlace()
@@ -71,10 +72,19 @@ def numel(tensor):
     return math.prod(tensor.shape)
 
 
+@functools.cache
+def served_types():
+    """Return {dtype: oneDNN's number} of the formats that are computed on this machine."""
+    known = {onednn.FLOAT32, *compiled.formats()}
+    if onednn.load() is not None and onednn.load().isa() & onednn.AVX512_BF16 == onednn.AVX512_BF16:
+        known.add(onednn.BFLOAT16)
+    return {dtype: number for dtype, number in DATA_TYPES.items() if number in known}
+
+
 def servable(tensor, *others):
-    """Return True for tensors that are not empty and share a number format that oneDNN knows."""
+    """Return True for tensors that are not empty and share a number format that is computed here."""
     dtype = tensor.dtype
-    if dtype not in DATA_TYPES or not numel(tensor):
+    if dtype not in served_types() or not numel(tensor):
         return False
     return all(other.dtype is dtype and numel(other) for other in others)
 
@@ -213,7 +223,7 @@ class Cache:
         """Return the primitive that ``build(library, builder, *key) -> (description, argument numbers)`` describes.
 
         Raises:
-            OneDNNError: oneDNN has no implementation for it.
+            OneDNNError, CompiledError: there is no implementation for it.
         """
         entries = self._entries
         entry = entries.get((build, key))
@@ -223,7 +233,7 @@ class Cache:
                 entries.popitem(last=False)
         else:
             entries.move_to_end((build, key))
-        if isinstance(entry, onednn.OneDNNError):
+        if isinstance(entry, Exception):
             raise entry
         return entry
 
@@ -231,10 +241,12 @@ class Cache:
     def _build(build, key):
         library = onednn.load()
         try:
+            if any(isinstance(part, Layout) and part.data_type in compiled.formats() for part in key):
+                return build.compiled(*key)
             with Builder(library) as builder:
                 description, argument_numbers = build(library, builder, *key)
                 return Primitive(library, description, argument_numbers)
-        except onednn.OneDNNError as error:
+        except (onednn.OneDNNError, CompiledError) as error:
             return error
 
 

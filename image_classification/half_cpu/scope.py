@@ -12,9 +12,9 @@ class Scope:
     def __init__(self, policy, backend):
         self.backend = backend
         self.policy_cast = None if policy is None else policy.cast
-        self.kernels = backend.kernels if backend.dtypes else {}
+        self.kernels = backend.kernels if backend.descriptions else {}
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
-        self.half_dtypes = backend.dtypes
+        self.half_dtypes = backend.descriptions.keys()
 
     def cast(self, tensor, dtype):
         """Return `tensor` in `dtype`, rounded once and recorded by autograd."""

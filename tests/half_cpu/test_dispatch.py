@@ -282,9 +282,9 @@ def doubling(monkeypatch):
         return NotImplemented if args[0].dtype == paddle.float16 else paddle.full_like(args[0], 7.0)
 
     calls = []
-    backend = kernels.Backend("doubling", "doubling avx", frozenset({"bfloat16"}), {"relu": wide_relu})
+    backend = kernels.Backend("doubling", {"bfloat16": "doubling avx"}, {"relu": wide_relu})
     monkeypatch.setattr(kernels, "_BACKENDS", dict(kernels._BACKENDS))
-    kernels.register(backend)
+    kernels.register("doubling", lambda: backend)
     return calls
 
 

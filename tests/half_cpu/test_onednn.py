@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(
     onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
 )
 
-BFLOAT16, FLOAT32 = "bfloat16", "float32"
+FLOAT16, BFLOAT16, FLOAT32 = "float16", "bfloat16", "float32"
+HALVES = [FLOAT16, BFLOAT16]
+ROUNDING = {FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # the distance of neighbours, relative to the smaller one
 
 
 class Calls:
@@ -29,10 +31,8 @@ class Calls:
         table = dict(onednn.KERNELS)
         for name in names:
             table[name] = self._counted(table[name])
-        backend = half_cpu.kernels.Backend(
-            "counted", "counted", frozenset({BFLOAT16}), table, onednn.FLOAT32_KERNELS
-        )
-        monkeypatch.setitem(half_cpu.kernels._BACKENDS, "counted", backend)
+        backend = half_cpu.kernels.Backend("counted", dict.fromkeys(HALVES, "counted"), table, onednn.FLOAT32_KERNELS)
+        monkeypatch.setitem(half_cpu.kernels._BACKENDS, "counted", lambda: backend)
 
     def _counted(self, kernel):
         def counted(original, args, kwargs):
@@ -71,15 +71,16 @@ def run(function, inputs, backend):
 
 
 def assert_within_one_rounding(actual, expected, intermediates=0):
-    """Both were summed in float32, in another order, and rounded to bfloat16 once: neighbours at most, 2^-7 apart.
+    """Both were summed in float32, in another order, and rounded once: neighbours at most.
 
     Where a sum cancels, its float32 error counts relative to the summands: 2^-16 of the largest value. Each rounded
-    intermediate (probabilities in a backward pass) is allowed one more rounding of the largest value, 2^-7.
+    intermediate (probabilities in a backward pass) is allowed one more rounding of the largest value.
     """
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    rounding = ROUNDING[str(expected.dtype).removeprefix("paddle.")]
     actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
     largest = np.abs(expected).max()
-    bound = 2.0**-7 * np.abs(expected) + max(intermediates * 2.0**-7, 2.0**-16) * largest
+    bound = rounding * np.abs(expected) + max(intermediates * rounding, 2.0**-16) * largest
     assert (np.abs(actual - expected) <= bound).all(), (np.abs(actual - expected) / bound).max()
 
 
@@ -175,11 +176,12 @@ CASES = {
 FEWER_ROUNDINGS = {"attention-bias", "attention-biases"}
 
 
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("case", CASES)
-def test_kernel_against_reference_differs_by_at_most_one_rounding(case, monkeypatch):
+def test_kernel_against_reference_differs_by_at_most_one_rounding(case, dtype, monkeypatch):
     name, function, shapes, rounded_intermediate = CASES[case]
     calls = Calls(monkeypatch, name)
-    inputs = tensors(shapes)
+    inputs = tensors(shapes, dtype)
     expected, expected_gradients = run(function, inputs, "reference")
     actual, gradients = run(function, inputs, "counted")
     assert calls.served

@@ -1,0 +1,212 @@
+"""Compiled kernels in the form of primitives: what the oneDNN modules build from a key, for formats that oneDNN lacks.
+
+A describing function of those modules carries its counterpart here: ``@compiled.counterpart(softmax)``. Both get the
+same key, and what is built is called with the same data pointers. Without AVX512-FP16 oneDNN has nothing for float16,
+without AVX512-BF16 nothing fast for bfloat16.
+"""
+
+import functools
+import math
+
+from . import onednn_library as onednn
+from .compiled_library import CompiledError, load, numbers
+
+_ACTIVATIONS = {onednn.RELU_USE_DST: b"relu", onednn.GELU_ERF: b"gelu", onednn.GELU_TANH: b"gelu_tanh"}
+_ARITHMETIC = {onednn.BINARY_ADD: b"add", onednn.BINARY_MUL: b"multiply"}
+
+
+class Primitive:
+    """A compiled kernel with its constants; call it with `arity` data pointers."""
+
+    __slots__ = ("_call", "arity", "sizes", "implementation")
+
+    def __init__(self, call, arity, sizes=()):
+        self._call = call
+        self.arity = arity
+        self.sizes = sizes
+        self.implementation = "compiled"
+
+    def __call__(self, *pointers):
+        self._call(*pointers)
+
+
+def counterpart(build):
+    """Return a decorator that says how the primitive of a describing function is built without oneDNN."""
+
+    def decorate(describe):
+        describe.compiled = build
+        return describe
+
+    return decorate
+
+
+@functools.cache
+def formats():
+    """Return oneDNN's numbers of the formats that are computed by compiled kernels on this machine."""
+    if load() is None:
+        return frozenset()
+    has_bfloat16 = onednn.load() is not None and onednn.load().isa() & onednn.AVX512_BF16 == onednn.AVX512_BF16
+    return frozenset((onednn.FLOAT16,) if has_bfloat16 else (onednn.FLOAT16, onednn.BFLOAT16))
+
+
+def description():
+    """Return what logs call these kernels."""
+    return f"compiled {load().instruction_set}"
+
+
+def _partial(name, *constants):
+    return functools.partial(getattr(load(), name), *constants)
+
+
+def reorder(source, target):
+    """Copy to another memory order, or to another format, both dense."""
+    if source.data_type == target.data_type:
+        constants = numbers(*source.shape, *source.strides, *target.strides)
+        return Primitive(_partial("move", len(source.shape), constants), 2)
+    if source._replace(data_type=0) != target._replace(data_type=0):
+        raise CompiledError(f"no conversion from {source} to {target}")
+    return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)
+
+
+def activation(algorithm, flat):
+    return Primitive(_partial("activation", _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0), 2)
+
+
+def activation_backward(algorithm, flat):
+    return Primitive(_partial("activation_backward", _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0), 3)
+
+
+def binary(algorithm, left, right):
+    rows, columns = left.shape
+    sizes, strides = numbers(1, 1, rows, columns), numbers(0, 0, columns, 1, 0, 0, columns * (right.shape[0] > 1), 1)
+    return Primitive(_partial("arithmetic", _ARITHMETIC[algorithm], left.data_type, sizes, strides), 3)
+
+
+def column_sums(matrix, data_type):
+    rows, columns = matrix.shape
+    call = _partial("reduce", matrix.data_type, data_type, numbers(1, rows, columns), numbers(0, columns, 1, 0, 0, 0))
+    return Primitive(lambda source, target: call(source, None, 1.0, target), 2)
+
+
+def softmax(rows):
+    return Primitive(_partial("softmax", rows.data_type, *rows.shape), 2)
+
+
+def softmax_backward(rows):
+    return Primitive(_partial("softmax_backward", rows.data_type, *rows.shape), 3)
+
+
+def layer_norm(rows, statistics, epsilon):
+    return Primitive(_partial("layer_norm", rows.data_type, *rows.shape, epsilon), 6)
+
+
+def layer_norm_backward(rows, statistics, epsilon):
+    return Primitive(_partial("layer_norm_backward", rows.data_type, *rows.shape, epsilon), 8)
+
+
+def _batch_norm_constants(images, epsilon, flags):
+    batch, channels, height, width = images.shape
+    last = images.strides[1] == 1
+    shape = (batch * height * width, channels, 1) if last else (batch, channels, height * width)
+    return images.data_type, *shape, epsilon, bool(flags & onednn.USE_GLOBAL_STATS)
+
+
+def batch_norm(images, epsilon, flags):
+    return Primitive(_partial("batch_norm", *_batch_norm_constants(images, epsilon, flags)), 6)
+
+
+def batch_norm_backward(images, epsilon, flags):
+    return Primitive(_partial("batch_norm_backward", *_batch_norm_constants(images, epsilon, flags)), 8)
+
+
+def matmul(left, right, bias, out, post_ops):
+    """A product; its post operations may be a scale, then an addend [.., M, N], or GELU alone."""
+    scale, addend, gelu = 1.0, None, False
+    for kind, algorithm, *details in post_ops:
+        if kind == "binary" and addend is None and not gelu:
+            (addend,) = details
+        elif algorithm == onednn.LINEAR and bias is None and addend is None and not gelu:
+            scale = details[0]
+        elif algorithm == onednn.GELU_ERF and not gelu:
+            gelu = True
+        else:
+            raise CompiledError(f"no product with {post_ops}")
+    layouts = [left, right, out] if addend is None else [left, right, out, addend]
+    if len(out.shape) > 4:
+        raise CompiledError(f"no products of {len(out.shape)} axes")
+    leading = 4 - len(out.shape)
+    sizes = numbers(*(1,) * leading, *out.shape, left.shape[-1])
+    strides = []
+    for one in layouts:
+        steps = [0 if size == 1 and axis < len(one.shape) - 2 else step
+                 for axis, (size, step) in enumerate(zip(one.shape, one.strides, strict=True))]  # fmt: skip
+        strides += [0] * leading + steps
+    call = _partial("matmul", out.data_type, sizes, numbers(*strides))
+
+    def run(left, right, out, *others):
+        others = iter(others)
+        call(left, right, out, scale, bias and next(others), addend and next(others), gelu)
+
+    return Primitive(run, 3 + (bias is not None) + (addend is not None))
+
+
+# where each axis of filters [group, output, input, height, width] goes
+_FILTER_ORDER = {"forward": (0, 3, 4, 2, 1), "backward_data": (0, 3, 4, 1, 2), "backward_weights": (0, 1, 3, 4, 2)}
+_DEPTHWISE_ORDER = (3, 4, 0, 1, 2)
+
+
+def filters_reorder(name, source, filters, target, geometry):
+    """The copy between plain filters and those that a pass wants, or, for backward_weights, writes."""
+    shape, strides = filters.shape, filters.strides
+    if len(shape) == 4:
+        shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
+    order = _DEPTHWISE_ORDER if shape[1:3] == (1, 1) else _FILTER_ORDER[name]
+    steps, step = [0] * 5, 1
+    for axis in reversed(order):
+        steps[axis] = step
+        step *= shape[axis]
+    plain, ordered = (filters._replace(shape=shape, strides=one) for one in (strides, tuple(steps)))
+    return reorder(ordered, plain) if name == "backward_weights" else reorder(plain, ordered)
+
+
+def convolution(name, source, filters, target, geometry):
+    groups = filters.shape[0] if len(filters.shape) == 5 else 1
+    outputs, inputs, *window = filters.shape[-4:]
+    strides, dilations, before, _ = geometry
+    constants = numbers(
+        source.shape[0], groups, inputs, outputs, *source.shape[2:], *target.shape[2:],
+        *window, *strides, *(dilation + 1 for dilation in dilations), *before,
+    )  # fmt: skip
+    number = ("forward", "backward_data", "backward_weights").index(name)
+    call = _partial("convolution", source.data_type, number, constants)
+
+    def run(first, filters, last):
+        if name == "backward_weights":
+            call(first, last, filters)
+        else:
+            call(first, filters, last)
+
+    return Primitive(run, 3, (0, 2 * math.prod(filters.shape), 0))
+
+
+def _pooling_constants(algorithm, source, target, window):
+    size, strides, before, _ = window
+    constants = numbers(*source.shape, *target.shape[2:], *size, *strides, *before)
+    if algorithm == onednn.POOL_MAX and math.prod(size) > 256:
+        raise CompiledError("positions of more than 256 elements")
+    padding = algorithm == onednn.POOL_AVG_INCLUDE_PADDING
+    return source.data_type, constants, algorithm == onednn.POOL_MAX, padding
+
+
+def pooling(kind, algorithm, source, target, window):
+    call = _partial("pooling", *_pooling_constants(algorithm, source, target, window))
+    if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
+        return Primitive(call, 3, (0, 0, math.prod(target.shape)))
+    return Primitive(lambda source, target: call(source, target, None), 2)
+
+
+def pooling_backward(algorithm, source, target, window):
+    call = _partial("pooling_backward", *_pooling_constants(algorithm, source, target, window))
+    if algorithm == onednn.POOL_MAX:
+        return Primitive(call, 3)
+    return Primitive(lambda gradient, target: call(gradient, target, None), 2)

@@ -1,0 +1,155 @@
+"""Builds the C++ kernels of the folder `cpp` with the system's compiler, once for this machine, and binds them.
+
+The library lies in the user's cache folder under a name that changes with the sources, the compiler and the processor.
+Without a compiler, a writable cache folder or a processor with AVX2 and F16C there is none, and `backend_name` says so.
+It shares the OpenMP runtime of Paddle's wheel, as oneDNN does: a second one would compete for the same cores.
+"""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
+from pathlib import Path
+
+import paddle
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "cpp"
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fopenmp")
+
+_I, _L, _F, _S, _P = c_int, c_long, c_float, c_char_p, c_void_p
+_SIGNATURES = {
+    "convert": (_I, _I, _L, _P, _P),
+    "move": (_I, _P, _P, _P),
+    "activation": (_S, _I, _L, _F, _F, _P, _P),
+    "activation_backward": (_S, _I, _L, _F, _F, _P, _P, _P),
+    "arithmetic": (_S, _I, _P, _P, _P, _P, _P),
+    "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
+    "softmax": (_I, _L, _L, _P, _P),
+    "softmax_backward": (_I, _L, _L, _P, _P, _P),
+    "layer_norm": (_I, _L, _L, _F, _P, _P, _P, _P, _P, _P),
+    "layer_norm_backward": (_I, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P, _P),
+    "batch_norm": (_I, _L, _L, _L, _F, _I, _P, _P, _P, _P, _P, _P),
+    "batch_norm_backward": (_I, _L, _L, _L, _F, _I, _P, _P, _P, _P, _P, _P, _P, _P),
+    "matmul": (_I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
+    "convolution": (_I, _I, _P, _P, _P, _P),
+    "pooling": (_I, _P, _I, _I, _P, _P, _P),
+    "pooling_backward": (_I, _P, _I, _I, _P, _P, _P),
+}
+
+
+class CompiledError(RuntimeError):
+    """A compiled kernel was asked for what it does not know."""
+
+
+def _check(status, function, arguments):
+    if status:
+        raise CompiledError(f"{function.__name__}: unknown number format or operation")
+
+
+class Library:
+    """The loaded kernels, one method for each function of `cpp`.
+
+    Attributes:
+        instruction_set: "avx512" or "avx2", what they were compiled to.
+    """
+
+    def __init__(self, path):
+        dll = ctypes.CDLL(str(path))
+        for name, argument_types in _SIGNATURES.items():
+            function = getattr(dll, name)
+            function.argtypes, function.restype, function.errcheck = argument_types, c_int, _check
+            setattr(self, name, function)
+        self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]
+
+
+def numbers(*values):
+    """Return the numbers as an array that the kernels read."""
+    return (c_long * len(values))(*values)
+
+
+@functools.cache
+def load():
+    """Return the :class:`Library`, built if it has to be, or None where it cannot be."""
+    try:
+        return Library(build(cache_folder()))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
+        logger.warning("half_cpu runs without its compiled kernels: %s", detail)
+        return None
+
+
+def cache_folder():
+    """Return the folder for built libraries, which need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "half_cpu"
+
+
+def compiler():
+    """Return the path of the C++ compiler: $CXX, or c++.
+
+    Raises:
+        OSError: there is none.
+    """
+    name = os.environ.get("CXX") or "c++"
+    path = shutil.which(name)
+    if path is None:
+        raise OSError(f"no C++ compiler: {name} not found")
+    return path
+
+
+def build(folder, flags=FLAGS):
+    """Return the path of the library in `folder`; it is compiled, in seconds, unless it is there.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be compiled or written.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise OSError(f"they are written for Linux on x86-64, this is {platform.system()} on {platform.machine()}")
+    program = compiler()
+    runtime = Path(paddle.__file__).parent / "libs" / "libiomp5.so"
+    path = folder / f"{_fingerprint(program, runtime, flags)}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of many processes that start at once, one compiles
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                _compile(program, runtime, flags, Path(scratch)).rename(path)
+    return path
+
+
+def _fingerprint(program, runtime, flags):
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    with open("/proc/cpuinfo") as file:
+        processor = next((line for line in file if line.startswith("flags")), "")
+    digest = hashlib.sha256("\0".join((program, version, processor, str(runtime), *flags)).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _compile(program, runtime, flags, scratch):
+    """Return the path of the library, compiled into the folder `scratch`."""
+    objects, running = [], []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        objects.append(scratch / f"{source.stem}.o")
+        command = [program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])]
+        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+    for command, process in running:
+        _, stderr = process.communicate()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=stderr)
+    path = scratch / "kernels.so"
+    # Without -fopenmp: it would link the compiler's own OpenMP runtime.
+    command = [program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    return path

@@ -1,0 +1,206 @@
+// Batch normalisation of [outer, channels, inner]: inner is 1 where the channels lie side by side, outer * inner the
+// number of elements of a channel. Statistics are float32: each part of the rows has its own mean and squared
+// deviations, which are then merged (Chan et al.), so nothing cancels and one pass over memory is enough.
+#include "interface.h"
+#include "parallel.h"
+
+namespace {
+
+struct Shape {
+    long outer, channels, inner;
+    long part() const { return std::max(32L, (outer + 127) / 128); }  // rows, the same for any number of threads
+    long parts() const { return (outer + part() - 1) / part(); }
+    bool small() const { return outer * channels * inner < 32768; }
+};
+
+template <class F>
+void run(bool small, long tasks, F f) {
+    if (small) for (long task = 0; task < tasks; task++) f(task);
+    else for_tasks(tasks, f);
+}
+
+// Rows of channels: call f(first, last, part) for each part of the rows.
+template <class F>
+void for_parts(const Shape& s, F f) {
+    run(s.small(), s.parts(), [&](long p) { f(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p); });
+}
+
+template <class T>
+void statistics(const Shape& s, const T* x, float* mean, float* variance) {
+    long C = s.channels;
+    if (s.inner > 1) {
+        run(s.small(), C, [&](long c) {
+            double total = 0, squares = 0;
+            for (int pass = 0; pass < 2; pass++) {
+                double center = pass ? total / (s.outer * s.inner) : 0;
+                for (long o = 0; o < s.outer; o++) {
+                    const T* row = x + (o * C + c) * s.inner;
+                    Vector sums = all(0.0f), middle = all((float)center);
+                    float rest = 0;
+                    walk(s.inner, [&](long i, long count) {
+                        Vector v = take(row + i, count);
+                        if (pass) v = (v - middle) * (v - middle);
+                        if (count == W) sums = sums + v;
+                        else for (long j = 0; j < count; j++) { float some[W]; store(some, v); rest += some[j]; }
+                    });
+                    (pass ? squares : total) += sum(sums) + rest;
+                }
+            }
+            mean[c] = total / (s.outer * s.inner);
+            variance[c] = squares / (s.outer * s.inner);
+        });
+        return;
+    }
+    long parts = s.parts();
+    float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
+    for_parts(s, [&](long first, long last, long p) {
+        float *means = partial + p * 2 * C, *squares = means + C;
+        walk(C, [&](long c, long count) {
+            Vector total = all(0.0f), deviations = all(0.0f);
+            for (long r = first; r < last; r++) total = total + take(x + r * C + c, count);
+            Vector center = total * all(1.0f / (last - first));
+            for (long r = first; r < last; r++) {
+                Vector v = take(x + r * C + c, count) - center;
+                deviations = fma(v, v, deviations);
+            }
+            give(means + c, center, count);
+            give(squares + c, deviations, count);
+        });
+    });
+    walk(C, [&](long c, long count) {
+        Vector center = take(partial + c, count), deviations = take(partial + C + c, count);
+        float seen = std::min(s.outer, s.part());
+        for (long p = 1; p < parts; p++) {
+            float rows = std::min(s.outer, (p + 1) * s.part()) - p * s.part(), both = seen + rows;
+            Vector difference = take(partial + p * 2 * C + c, count) - center;
+            center = fma(difference, all(rows / both), center);
+            deviations = deviations + take(partial + p * 2 * C + C + c, count);
+            deviations = fma(difference * difference, all(seen * rows / both), deviations);
+            seen = both;
+        }
+        give(mean + c, center, count);
+        give(variance + c, deviations * all(1.0f / s.outer), count);
+    });
+    free(partial);
+}
+
+// y = factor[c] * x + addend[c] and the like: f(x, channel's values) over all elements.
+template <class T, class F>
+void for_elements(const Shape& s, F f) {
+    long C = s.channels;
+    if (s.inner == 1) {
+        long rows = std::max(1L, 8192 / C);
+        run(s.small(), (s.outer + rows - 1) / rows, [&](long task) {
+            for (long r = task * rows; r < std::min(s.outer, (task + 1) * rows); r++)
+                walk(C, [&](long c, long count) {
+                    f(r * C + c, count, [&](const float* values) { return take(values + c, count); });
+                });
+        });
+        return;
+    }
+    run(s.small(), s.outer * C, [&](long plane) {
+        walk(s.inner, [&](long i, long count) {
+            f(plane * s.inner + i, count, [&](const float* values) { return all(values[plane % C]); });
+        });
+    });
+}
+
+template <class T>
+void batch_norm(const Shape& s, float epsilon, bool given, const T* x, const float* scale, const float* shift, T* y,
+                float* mean, float* variance) {
+    if (!given) statistics(s, x, mean, variance);
+    float* factor = (float*)malloc(s.channels * sizeof(float));
+    for (long c = 0; c < s.channels; c++) factor[c] = scale[c] / std::sqrt(variance[c] + epsilon);
+    for_elements<T>(s, [&](long at, long count, auto of) {
+        give(y + at, fma(take(x + at, count) - of(mean), of(factor), of(shift)), count);
+    });
+    free(factor);
+}
+
+template <class T>
+void batch_norm_backward(const Shape& s, float epsilon, bool given, const T* x, const float* mean,
+                         const float* variance, const float* scale, const T* gradient, T* out, float* scale_gradient,
+                         float* shift_gradient) {
+    long C = s.channels;
+    float* root = (float*)malloc(3 * C * sizeof(float));
+    for (long c = 0; c < C; c++) root[c] = 1.0f / std::sqrt(variance[c] + epsilon);
+    if (s.inner == 1) {
+        long parts = s.parts();
+        float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
+        for_parts(s, [&](long first, long last, long p) {
+            float *dots = partial + p * 2 * C, *sums = dots + C;
+            walk(C, [&](long c, long count) {
+                Vector dot = all(0.0f), total = all(0.0f), center = take(mean + c, count);
+                for (long r = first; r < last; r++) {
+                    Vector g = take(gradient + r * C + c, count);
+                    dot = fma(g, take(x + r * C + c, count) - center, dot);
+                    total = total + g;
+                }
+                give(dots + c, dot, count);
+                give(sums + c, total, count);
+            });
+        });
+        for (long c = 0; c < C; c++) {
+            float dot = 0, total = 0;
+            for (long p = 0; p < parts; p++) dot += partial[p * 2 * C + c], total += partial[p * 2 * C + C + c];
+            scale_gradient[c] = dot * root[c];
+            shift_gradient[c] = total;
+        }
+        free(partial);
+    } else {
+        run(s.small(), C, [&](long c) {
+            double dot = 0, total = 0;
+            for (long o = 0; o < s.outer; o++) {
+                long at = (o * C + c) * s.inner;
+                Vector dots = all(0.0f), sums = all(0.0f), center = all(mean[c]);
+                walk(s.inner, [&](long i, long count) {
+                    Vector g = take(gradient + at + i, count);
+                    Vector v = count == W ? load(x + at + i) - center : (take(x + at + i, count) - center);
+                    if (count < W) {  // beyond the end g is zero, and the mean times zero may be NaN
+                        float some[W] = {};
+                        store(some, g * v, count);
+                        dots = dots + load(some);
+                    } else dots = fma(g, v, dots);
+                    sums = sums + g;
+                });
+                dot += sum(dots), total += sum(sums);
+            }
+            scale_gradient[c] = dot * root[c];
+            shift_gradient[c] = total;
+        });
+    }
+    // scale / deviation * (g - mean of g - normalised x * mean of (g * normalised x)); given statistics have no part
+    float *slope = root + C, *addend = root + 2 * C, n = (float)s.outer * s.inner;
+    for (long c = 0; c < C; c++) {
+        slope[c] = given ? 0 : scale_gradient[c] * root[c] / n;
+        addend[c] = given ? 0 : shift_gradient[c] / n;
+        root[c] *= scale[c];
+    }
+    for_elements<T>(s, [&](long at, long count, auto of) {
+        Vector g = take(gradient + at, count) - of(addend);
+        if (!given) g = fma(of(mean) - take(x + at, count), of(slope), g);
+        give(out + at, g * of(root), count);
+    });
+    free(root);
+}
+
+}  // namespace
+
+// `given`: the statistics are read; otherwise they are computed and written.
+EXPORT int batch_norm(int format, long outer, long channels, long inner, float epsilon, int given, const void* x,
+                      const float* scale, const float* shift, void* y, float* mean, float* variance) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        batch_norm(Shape{outer, channels, inner}, epsilon, given, (const T*)x, scale, shift, (T*)y, mean, variance);
+    });
+}
+
+EXPORT int batch_norm_backward(int format, long outer, long channels, long inner, float epsilon, int given,
+                               const void* x, const float* mean, const float* variance, const float* scale,
+                               const void* gradient, void* out, float* scale_gradient, float* shift_gradient) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        batch_norm_backward(Shape{outer, channels, inner}, epsilon, given, (const T*)x, mean, variance, scale,
+                            (const T*)gradient, (T*)out, scale_gradient, shift_gradient);
+    });
+}

@@ -1,0 +1,62 @@
+// Batches of matrix products with a scale, a bias, an addend and GELU applied before the result is rounded.
+#include "gemm.h"
+#include "interface.h"
+
+namespace {
+
+template <class T>
+struct Ending {
+    T* out;
+    long row_stride, column_stride;
+    float scale;
+    const T* bias;    // [N] or null
+    const T* addend;  // [M, N] or null
+    long addend_stride;
+    bool gelu;
+
+    void operator()(long m, long n, long count, float* sums) const {
+        walk(count, [&](long i, long lanes) {
+            Vector x = load(sums + i) * all(scale);
+            if (bias) x = x + take(bias + n + i, lanes);
+            if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
+            if (gelu) x = x * normal_below(x);
+            T* to = out + m * row_stride + (n + i) * column_stride;
+            if (column_stride == 1) return give(to, x, lanes);
+            T some[W];
+            store(some, x);
+            for (long j = 0; j < lanes; j++) to[j * column_stride] = some[j];
+        });
+    }
+};
+
+struct Operand {
+    long batch[2], row, column;  // strides in elements
+};
+
+template <class T>
+void multiply(const long* sizes, const Operand* strides, const void* left, const void* right, void* out, float scale,
+              const void* bias, const void* addend, int gelu) {
+    long outer = sizes[0], inner = sizes[1], M = sizes[2], N = sizes[3], K = sizes[4];
+    const Operand &a = strides[0], &b = strides[1], &c = strides[2], &d = strides[3];
+    products(outer * inner, M, N, K, [&](long index, auto compute) {
+        long i = index / inner, j = index % inner;
+        const T* x = (const T*)left + i * a.batch[0] + j * a.batch[1];
+        const T* y = (const T*)right + i * b.batch[0] + j * b.batch[1];
+        T* z = (T*)out + i * c.batch[0] + j * c.batch[1];
+        const T* add = addend ? (const T*)addend + i * d.batch[0] + j * d.batch[1] : nullptr;
+        Ending<T> finish{z, c.row, c.column, scale, (const T*)bias, add, d.row, gelu != 0};
+        RightMatrix<T> matrix{y, b.row, b.column};
+        if (a.row == 1 && a.column != 1) compute(LeftMatrix<T, true>{x, a.row, a.column}, matrix, finish);
+        else compute(LeftMatrix<T, false>{x, a.row, a.column}, matrix, finish);
+    });
+}
+
+}  // namespace
+
+// sizes: batch, batch, M, N, K; strides: of left, right, out and addend, each batch, batch, row, column.
+EXPORT int matmul(int format, const long* sizes, const long* strides, const void* left, const void* right, void* out,
+                  float scale, const void* bias, const void* addend, int gelu) {
+    return for_format(format, [&](auto number) {
+        multiply<decltype(number)>(sizes, (const Operand*)strides, left, right, out, scale, bias, addend, gelu);
+    });
+}

@@ -1,0 +1,47 @@
+// Threads of the OpenMP runtime that Paddle and oneDNN share. Only what that runtime exports is used: parallel regions.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+// Call f(task) for each task, the next one to whichever thread is free.
+template <class F>
+static void for_tasks(long tasks, F f) {
+    if (tasks <= 1) {
+        for (long task = 0; task < tasks; task++) f(task);
+        return;
+    }
+    std::atomic<long> next{0};
+#pragma omp parallel
+    for (long task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(task);
+}
+
+// Call f(first, last) for ranges of 0..n that are no smaller than `grain` and the same for any number of threads.
+template <class F>
+static void for_ranges(long n, long grain, F f) {
+    long size = std::max(std::max(grain, 1L), (n + 255) / 256);
+    long tasks = (n + size - 1) / size;
+    for_tasks(tasks, [&](long task) { f(task * size, std::min(n, (task + 1) * size)); });
+}
+
+// Scratch memory of a thread, aligned for vectors; kept between calls and grown when needed.
+class Scratch {
+  public:
+    ~Scratch() { free(data_); }
+    float* floats(size_t count) {
+        if (count > size_) {
+            free(data_);
+            size_ = count;
+            data_ = (float*)aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
+            if (!data_) abort();
+        }
+        return data_;
+    }
+
+  private:
+    float* data_ = nullptr;
+    size_t size_ = 0;
+};

@@ -1,0 +1,74 @@
+// Sums over the middle of three axes, also of the product of two tensors; float32 inside, rounded once.
+#include "interface.h"
+#include "parallel.h"
+
+namespace {
+
+// Sum rows [first, last) of one [middle, inner] block into `sums`.
+template <class T>
+void sum_block(long first, long last, long inner, const long* left, const long* right, const T* a, const T* b,
+               float* sums) {
+    if (inner == 1 && left[1] == 1 && (!b || right[1] == 1)) {
+        Vector total[2] = {all(0.0f), all(0.0f)};
+        long n = last - first;
+        walk(n, [&](long i, long count) {
+            Vector x = take(a + first + i, count);
+            if (b) x = x * take(b + first + i, count);
+            total[i / W % 2] = total[i / W % 2] + x;
+        });
+        sums[0] = sum(total[0] + total[1]);
+        return;
+    }
+    memset(sums, 0, inner * sizeof(float));
+    for (long m = first; m < last; m++) {
+        const T *x = a + m * left[1], *y = b ? b + m * right[1] : nullptr;
+        walk(inner, [&](long i, long count) {
+            Vector p = left[2] ? take(x + i, count) : all(value(x));
+            if (y) p = p * (right[2] ? take(y + i, count) : all(value(y)));
+            give(sums + i, take(sums + i, count) + p, count);
+        });
+    }
+}
+
+template <class T, class Out>
+void reduce(const long* sizes, const long* left, const long* right, const T* a, const T* b, float scale, Out* out) {
+    long outer = sizes[0], middle = sizes[1], inner = sizes[2];
+    // Parts of fixed size, so that the result does not depend on the number of threads.
+    long part = std::max(64L, 65536 / inner);
+    if (outer >= 64) part = middle;
+    long parts = (middle + part - 1) / part;
+    float* sums = (float*)malloc(outer * parts * inner * sizeof(float));
+    auto run = [&](long task) {
+        long o = task / parts, p = task % parts;
+        sum_block(p * part, std::min(middle, (p + 1) * part), inner, left, right, a + o * left[0],
+                  b ? b + o * right[0] : b, sums + task * inner);
+    };
+    if (outer * middle * inner < 32768) for (long task = 0; task < outer * parts; task++) run(task);
+    else if (parts > 1 || outer < 1024) for_tasks(outer * parts, run);
+    else for_ranges(outer, 16, [&](long first, long last) { for (long o = first; o < last; o++) run(o); });
+    for (long o = 0; o < outer; o++) {
+        float* total = sums + o * parts * inner;
+        walk(inner, [&](long i, long count) {
+            Vector x = take(total + i, count);
+            for (long p = 1; p < parts; p++) x = x + take(total + p * inner + i, count);
+            give(out + o * inner + i, x * all(scale), count);
+        });
+    }
+    free(sums);
+}
+
+}  // namespace
+
+// sizes: outer, middle, inner; strides: those of left, then of right, in elements; the last stride is 1, or 0 for a
+// repeated element. The result is [outer, inner]. `right` may be null.
+EXPORT int reduce(int format, int out_format, const long* sizes, const long* strides, const void* left,
+                  const void* right, float scale, void* out) {
+    int unknown = 0;
+    unknown |= for_format(format, [&](auto number) {
+        using T = decltype(number);
+        unknown |= for_format(out_format, [&](auto result) {
+            reduce(sizes, strides, strides + 3, (const T*)left, (const T*)right, scale, (decltype(result)*)out);
+        });
+    });
+    return unknown;
+}

@@ -1,0 +1,171 @@
+// Softmax, layer normalisation and root-mean-square normalisation of the rows of a matrix; float32 inside.
+#include "interface.h"
+#include "parallel.h"
+
+namespace {
+
+template <class F>
+void for_rows(long rows, long columns, F f) {
+    for_ranges(rows, 16384 / columns, [&](long first, long last) {
+        static thread_local Scratch scratch;
+        float* row = scratch.floats(2 * (columns + W));
+        for (long r = first; r < last; r++) f(r, row);
+    });
+}
+
+template <class F>
+float sum_over(long n, F f) {
+    Vector total = all(0.0f);
+    walk(n, [&](long i, long count) {
+        Vector x = f(i, count);
+        if (count < W) {  // lanes beyond the end count as zero
+            float some[W] = {};
+            store(some, x, count);
+            x = load(some);
+        }
+        total = total + x;
+    });
+    return sum(total);
+}
+
+template <class T>
+void softmax(long rows, long columns, const T* from, T* to) {
+    for_rows(rows, columns, [&](long r, float* row) {
+        const T* x = from + r * columns;
+        T* y = to + r * columns;
+        float largest = -INFINITY;
+        Vector top = all(-INFINITY);
+        walk(columns, [&](long i, long count) {
+            Vector v = take(x + i, count);
+            store(row + i, v);
+            if (count == W) top = maximum(v, top);
+            else for (long j = 0; j < count; j++) largest = std::max(largest, row[i + j]);
+        });
+        float some[W];
+        store(some, top);
+        for (float one : some) largest = std::max(largest, one);
+        float total = sum_over(columns, [&](long i, long) {
+            Vector e = exponential(load(row + i) - all(largest));
+            store(row + i, e);
+            return e;
+        });
+        Vector factor = all(1.0f / total);
+        walk(columns, [&](long i, long count) { give(y + i, load(row + i) * factor, count); });
+    });
+}
+
+template <class T>
+void softmax_backward(long rows, long columns, const T* result, const T* gradient, T* out) {
+    for_rows(rows, columns, [&](long r, float*) {
+        const T *y = result + r * columns, *g = gradient + r * columns;
+        T* to = out + r * columns;
+        Vector dot = all(sum_over(columns, [&](long i, long count) { return take(y + i, count) * take(g + i, count); }));
+        walk(columns, [&](long i, long count) {
+            give(to + i, take(y + i, count) * (take(g + i, count) - dot), count);
+        });
+    });
+}
+
+template <class T>
+void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, T* to,
+                float* means, float* variances) {
+    for_rows(rows, columns, [&](long r, float* row) {
+        const T* x = from + r * columns;
+        T* y = to + r * columns;
+        float mean = sum_over(columns, [&](long i, long count) {
+            Vector v = take(x + i, count);
+            store(row + i, v);
+            return v;
+        }) / columns;
+        float variance = sum_over(columns, [&](long i, long) {
+            Vector v = load(row + i) - all(mean);
+            return v * v;
+        }) / columns;
+        means[r] = mean;
+        variances[r] = variance;
+        Vector factor = all(1.0f / std::sqrt(variance + epsilon));
+        walk(columns, [&](long i, long count) {
+            Vector v = (load(row + i) - all(mean)) * factor;
+            give(y + i, fma(v, take(scale + i, count), take(shift + i, count)), count);
+        });
+    });
+}
+
+template <class T>
+void layer_norm_backward(long rows, long columns, float epsilon, const T* from, const float* means,
+                         const float* variances, const float* scale, const T* gradient, T* out, float* scale_gradient,
+                         float* shift_gradient) {
+    // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
+    long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
+    long width = (columns + W - 1) / W * W;
+    float* partial = (float*)calloc(parts * 2 * width, sizeof(float));
+    auto run = [&](long p) {
+        float *scale_sums = partial + p * 2 * width, *shift_sums = scale_sums + width;
+        for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
+            const T *x = from + r * columns, *g = gradient + r * columns;
+            T* to = out + r * columns;
+            Vector mean = all(means[r]), factor = all(1.0f / std::sqrt(variances[r] + epsilon));
+            Vector dot = all(0.0f), total = all(0.0f);
+            walk(columns, [&](long i, long count) {
+                Vector gradient = take(g + i, count), v = (take(x + i, count) - mean) * factor;
+                give(scale_sums + i, take(scale_sums + i, count) + gradient * v, count);
+                give(shift_sums + i, take(shift_sums + i, count) + gradient, count);
+                gradient = gradient * take(scale + i, count);  // zero beyond the end
+                total = total + gradient;
+                dot = count == W ? fma(gradient, v, dot) : dot + choose(equal(gradient, all(0.0f)), gradient, gradient * v);
+            });
+            Vector average = all(sum(total) / columns), slope = all(sum(dot) / columns);
+            walk(columns, [&](long i, long count) {
+                Vector v = (take(x + i, count) - mean) * factor;
+                Vector gradient = take(g + i, count) * take(scale + i, count);
+                give(to + i, (gradient - average - v * slope) * factor, count);
+            });
+        }
+    };
+    if (rows * columns < 16384) for (long p = 0; p < parts; p++) run(p);
+    else for_tasks(parts, run);
+    walk(columns, [&](long i, long count) {
+        Vector a = all(0.0f), b = all(0.0f);
+        for (long p = 0; p < parts; p++) {
+            a = a + load(partial + p * 2 * width + i);
+            b = b + load(partial + p * 2 * width + width + i);
+        }
+        give(scale_gradient + i, a, count);
+        give(shift_gradient + i, b, count);
+    });
+    free(partial);
+}
+
+}  // namespace
+
+EXPORT int softmax(int format, long rows, long columns, const void* x, void* y) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        softmax(rows, columns, (const T*)x, (T*)y);
+    });
+}
+
+EXPORT int softmax_backward(int format, long rows, long columns, const void* y, const void* gradient, void* out) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        softmax_backward(rows, columns, (const T*)y, (const T*)gradient, (T*)out);
+    });
+}
+
+EXPORT int layer_norm(int format, long rows, long columns, float epsilon, const void* x, const float* scale,
+                      const float* shift, void* y, float* means, float* variances) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (T*)y, means, variances);
+    });
+}
+
+EXPORT int layer_norm_backward(int format, long rows, long columns, float epsilon, const void* x, const float* means,
+                               const float* variances, const float* scale, const void* gradient, void* out,
+                               float* scale_gradient, float* shift_gradient) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        layer_norm_backward(rows, columns, epsilon, (const T*)x, means, variances, scale, (const T*)gradient, (T*)out,
+                            scale_gradient, shift_gradient);
+    });
+}

@@ -1,0 +1,228 @@
+// Vectors of float32 lanes, and their loads from and stores to float16, bfloat16 and float32 memory.
+//
+// A store rounds once, to nearest even; float16 has gradual subnormals and overflows to inf from 65520 on.
+#pragma once
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct Float16 { uint16_t bits; };
+struct BFloat16 { uint16_t bits; };
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+
+constexpr int W = 16;
+using Vector = __m512;
+using Mask = __mmask16;
+
+static inline Vector all(float x) { return _mm512_set1_ps(x); }
+static inline Vector load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+static inline Vector load(const Float16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline void store(Float16* p, Vector v) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline Vector load(const BFloat16* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+static inline void store(BFloat16* p, Vector v) {
+    __m512i bits = _mm512_castps_si512(v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+}
+static inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+// The second operand wins where either is NaN.
+static inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+static inline Vector minimum(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+static inline Vector root(Vector a) { return _mm512_sqrt_ps(a); }
+static inline Mask less(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline Mask equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+static inline Mask is_nan(Vector a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm512_mask_blend_ps(mask, no, yes); }
+static inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
+static inline float sum(Vector a) { return _mm512_reduce_add_ps(a); }
+static inline Vector nearest(Vector a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline Vector times_power_of_two(Vector a, Vector exponent) { return _mm512_scalef_ps(a, exponent); }
+static inline void transpose(Vector* r) {
+    Vector t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xEE);
+        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 8; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xDD);
+    }
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+constexpr int W = 8;
+using Vector = __m256;
+using Mask = __m256;
+
+static inline Vector all(float x) { return _mm256_set1_ps(x); }
+static inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
+static inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+static inline Vector load(const Float16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline void store(Float16* p, Vector v) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline Vector load(const BFloat16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
+static inline Mask is_nan(Vector a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
+static inline void store(BFloat16* p, Vector v) {
+    __m256i bits = _mm256_castps_si256(v);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+    __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC0));
+    rounded = _mm256_castps_si256(choose(is_nan(v), nan, _mm256_castsi256_ps(rounded)));
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+}
+static inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+static inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+static inline Vector minimum(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+static inline Vector root(Vector a) { return _mm256_sqrt_ps(a); }
+static inline Mask less(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+static inline Mask equal(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+static inline Vector magnitude(Vector a) { return _mm256_andnot_ps(all(-0.0f), a); }
+static inline float sum(Vector a) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+static inline Vector nearest(Vector a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline Vector times_power_of_two(Vector a, Vector exponent) {
+    // In two steps, so that results near the ends of the range are right.
+    __m256i whole = _mm256_cvtps_epi32(minimum(maximum(exponent, all(-250)), all(250)));
+    __m256i first = _mm256_srai_epi32(whole, 1), second = _mm256_sub_epi32(whole, first), bias = _mm256_set1_epi32(127);
+    a = a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(first, bias), 23));
+    return a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23));
+}
+static inline void transpose(Vector* r) {
+    Vector t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+
+#else
+#error "needs AVX-512 (F, BW, VL, DQ), or AVX2 with FMA and F16C"
+#endif
+
+// The first n < W elements; the lanes beyond them are zero.
+template <class T>
+static inline Vector load(const T* p, long n) {
+    T some[W] = {};
+    memcpy(some, p, n * sizeof(T));
+    return load(some);
+}
+template <class T>
+static inline void store(T* p, Vector v, long n) {
+    T some[W];
+    store(some, v);
+    memcpy(p, some, n * sizeof(T));
+}
+template <class T>
+static inline float value(const T* p) { return ((const float*)&(const Vector&)load(p, 1))[0]; }
+template <>
+inline float value(const float* p) { return *p; }
+template <>
+inline float value(const Float16* p) { return _cvtsh_ss(p->bits); }
+template <class T>
+static inline void put(T* p, float x) { store(p, all(x), 1); }
+
+// Walk n elements: f(index, count) with count W, and fewer at the end.
+template <class F>
+static inline void walk(long n, F f) {
+    long i = 0;
+    for (; i + W <= n; i += W) f(i, (long)W);
+    if (i < n) f(i, n - i);
+}
+template <class T>
+static inline Vector take(const T* p, long count) { return count == W ? load(p) : load(p, count); }
+template <class T>
+static inline void give(T* p, Vector v, long count) {
+    if (count == W) store(p, v);
+    else store(p, v, count);
+}
+
+// exp(x) to two units in the last place; inf beyond 88.7, 0 below -104, NaN stays.
+static inline Vector exponential(Vector x) {
+    x = minimum(all(89.5f), maximum(all(-105.0f), x));
+    Vector n = nearest(x * all(1.44269504f));
+    Vector r = fma(n, all(-0.693359375f), x);
+    r = fma(n, all(2.12194440e-4f), r);
+    Vector p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, r * r, r + all(1.0f));
+    return times_power_of_two(p, n);
+}
+static inline Vector sigmoid(Vector x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+static inline Vector tanh(Vector x) {
+    Vector z = x * x;
+    Vector p = all(-5.70498872745e-3f);
+    p = fma(p, z, all(2.06390887954e-2f));
+    p = fma(p, z, all(-5.37397155531e-2f));
+    p = fma(p, z, all(1.33314422036e-1f));
+    p = fma(p, z, all(-3.33332819422e-1f));
+    Vector small = fma(p * z, x, x);
+    Vector large = all(1.0f) - all(2.0f) / (exponential(x + x) + all(1.0f));
+    return choose(less(magnitude(x), all(0.625f)), small, large);
+}
+// The probability that a normal variable is below x: Numerical Recipes' erfcc, relative error 1.2e-7 in the tails too.
+static inline Vector normal_below(Vector x) {
+    Vector z = magnitude(x) * all(0.70710678f);
+    Vector t = all(1.0f) / fma(z, all(0.5f), all(1.0f));
+    Vector p = all(0.17087277f);
+    p = fma(p, t, all(-0.82215223f));
+    p = fma(p, t, all(1.48851587f));
+    p = fma(p, t, all(-1.13520398f));
+    p = fma(p, t, all(0.27886807f));
+    p = fma(p, t, all(-0.18628806f));
+    p = fma(p, t, all(0.09678418f));
+    p = fma(p, t, all(0.37409196f));
+    p = fma(p, t, all(1.00002368f));
+    p = fma(p, t, all(-1.26551223f));
+    Vector tail = all(0.5f) * t * exponential(fma(-z, z, p));
+    return choose(less(x, all(0.0f)), tail, all(1.0f) - tail);
+}
