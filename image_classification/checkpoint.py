@@ -16,16 +16,15 @@ config     the effective configuration as YAML
 """
 
 import os
-import pickle
 import re
 import shutil
 from pathlib import Path
 
 import paddle
 
+from .files.pickle_file import dump_pickle, read_pickle
 from .runtime import UserError, atomic_write
 from .weights.load import differences
-from .weights.unpickle import load_pickle
 
 FORMAT = 1
 KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "config"}
@@ -55,7 +54,7 @@ def to_arrays(tree):
 def save(path, state):
     """Write the state; a reader sees the old file or the new one, never a part."""
     with atomic_write(path) as file:
-        pickle.dump(to_arrays(state), file, protocol=4)
+        dump_pickle(to_arrays(state), file)
 
 
 def load(path, key="-resume"):
@@ -86,10 +85,7 @@ def check_matches(own, loaded, path, key):
 
 def _read(path, key):
     try:
-        with open(path, "rb") as file:
-            state = load_pickle(file, path)  # a pickle is a program: this reader runs none of it
-    except OSError as error:
-        raise UserError(f"{key}: {path}: cannot be read: {error.strerror or error}") from None
+        state = read_pickle(path).tree  # a pickle is a program: this reader runs none of it
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     if not isinstance(state, dict):

@@ -3,15 +3,14 @@
 import dataclasses
 import io
 import os
-import pickle
 import tarfile
 
 import numpy as np
 
+from ..files.unpickle import load_pickle
 from ..runtime import UserError
 from .datasets import ArrayDataset, require_folder
 from .download import Source
-from .safe_pickle import load_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +127,4 @@ def _read_archive(path, kind, split):
 
 def _unpickle(contents, name):
     path, content = contents[name]
-    try:
-        return load_arrays(io.BytesIO(content))
-    except pickle.UnpicklingError as error:
-        raise UserError(f"{path}: refused: {error}") from error
+    return load_pickle(io.BytesIO(content), path, encoding="bytes").tree

@@ -1,5 +1,21 @@
 """What a user did wrong, as one line."""
 
+LONGEST = 1000  # characters of a message; a file decides how long the names in it are
+KEPT_END = 300
+
 
 class UserError(ValueError):
-    """What a user typed or gave is wrong; the text is one line that names it and says what is allowed."""
+    """What a user typed or gave is wrong; the text is one line that names it and says what is allowed.
+
+    Whatever a file put into the text, it is printable, so that a terminal shows it and obeys nothing, and short.
+    """
+
+    def __init__(self, text):
+        super().__init__(one_line(text))
+
+
+def one_line(text):
+    """Return the text with everything escaped that is not printable, and its middle left out where it is long."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - KEPT_END]} ... {text[-KEPT_END:]}"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

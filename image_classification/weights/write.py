@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files.pickle_file import dump_pickle
 from ..runtime import UserError, atomic_write
 
 SAFETENSORS_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
@@ -52,7 +53,7 @@ def _safetensors(file, arrays):
 
 
 def _paddle(file, arrays):
-    pickle.dump(arrays, file, protocol=4)
+    dump_pickle(arrays, file)
 
 
 def _torch(file, arrays):

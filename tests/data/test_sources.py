@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from image_classification.data import build_dataset, build_eval_loader, build_train_loader
-from image_classification.data.safe_pickle import load_arrays
 from image_classification.data.splits import stratified_split
+from image_classification.files.unpickle import load_pickle
 from image_classification.runtime import UserError
 from tests.helpers.data_samples import (
     cifar10_members,
@@ -100,8 +100,8 @@ class Evil:
 )
 def test_unsafe_or_cut_pickle_is_refused(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(pickle.UnpicklingError):
-        load_arrays(io.BytesIO(content))
+    with pytest.raises(UserError):
+        load_pickle(io.BytesIO(content), "file", encoding="bytes")
     assert not list(tmp_path.iterdir())
 
 

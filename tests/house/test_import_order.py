@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "image_classification"
 MODELS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0].isupper())
 ORDER = [
     ["runtime"],
+    ["files"],
     ["config"],
     ["model"],
     ["half_cpu"],
@@ -70,7 +71,7 @@ def test_paddle_amp_is_named_in_amp_alone():
             assert not attributes, f"{path}: {attributes}"
 
 
-@pytest.mark.parametrize("part", ["runtime", "config", "data"])
+@pytest.mark.parametrize("part", ["runtime", "files", "config", "data"])
 def test_modules_that_know_no_paddle_do_not_import_it_at_the_top(part):
     paths = [PACKAGE / f"{part}.py"] if (PACKAGE / f"{part}.py").exists() else (PACKAGE / part).rglob("*.py")
     for path in paths:
