@@ -182,7 +182,7 @@ class Mlp(nn.Layer):
 
 
 class TransformerBlock(nn.Layer):
-    """Pre-norm transformer encoder block of ViT and DeiT, [B, N, C] -> [B, N, C]."""
+    """Pre-norm transformer encoder block, [B, N, C] -> [B, N, C]."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
                  attention_dropout: float = 0.0, drop_path: float = 0.0):

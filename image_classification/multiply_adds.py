@@ -36,6 +36,9 @@ def count_multiply_adds(build, image_size, channels=3):
     """Return the :class:`MultiplyAdds` of the model that `build()` returns, for one image [channels, size, size].
 
     The model is built without memory for its parameters.
+
+    Raises:
+        NotImplementedError: the model has products in an operator that is not counted here.
     """
     with paddle.LazyGuard():
         model = _Traced(build())
@@ -43,10 +46,15 @@ def count_multiply_adds(build, image_size, channels=3):
     spec = InputSpec([1, channels, image_size, image_size], "float32")
     program = paddle.jit.to_static(model, input_spec=[spec], full_graph=True).forward.concrete_program.main_program
     counts = dict.fromkeys(MultiplyAdds._fields, 0)
+    activations = set()  # ids of the values that depend on the image; all others are weights or made of weights
     for operator in program.global_block().ops:
         kind = operator.name().removeprefix("pd_op.")
+        if kind == "data" or any(value.id in activations for value in operator.operands_source()):
+            activations.update(value.id for value in operator.results())
+        if kind in _NOT_COUNTED:
+            raise NotImplementedError(f"multiply-adds of {kind} are not counted: use matmul or a layer")
         if kind in _COUNTERS:
-            field, count = _COUNTERS[kind](operator)
+            field, count = _COUNTERS[kind](operator, activations)
             counts[field] += count
     return MultiplyAdds(**counts)
 
@@ -67,20 +75,20 @@ def _run_unchanged(model, images):
     return model(images)
 
 
-def _convolution(operator):
+def _convolution(operator, activations):
     filters = operator.operand_source(1).shape  # [out, in / groups, height, width]
     return "convolutions", math.prod(operator.result(0).shape) * math.prod(filters[1:])
 
 
-def _matmul(operator):
-    left, right = operator.operand_source(0).shape, operator.operand_source(1).shape
-    depth = left[-2] if operator.attrs()["transpose_x"] else left[-1]
-    # a linear layer's weight is a matrix; both sides of attention have batch and heads
-    return "linears" if len(right) == 2 else "attention", math.prod(operator.result(0).shape) * depth
+def _matmul(operator, activations):
+    left, right = operator.operands_source()
+    depth = left.shape[-2] if operator.attrs()["transpose_x"] else left.shape[-1]
+    field = "attention" if {left.id, right.id} <= activations else "linears"
+    return field, math.prod(operator.result(0).shape) * depth
 
 
 def _norm(field):
-    return lambda operator: (field, math.prod(operator.result(0).shape))
+    return lambda operator, activations: (field, math.prod(operator.result(0).shape))
 
 
 _COUNTERS = {
@@ -90,3 +98,8 @@ _COUNTERS = {
     "layer_norm": _norm("layer_norm"),
     "batch_norm_": _norm("batch_norm"),
 }
+# Paddle's other operators of products; no model of the zoo has them
+_NOT_COUNTED = {
+    "addmm", "baddbmm", "bmm", "conv2d_transpose", "conv3d", "depthwise_conv2d_transpose", "dot", "einsum",
+    "flash_attn", "memory_efficient_attention", "mv",
+}  # fmt: skip

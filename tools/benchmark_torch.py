@@ -24,7 +24,8 @@ def main():
     idle_memory = resident_bytes()
     torch.manual_seed(0)
     size, batch_size = task["image_size"], task["batch_size"]
-    model = timm.create_model(task["model"], **({"img_size": size} if "vit" in task["model"] else {}))
+    published = timm.get_pretrained_cfg(task["model"])
+    model = timm.create_model(task["model"], **({"img_size": size} if published and published.fixed_input_size else {}))
     images = torch.randn(batch_size, 3, size, size)
     labels = torch.randint(0, 1000, (batch_size,))
     context = contextlib.nullcontext

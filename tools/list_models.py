@@ -3,6 +3,7 @@
     python tools/list_models.py                       # every variant
     python tools/list_models.py "resnet*" -sort top1  # by pattern, best first
     python tools/list_models.py "vit_base*" -weights  # every set of weights: id, top-1, licence, preprocessing
+    python tools/list_models.py -families             # every family
 
 Parameters are counted from the model itself; multiply-adds (GMACs) and top-1 are as published, see the registry. The
 tests count the multiply-adds of every variant, too; where none are published the count is printed. They are timm's: the
@@ -14,6 +15,7 @@ import argparse
 import fnmatch
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -30,21 +32,24 @@ from image_classification.build import make_model
 from image_classification.config import load_config
 from image_classification.multiply_adds import count_multiply_adds
 from image_classification.weights import read_registry, read_variants
-from image_classification.zoo import find_config, variants
+from image_classification.zoo import find_config, model_folders, variants
 
 
 def main(arguments=None):
     """Print the table and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern of variants (default: *)")
-    parser.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
+    kind.add_argument("-families", action="store_true", help="one line a family; the pattern is one of families")
     parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
     parser.add_argument("-json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     try:
-        rows = list_weights(options.pattern) if options.weights else list_variants(options.pattern)
+        list_rows = list_weights if options.weights else list_families if options.families else list_variants
+        rows = list_rows(options.pattern)
         if not rows:
-            raise UserError(f"no variant matches {options.pattern!r}")
+            raise UserError(f"no {'family' if options.families else 'variant'} matches {options.pattern!r}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -71,6 +76,27 @@ def list_variants(pattern):
             "gmacs": known.get("gmacs") or count_gmacs(path, build_model),
             "top1": entries[default].top1 if default else None,
             "pretrained": default,
+        })
+    return rows
+
+
+def list_families(pattern):
+    """Return one dictionary a family whose name matches, from its README, its YAMLs and its registry file."""
+    published = read_variants()
+    rows = []
+    for name, folder in model_folders().items():
+        if not fnmatch.fnmatch(name, pattern):
+            continue
+        entries = published.get(name, {}).values()
+        sizes = sorted(entry["parameters"] for entry in entries)
+        sizes = dict.fromkeys(f"{size / 1e6:.0f}M" for size in sizes[:1] + sizes[-1:])
+        publishers = {weights.partition("/")[0] for entry in entries for weights in entry["weights"]}
+        rows.append({
+            "family": name,
+            "paper": re.search(r"^\*(.+?)\*", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[1],
+            "variants": len(list((folder / "configs").glob("*.yaml"))),
+            "parameters": " - ".join(sizes) or None,
+            "weights from": ", ".join(sorted(publishers)) or None,
         })
     return rows
 
@@ -127,7 +153,7 @@ def table(rows):
 def _text(name, value):
     if value is None:
         return "-"
-    return f"{value / 1e6:.2f}M" if name == "parameters" else str(value)
+    return f"{value / 1e6:.2f}M" if name == "parameters" and isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

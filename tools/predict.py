@@ -5,7 +5,7 @@
     python tools/predict.py output/train-.../config.yaml -pretrained=output/train-.../best photos/ -output=out -explain
 
 The first argument is a variant or a YAML, the others are images, folders or patterns. -output writes each picture with
-its best class; with -explain next to it where the model looked: Grad-CAM, for ViT and DeiT attention rollout.
+its best class; with -explain next to it where the model looked, by Grad-CAM or attention rollout.
 """
 
 import argparse

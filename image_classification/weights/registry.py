@@ -61,7 +61,7 @@ def read_registry():
 @functools.cache
 def read_variants():
     """Return {family: {variant: what its YAML says}}."""
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def find_entry(name):

@@ -1,17 +1,26 @@
 """What the tests know of the zoo without being told: model folders, their builders and every YAML of a variant."""
 
+import contextlib
 import functools
 import importlib
 import inspect
 from pathlib import Path
 
+import paddle
+
 from image_classification.config import load_config
+from image_classification.runtime import UserError
 from image_classification.weights import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "image_classification"
 FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
 CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
+
+
+def digits_config(folder):
+    """Return the YAML of a family's variant for the digits, which is small enough for every test."""
+    return next(path for path in CONFIGS if path.parents[1] == folder and path.stem.endswith("_digits"))
 
 
 def builder(folder):
@@ -33,6 +42,23 @@ def build(config_path, **changes):
     }
     known = inspect.signature(build_model).parameters
     return build_model(**{name: value for name, value in arguments.items() if name in known})
+
+
+@functools.cache
+def small_side(path):
+    """Return an image side that keeps a test short: 64 pixels, or the next that a model of one size can be built for.
+
+    A variant for smaller images keeps its own.
+    """
+    build_model = builder(path.parents[1])
+    own = load_config([f"-cfg={path}"], build_model).DATA.IMAGE_SIZE
+    if "image_size" not in inspect.signature(build_model).parameters:
+        return min(64, own)
+    for side in range(64, own, 2):
+        with contextlib.suppress(UserError), paddle.LazyGuard():
+            build(path, image_size=side)
+            return side
+    return own
 
 
 @functools.cache

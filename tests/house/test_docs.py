@@ -5,7 +5,6 @@ that name a data set under /dataset are resolved with the real configuration loa
 others are run as they stand, from the folder that the page says, with the results sent to a temporary folder.
 """
 
-import importlib
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from image_classification.config import load_config
+from tests.helpers.model_zoo import builder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,15 +40,10 @@ def check_configuration(folder, words):
     """Resolve the command's configuration as the entry point would, without data, weights or devices."""
     words = words[words.index(next(word for word in words if word.startswith("main_"))) + 1 :]
     sys.path.insert(0, str(ROOT))
-    package = f"image_classification.{folder.name}"
-    architecture = next(
-        path.stem for path in folder.glob("*.py") if not path.stem.startswith(("main_", "__")) and path.stem
-    )
-    builder = importlib.import_module(f"{package}.{architecture}").build_model
     here = os.getcwd()
     os.chdir(folder)
     try:
-        load_config(words, builder)
+        load_config(words, builder(folder))
     finally:
         os.chdir(here)
 

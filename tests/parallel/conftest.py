@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.model_zoo import FOLDERS
+
 from .harness import ROOT, once_per_session, run_ranks
 
 WORKER = ROOT / "tests" / "parallel" / "worker.py"
@@ -35,6 +37,7 @@ MOVES = {
 }
 RESNET = ("dp2:fp32:", "pp2:fp32:", "pp2:naive:bfloat16")
 STAND_ALONE = [f"{topology}:{api}" for topology in ("dp2", "tp2") for api in ("initialize", "convert")]
+FAMILIES = ("pp2", "tp2")
 LAYERS = ("attention", "attention_without_bias", "mlp", "block", "normed_attention", "gated_mlp")
 
 
@@ -52,6 +55,7 @@ def checks(size):
         names += [f"checks_parity:rounding:tp2:{mode}" for mode in ("auto", "naive")]
         names += [f"checks_layers:{name}" for name in ("sync_batch_norm", "sync_batch_norm:uneven")]
         names += [f"checks_layers:traffic:{topology}" for topology in ("dp2", "tp2", "pp2")]
+        names += [f"checks_families:family:{topology}:{folder.name}" for folder in FOLDERS for topology in FAMILIES]
     if size == 4:
         names += ["checks_layers:dropout:dp2tp2", "checks_layers:traffic:tp2pp2"]
     if size <= 4:

@@ -1,5 +1,6 @@
 """Logits of every variant equal those of timm and torchvision, from files that these libraries wrote and back."""
 
+import inspect
 
 import numpy as np
 import paddle
@@ -7,49 +8,37 @@ import pytest
 
 from image_classification.config import load_config
 from image_classification.weights import export_tensors, load_pretrained, write_weights
-from tests.helpers.model_zoo import CONFIGS, build, builder
+from image_classification.weights.keymap import OWN_NAMES
+from tests.helpers.model_zoo import CONFIGS, build, builder, published, small_side
 
 pytestmark = pytest.mark.peers
 
 TOLERANCE = 1e-5  # of the largest logit: float32 sums in another order
 FORMATS = ("safetensors", "zip", "legacy")
-TORCHVISION_VIT = {
-    "vit_base_patch16_224": "vit_b_16",
-    "vit_base_patch32_224": "vit_b_32",
-    "vit_large_patch16_224": "vit_l_16",
-    "vit_large_patch32_224": "vit_l_32",
-    "vit_huge_patch14_224": "vit_h_14",
-}
-TORCHVISION_NAMES = ("AlexNet", "VGG", "ResNet", "ConvNeXt")  # families whose variants are called as here
-TORCHVISION_SWIN = {f"swin_{size}_patch4_window7_224": f"swin_{size[0]}" for size in ("tiny", "small", "base")}
 VARIANTS = {path.stem: path for path in CONFIGS if not path.stem.endswith("_digits")}
+ROUND_TRIP_PARAMETERS = 30e6  # larger models are loaded in one direction only
 
 
-def image_size_of(name):
-    """Return a side that keeps the test short: three patches for a ViT; Swin's windows fix the side."""
-    if name.startswith("swin"):
-        return load_config([f"-cfg={VARIANTS[name]}"], builder(VARIANTS[name].parents[1])).DATA.IMAGE_SIZE
-    if name.startswith(("vit", "deit")):
-        return 3 * int(name.split("patch")[1].split("_")[0])
-    return 64
+def job_of(library, name):
+    """Return (image side, what the peer is to build) of a variant, None where the peer does not have it.
+
+    timm has the variant's name unless the registry says otherwise, torchvision only what the registry says. timm builds
+    a model of one image size for a small one, torchvision has its own size.
+    """
+    theirs = ({"timm": name} | published().get(name, {}).get("peers", {})).get(library)
+    if theirs is None:
+        return None
+    options = {"num_classes": 1000} | (theirs if isinstance(theirs, dict) else {"name": theirs})
+    side = small_side(VARIANTS[name])
+    if "image_size" in inspect.signature(builder(VARIANTS[name].parents[1])).parameters:
+        if library == "timm":
+            options["img_size"] = side
+        else:
+            side = load_config([f"-cfg={VARIANTS[name]}"], builder(VARIANTS[name].parents[1])).DATA.IMAGE_SIZE
+    return side, {"library": library, "name": options.pop("name"), "options": options}
 
 
-def timm_options(name):
-    options = {"num_classes": 1000}
-    if name.startswith(("vit", "deit")):
-        options["img_size"] = image_size_of(name)
-    if name == "vit_tiny_patch32_224":
-        options["patch_size"] = 32
-    return options
-
-
-def timm_name(name):
-    return "vit_tiny_patch16_224" if name == "vit_tiny_patch32_224" else name
-
-
-def torchvision_cases():
-    cases = {name: name for name in VARIANTS if VARIANTS[name].parents[1].name in TORCHVISION_NAMES}
-    return cases | TORCHVISION_VIT | TORCHVISION_SWIN
+CASES = [(library, name) for library in ("timm", "torchvision") for name in VARIANTS if job_of(library, name)]
 
 
 def write_images(folder, size):
@@ -67,65 +56,35 @@ def relative_error(model, images, folder):
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def compare(peers, folder, name, job, **changes):
-    """Make the peer's model, load its file into ours, and return the relative error of the logits."""
-    size = image_size_of(name)
+def load_theirs(peers, folder, library, name, **changes):
+    """Make the peer's model and load its file into ours; return (our model, its report, images, the peer's job)."""
+    size, job = job_of(library, name)
+    job["options"] |= changes
     images = write_images(folder, size)
     file_format = FORMATS[sum(name.encode()) % 3]
     ending = "safetensors" if file_format == "safetensors" else "pth"
     file = folder / f"weights.{ending}"
     peers.ask(action="make", format=file_format, file=file, folder=folder, **job)
     model = build(VARIANTS[name], image_size=size, **changes)
-    load_pretrained(model, str(file))
+    report = load_pretrained(model, str(file))
     file.unlink()  # gigabytes for the largest
-    return relative_error(model, images, folder)
+    return model, report, images, job
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "alexnet"])
-def test_logits_equal_timm(peers, tmp_path, name):
-    job = {"library": "timm", "name": timm_name(name), "options": timm_options(name)}
-    assert compare(peers, tmp_path, name, job) <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", torchvision_cases())
-def test_logits_equal_torchvision(peers, tmp_path, name):
-    options = {"image_size": image_size_of(name)} if name in TORCHVISION_VIT else {}
-    if name in TORCHVISION_VIT and "huge" in name:
-        options["num_classes"] = 1000
-    job = {"library": "torchvision", "name": torchvision_cases()[name], "options": options}
-    assert compare(peers, tmp_path, name, job) <= TOLERANCE
+@pytest.mark.parametrize(("library", "name"), CASES)
+def test_logits_equal_the_peers_and_a_file_of_the_same_names_is_loaded_strictly_by_it(peers, tmp_path, library, name):
+    model, report, images, job = load_theirs(peers, tmp_path, library, name)
+    assert relative_error(model, images, tmp_path) <= TOLERANCE
+    if report.dialect == OWN_NAMES and published()[name]["parameters"] <= ROUND_TRIP_PARAMETERS:
+        paddle.seed(0)
+        fresh = build(VARIANTS[name], image_size=images.shape[-1])
+        file = tmp_path / ("ours.pth" if sum(name.encode()) % 2 else "ours.safetensors")
+        write_weights(file, export_tensors(fresh, "torch"))
+        peers.ask(action="load", file=file, folder=tmp_path, **job)
+        assert relative_error(fresh, images, tmp_path) <= TOLERANCE
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_logits_equal_timm_with_the_norm_after_the_pooling(peers, tmp_path, pool):
-    name = "vit_tiny_patch16_224"
-    options = timm_options(name) | {"global_pool": pool, "fc_norm": True}
-    job = {"library": "timm", "name": name, "options": options}
-    assert compare(peers, tmp_path, name, job, global_pool=pool, fc_norm=True) <= TOLERANCE
-
-
-ROUND_TRIPS = {
-    "vit_tiny_patch16_224": "timm",
-    "deit_tiny_distilled_patch16_224": "timm",
-    "resnet18": "torchvision",
-    "resnext50_32x4d": "timm",
-    "alexnet": "torchvision",
-    "vgg11_bn": "torchvision",
-    "convnext_tiny": "timm",
-    "swin_tiny_patch4_window7_224": "timm",
-}
-
-
-@pytest.mark.parametrize("ending", ["safetensors", "pth"])
-@pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_our_file_is_loaded_strictly_by_its_original(peers, tmp_path, name, ending):
-    paddle.seed(0)
-    library = ROUND_TRIPS[name]
-    size = image_size_of(name)
-    images = write_images(tmp_path, size)
-    model = build(VARIANTS[name], image_size=size)
-    file = tmp_path / f"ours.{ending}"
-    write_weights(file, export_tensors(model, "torch"))
-    options = timm_options(name) if library == "timm" else {}
-    peers.ask(action="load", file=file, folder=tmp_path, library=library, name=name, options=options)
+    model, _, images, _ = load_theirs(peers, tmp_path, "timm", "vit_tiny_patch16_224", global_pool=pool, fc_norm=True)
     assert relative_error(model, images, tmp_path) <= TOLERANCE

@@ -1,0 +1,73 @@
+"""A family that the scaffold began passes, in a copy of the repository, every test that finds families by itself."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.model_zoo import ROOT
+from tools import new_family
+
+TESTS = ("test_models.py", "tools/test_every_family.py", "weights/test_load.py", "house/test_import_order.py")
+SHARED = """
+import sys
+from tests.parallel.conftest import FAMILIES, WORKER
+from tests.parallel.harness import run_ranks
+names = [f"checks_families:family:{topology}:Sample" for topology in FAMILIES]
+for name, result in run_ranks(WORKER, 2, sys.argv[1], ",".join(names))[0].items():
+    assert result["loss"] <= 1e-5 and result["gradients"] <= 1e-5 and result["factors"] == 0, (name, result)
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """Return the folder of a copy of the repository with a family `Sample`."""
+    folder = tmp_path_factory.mktemp("copy") / "zoo"
+    for part in ("image_classification", "tools", "tests", "configs", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("output", "__pycache__"))
+    for file in ROOT.glob("*.*"):
+        if file.is_file():
+            shutil.copy(file, folder)
+    before = {path for path in folder.rglob("*") if path.is_file()}
+    done = run(folder, "tools/new_family.py", "Sample")
+    new = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts} - before
+    assert {path.relative_to(folder) for path in new} == set(map(type(folder), done.stdout.split()))
+    return folder
+
+
+def run(folder, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def test_new_family_passes_the_linter_and_every_test_of_families(copy):
+    run(copy, "-m", "ruff", "check", "image_classification/Sample")
+    tests = [f"tests/{name}" for name in TESTS]
+    chosen = "Sample or sample or entry_points"
+    done = run(copy, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
+    # a skip: nobody published weights of it
+    assert re.search(r"\b[2-9]\d passed, 1 skipped", done.stdout), done.stdout
+
+
+def test_new_family_is_shared_by_two_processes(copy, tmp_path):
+    run(copy, "-c", SHARED, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("regnet", "expected letters and digits that begin with a capital"), ("Reg-Net", "'Reg-Net'"),
+     ("ResNet", "image_classification/ResNet/__init__.py exists already")],
+)  # fmt: skip
+def test_new_family_with_an_impossible_name_writes_nothing(name, message, capsys):
+    before = set((ROOT / "image_classification").iterdir())
+    assert new_family.main([name]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert set((ROOT / "image_classification").iterdir()) == before
