@@ -21,7 +21,7 @@ def rng_state() -> dict[str, Any]:
     import paddle
 
     name, keys, position, has_gauss, cached = numpy.random.get_state()
-    keys = keys.astype("int64")  # paddle.load takes no uint32
+    keys = numpy.asarray(keys).astype("int64")  # type: ignore[assignment]  # paddle.load takes no uint32
     return {
         "python": repr(random.getstate()),
         "numpy": {"name": name, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},

@@ -15,9 +15,9 @@ TINY = cost.Transformer(tokens=17, embed_dim=32, depth=4, num_classes=8, paramet
 FLOAT32 = 4
 
 
-def test_tensor_parallel_messages_are_those_of_the_model(ranks):
-    for results in ranks(2):
-        sent = results["checks_layers:traffic:tp2"]
+@pytest.mark.check("checks_layers:traffic:tp2", size=2)
+def test_tensor_parallel_messages_are_those_of_the_model(results):
+    for sent in results:
         calls, payload = cost.tensor_all_reduce(TINY, sent["micro_batch"], FLOAT32)
         gathers = cost.tensor_all_gather(TINY, sent["micro_batch"], 2, FLOAT32)
         assert sent["training"] == {
@@ -28,9 +28,9 @@ def test_tensor_parallel_messages_are_those_of_the_model(ranks):
         }
 
 
-def test_data_parallel_messages_wait_for_the_last_micro_batch(ranks):
-    for results in ranks(2):
-        sent = results["checks_layers:traffic:dp2"]
+@pytest.mark.check("checks_layers:traffic:dp2", size=2)
+def test_data_parallel_messages_wait_for_the_last_micro_batch(results):
+    for sent in results:
         calls, payload = cost.data_all_reduce(sent["parameters"], sent["tensors"], BUCKET_ELEMENTS)
         assert sent["window"] == 2
         assert sent["training"] == {}
@@ -38,8 +38,9 @@ def test_data_parallel_messages_wait_for_the_last_micro_batch(ranks):
         assert sent["step"]["data all_reduce bytes"] == payload
 
 
-def test_pipeline_messages_are_one_activation_and_one_gradient_per_micro_batch(ranks):
-    first, last = (results["checks_layers:traffic:pp2"] for results in ranks(2))
+@pytest.mark.check("checks_layers:traffic:pp2", size=2)
+def test_pipeline_messages_are_one_activation_and_one_gradient_per_micro_batch(results):
+    first, last = results
     calls, payload = cost.stage_send(TINY, first["micro_batch"], FLOAT32)
     header = 8 * 8  # the format, once
     assert first["training"]["stage after send calls"] == first["window"] * calls + 1
@@ -48,10 +49,11 @@ def test_pipeline_messages_are_one_activation_and_one_gradient_per_micro_batch(r
     assert last["training"]["stage before send bytes"] == last["window"] * payload
 
 
+@pytest.mark.check("checks_layers:traffic:{topology}")
 @pytest.mark.parametrize(("size", "topology"), [(2, "dp2"), (2, "tp2"), (2, "pp2"), (4, "tp2pp2")])
-def test_every_step_asks_once_whether_all_gradients_are_finite(ranks, size, topology):
-    for results in ranks(size):
-        step = results[f"checks_layers:traffic:{topology}"]["step"]
+def test_every_step_asks_once_whether_all_gradients_are_finite(results, size, topology):
+    for sent in results:
+        step = sent["step"]
         assert step["world all_reduce calls"] == 1
         assert step["world all_reduce bytes"] == 4
         assert step.get("model all_reduce calls", 0) == (0 if topology == "dp2" else 1)

@@ -2,8 +2,37 @@
 
 import pytest
 
-from .conftest import LAYERS, MOVES, PARITY_FP32, PARITY_HALF, PLANTED, RESNET, STAND_ALONE, WORKER
+from .conftest import WORKER
 from .harness import ProcessFailed, run_ranks
+
+PARITY_FP32 = {
+    2: ("dp2", "tp2", "pp2", "sh2"),
+    4: ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2", "dp2sh2"),
+    8: ("dp2tp2pp2",),
+}
+PARITY_HALF = {
+    2: ("dp2:auto:bfloat16", "tp2:auto:float16", "sh2:auto:float16", "dp2:O2:float16", "tp2:naive:bfloat16",
+        "pp2:naive:float16"),
+    4: ("dp2tp2:auto:bfloat16", "dp2pp2:naive:float16", "tp2pp2:naive:bfloat16"),
+    8: ("dp2tp2pp2:naive:float16",),
+}  # fmt: skip
+PLANTED = {
+    2: ("dp2:fp32", "dp2:auto:float16", "dp2:O1:float16", "dp2:O2:float16", "dp2:O3:bfloat16", "dp2:naive:float16",
+        "tp2:fp32", "tp2:auto:float16", "tp2:auto:bfloat16", "tp2:naive:float16", "pp2:fp32", "pp2:naive:float16",
+        "pp2:naive:bfloat16", "sh2:fp32", "sh2:auto:float16"),
+    4: ("dp4:auto:float16", "tp4:auto:float16", "pp4:naive:float16", "dp2tp2:auto:float16", "dp2pp2:naive:float16",
+        "tp2pp2:naive:float16", "dp2sh2:auto:float16"),
+    8: ("dp2tp2pp2:naive:float16",),
+}  # fmt: skip
+MOVES = {
+    2: ("dp2:tp2:fp32", "tp2:pp2:fp32", "pp2:sh2:fp32", "sh2:one:fp32", "tp2:dp2:auto:float16",
+        "tp2:one:naive:bfloat16"),
+    4: ("tp4:dp2tp2:fp32", "dp2tp2:one:fp32", "dp2pp2:tp2pp2:naive:float16", "tp4:dp2sh2:fp32", "dp2sh2:one:fp32"),
+    8: ("dp2tp2pp2:one:fp32",),
+}  # fmt: skip
+RESNET = ("dp2:fp32:", "pp2:fp32:", "pp2:naive:bfloat16")
+STAND_ALONE = [f"{topology}:{api}" for topology in ("dp2", "tp2") for api in ("initialize", "convert")]
+LAYERS = ("attention", "attention_without_bias", "mlp", "block", "normed_attention", "gated_mlp")
 
 SLOW = pytest.mark.slow
 # Losses over 20 steps of AdamW may differ by the rounding of activations: half a unit in the last place, relative to 1.
@@ -18,69 +47,72 @@ def by_size(names):
     ]
 
 
+@pytest.mark.check("checks_parity:parity:{topology}")
 @pytest.mark.parametrize(("size", "topology"), by_size(PARITY_FP32))
-def test_float32_training_equals_plain_paddle_in_one_process(ranks, size, topology):
-    result = ranks(size)[0][f"checks_parity:parity:{topology}"]
+def test_float32_training_equals_plain_paddle_in_one_process(results, size, topology):
+    result = results[0]
     assert result["loss"] <= 1e-5
     assert result["norm"] <= 1e-5
     # Adam divides by the root of the second moment: where a gradient is almost 0 its rounding moves the weight.
     assert result["weights"] <= 2e-4
 
 
+@pytest.mark.check("checks_parity:parity:{name}")
 @pytest.mark.parametrize(("size", "name"), by_size(PARITY_HALF))
-def test_half_precision_training_equals_one_process_within_rounding(ranks, size, name):
-    result = ranks(size)[0][f"checks_parity:parity:{name}"]
+def test_half_precision_training_equals_one_process_within_rounding(results, size, name):
+    result = results[0]
     rounding = ROUNDING[name.rsplit(":", 1)[1]]
     assert result["loss"] <= rounding
     assert result["norm"] <= 4 * rounding
 
 
+@pytest.mark.check("checks_parity:rounding:tp2:{mode}", size=2)
 @pytest.mark.parametrize("mode", ["auto", "naive"])
-def test_gradients_of_shared_layers_in_bfloat16_are_as_close_to_float32_as_whole_ones(ranks, mode):
+def test_gradients_of_shared_layers_in_bfloat16_are_as_close_to_float32_as_whole_ones(results, mode):
     # Two partial sums are rounded and their sum again, where one process rounds once; but that is two products of a
     # block each way among many other roundings, and a shared bias is added in float32. Measured: 0.92 and 0.97.
-    assert ranks(2)[0][f"checks_parity:rounding:tp2:{mode}"] <= 1.15
+    assert results[0] <= 1.15
 
 
+@pytest.mark.check("checks_parity:parity:{name}:resnet", size=2)
 @pytest.mark.parametrize("name", RESNET)
-def test_resnet_with_batch_norm_equals_one_process(ranks, name):
+def test_resnet_with_batch_norm_equals_one_process(results, name):
     # In stages both sides run the same micro-batches and half activations travel as they are. What is left is clipping
     # by a norm that is added in another order, after which single weights are rounded the other way.
-    result = ranks(2)[0][f"checks_parity:parity:{name}:resnet"]
+    result = results[0]
     rounding = ROUNDING.get(name.rsplit(":", 1)[1], 1e-5)
     assert result["loss"] <= rounding
     assert result["norm"] <= 4 * rounding
 
 
+@pytest.mark.check("checks_finite:planted:{name}")
 @pytest.mark.parametrize(("size", "name"), by_size(PLANTED))
-def test_planted_inf_and_nan_on_one_process_skip_the_step_on_all(ranks, size, name):
-    for rank, results in enumerate(ranks(size)):
-        assert results[f"checks_finite:planted:{name}"] == [], f"rank {rank}"
+def test_planted_inf_and_nan_on_one_process_skip_the_step_on_all(results, size, name):
+    assert results == [[]] * size
 
 
+@pytest.mark.check("checks_finite:stand_alone:{name}:{value}", size=2)
 @pytest.mark.parametrize("value", ["inf", "nan"])
 @pytest.mark.parametrize("name", STAND_ALONE)
-def test_scaler_with_explicit_clipping_in_a_users_loop_skips_on_all(ranks, name, value):
-    for results in ranks(2):
-        result = results[f"checks_finite:stand_alone:{name}:{value}"]
+def test_scaler_with_explicit_clipping_in_a_users_loop_skips_on_all(results, name, value):
+    for result in results:
         # skipped before clipping saw a norm, at half the first scale; then applied
         assert result["outcome"] == [[False, False, 2.0**15], [True, True, 2.0**15]]
         assert result["replicas"] == 1
 
 
+@pytest.mark.check("checks_finite:stand_alone:tp2:{api}:inf:alone", size=2)
 @pytest.mark.parametrize("api", ["initialize", "convert"])
-def test_scaler_in_a_users_loop_without_reduction_skips_on_one_alone(ranks, api):
-    applied, scales = zip(*((outcome[0][1], outcome[0][2]) for outcome in (
-        results[f"checks_finite:stand_alone:tp2:{api}:inf:alone"]["outcome"] for results in ranks(2)
-    )), strict=True)  # fmt: skip
+def test_scaler_in_a_users_loop_without_reduction_skips_on_one_alone(results, api):
+    _, applied, scales = zip(*(result["outcome"][0] for result in results), strict=True)
     assert applied == (True, False)
     assert scales == (2.0**16, 2.0**15)
 
 
+@pytest.mark.check("checks_checkpoint:move:{name}")
 @pytest.mark.parametrize(("size", "name"), by_size(MOVES))
-def test_state_saved_under_one_topology_continues_under_another(ranks, size, name):
-    difference = ranks(size)[0][f"checks_checkpoint:move:{name}"]
-    assert difference <= ROUNDING.get(name.rsplit(":", 1)[1], 1e-5)
+def test_state_saved_under_one_topology_continues_under_another(results, size, name):
+    assert results[0] <= ROUNDING.get(name.rsplit(":", 1)[1], 1e-5)
 
 
 @pytest.mark.parametrize("topology", ["tp2", "dp2"])
@@ -90,61 +122,60 @@ def test_without_the_common_decision_processes_lose_each_other(tmp_path, topolog
         run_ranks(WORKER, 2, tmp_path, f"checks_finite:decided_alone:{topology}", timeout=180)
 
 
+@pytest.mark.check("checks_layers:tensor_layer:tp{size}:{kind}")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_shared_layer_has_outputs_and_gradients_of_the_whole_layer(ranks, size, kind):
-    for results in ranks(size):
-        errors = results[f"checks_layers:tensor_layer:tp{size}:{kind}"]
+def test_shared_layer_has_outputs_and_gradients_of_the_whole_layer(results, size, kind):
+    for errors in results:
         assert {name: error for name, error in errors.items() if error > 1e-6} == {}
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("kind", ["", ":uneven", ":empty"])
-def test_sync_batch_norm_equals_one_process_with_the_whole_batch(ranks, size, kind):
-    if size == 2 and kind == ":empty":
-        pytest.skip("run with three processes")
+@pytest.mark.check("checks_layers:sync_batch_norm{kind}")
+@pytest.mark.parametrize(("size", "kind"), [(2, ""), (2, ":uneven"), (3, ""), (3, ":uneven"), (3, ":empty")])
+def test_sync_batch_norm_equals_one_process_with_the_whole_batch(results, size, kind):
     # The images lie around 100, where neighbouring float32 values are 8e-6 apart.
-    for results in ranks(size):
-        errors = results[f"checks_layers:sync_batch_norm{kind}"]
+    for errors in results:
         assert {name: error for name, error in errors.items() if error > 5e-5} == {}
 
 
+@pytest.mark.check("checks_layers:collectives")
 @pytest.mark.parametrize("size", [2, 3])
-def test_collectives_are_right_in_every_format(ranks, size):
+def test_collectives_are_right_in_every_format(results, size):
     # gloo's own float16 sum is inf for every value that is not zero
     total, numbers = size * (size + 1) / 2, [float(rank + 1) for rank in range(size)]
-    for results in ranks(size):
-        result = results["checks_layers:collectives"]
+    for result in results:
         for dtype, answers in result["answers"].items():
             assert answers == [[total, 10.0 * size], [float(size), 10.0], numbers, [float(size), 10.0]], dtype
         assert result["vote"] == [size - 1, 5]
         assert result["objects"] == [{"rank": rank} for rank in range(size)]
 
 
-def test_averaged_gradients_are_the_mean_in_every_format(ranks):
-    for results in ranks(2):
-        result = results["checks_layers:reduction:dp2"]
+@pytest.mark.check("checks_layers:reduction:dp2", size=2)
+def test_averaged_gradients_are_the_mean_in_every_format(results):
+    for result in results:
         for name in ("float32", "float16", "bfloat16", "on one rank only", "norm"):
             assert result[name] == 0, name
         assert result["stays without"]
         assert result["zeros"] == 1
-    assert result["no overflow"] == pytest.approx(1, rel=1e-6)
+        assert result["no overflow"] == pytest.approx(1, rel=1e-6)
 
 
-def test_barrier_waits_for_the_last_and_survives_signals(ranks):
+@pytest.mark.check("checks_layers:barrier", size=2)
+def test_barrier_waits_for_the_last_and_survives_signals(results):
     # Paddle's store takes an interrupted read for a lost connection
-    seconds, signals = ranks(2)[0]["checks_layers:barrier"]
+    seconds, signals = results[0]
     assert seconds >= 0.4
     assert signals > 0
 
 
-def test_running_statistics_are_averaged_and_weights_left_alone(ranks):
-    for rank, results in enumerate(ranks(2)):
-        mean, weight = results["checks_layers:buffers:dp2"]
+@pytest.mark.check("checks_layers:buffers:dp2", size=2)
+def test_running_statistics_are_averaged_and_weights_left_alone(results):
+    for rank, (mean, weight) in enumerate(results):
         assert mean == [1.5, 15.0]
         assert weight == [5.0 * (rank + 1)] * 2
 
 
-def test_dropout_agrees_where_tensors_are_whole_and_differs_where_they_are_shared(ranks):
-    for results in ranks(4):
-        assert all(results["checks_layers:dropout:dp2tp2"].values()), results["checks_layers:dropout:dp2tp2"]
+@pytest.mark.check("checks_layers:dropout:dp2tp2", size=4)
+def test_dropout_agrees_where_tensors_are_whole_and_differs_where_they_are_shared(results):
+    for facts in results:
+        assert all(facts.values()), facts

@@ -1,0 +1,307 @@
+"""Plant faults in a copy of the project, one at a time, and see that the tests find each of them.
+
+    python tools/mutate.py                                  # every mutation of tests/mutations.yaml
+    python tools/mutate.py -k resume -j 2                   # those with "resume" in their names, two at a time
+    python tools/mutate.py -table docs/mutations.md         # all of them, with the table as a page
+
+A mutation is a text of one file that is replaced by another, and the test that must fail then. The same tests must pass
+in a copy without a fault. A fault that its test does not find survives, and the exit code is 1; a mutation that does
+not fit the tree, or breaks it so that no test runs, is an error, and the exit code is 2.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, atomic_write
+
+LIST = "tests/mutations.yaml"
+TIMEOUT = 600  # seconds for the tests of one mutation
+KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
+# A test that fails with one of these met a fault that any run would meet, and says nothing of what it checks.
+WORTHLESS = ("NameError", "SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
+COMMAND = "python tools/mutate.py -table docs/mutations.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """`old`, which occurs once in `file`, becomes `new`; `test`, a node id of pytest, must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    test: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of a mutation: KILLED by a case of its test, SURVIVED, or BROKEN for the reason in `text`."""
+
+    mutation: Mutation
+    state: str
+    text: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One call of pytest: its exit code (None after a timeout), {failed test: its error}, and the end of its output."""
+
+    code: int | None
+    failures: dict
+    text: str
+
+
+def main(arguments=None):
+    """Run the mutations, print the table and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", metavar="TEXT", help="only mutations with this text in their names")
+    parser.add_argument("-j", type=int, default=1, metavar="N", help="mutations at the same time (default: 1)")
+    parser.add_argument("-table", type=Path, metavar="FILE", help="write the table there, as a page in Markdown")
+    parser.add_argument("-root", type=Path, default=ROOT, help="tree to work on, a git work tree (default: this one)")
+    options = parser.parse_args(arguments)
+    try:
+        mutations = read_list(options.root)
+        chosen = [mutation for mutation in mutations if options.k in mutation.name]
+        if not chosen:
+            raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
+        if options.table is not None and chosen != mutations:
+            raise UserError("-table: a page is made of all mutations, without -k")
+        results = run(options.root, chosen, max(1, options.j))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n" + "\n".join(table(results)))
+    print("\n" + count(results))
+    if options.table is not None:
+        with atomic_write(options.table) as file:
+            file.write(page(results).encode())
+    states = {result.state for result in results}
+    return 2 if BROKEN in states else 1 if SURVIVED in states else 0
+
+
+def read_list(root):
+    """Return the mutations of a tree's list.
+
+    Raises:
+        UserError: the list is not what it should be, or a mutation does not fit the tree; all of them are named.
+    """
+    path = root / LIST
+    try:
+        mutations = [Mutation(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    except (OSError, yaml.YAMLError, TypeError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    errors = [f"{mutation.name}: {error}" for mutation in mutations if (error := misfit(root, mutation))]
+    names = [mutation.name for mutation in mutations]
+    errors += [f"{name}: two mutations have this name" for name in sorted({n for n in names if names.count(n) > 1})]
+    if errors:
+        raise UserError("; ".join(errors))
+    return mutations
+
+
+def misfit(root, mutation):
+    """Return why a mutation does not fit the tree, None where it does."""
+    path = root / mutation.file
+    if not path.is_file():
+        return f"there is no file {mutation.file}"
+    times = path.read_text(encoding="utf-8").count(mutation.old)
+    if times != 1:
+        return f"its old text occurs {times} times in {mutation.file}"
+    if mutation.old == mutation.new:
+        return "it changes nothing"
+    if path.suffix == ".py":
+        try:
+            compile(mutated(root, mutation), mutation.file, "exec")
+        except SyntaxError as error:
+            return f"what it leaves is no Python: {error.msg} in line {error.lineno}"
+    test_file, _, function = mutation.test.partition("::")
+    test_path = root / test_file
+    pattern = rf"^def {re.escape(function.partition('[')[0])}\("
+    if not test_path.is_file() or not re.search(pattern, test_path.read_text(encoding="utf-8"), re.MULTILINE):
+        return f"there is no test {mutation.test}"
+    return None
+
+
+def mutated(root, mutation):
+    """Return the text of the mutation's file with the fault."""
+    return (root / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new)
+
+
+def run(root, mutations, jobs):
+    """Return the results of the mutations, in their order, and say how each one ended meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copies = queue.SimpleQueue()
+        for number in range(jobs):
+            copies.put(copy_tree(root, Path(folder) / str(number)))
+        failing = check_unmutated(copies, mutations)
+        start, lock, done = time.monotonic(), threading.Lock(), []
+
+        def attempt(mutation):
+            if mutation.test in failing:
+                result = Result(mutation, BROKEN, f"its test fails without it: {failing[mutation.test]}", 0.0)
+            else:
+                copy = copies.get()
+                try:
+                    result = try_mutation(root, copy, mutation)
+                finally:
+                    copies.put(copy)
+            with lock:
+                done.append(result)
+                left = (time.monotonic() - start) / len(done) * (len(mutations) - len(done))
+                print(f"[{len(done)}/{len(mutations)}] {result.state} {mutation.name}: {result.text} "
+                      f"({result.seconds:.1f} s, eta {left / 60:.0f} min)", flush=True)  # fmt: skip
+            return result
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(attempt, mutations))
+
+
+def copy_tree(root, folder):
+    """Copy every file of a git work tree, as it is now, that git does not ignore; return the copy's folder."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if listed.returncode:
+        raise UserError(f"{root}: {listed.stderr.strip()}")
+    for name in set(filter(None, listed.stdout.split("\0"))):
+        if (root / name).is_file():  # not one that was removed since the last commit
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    return folder
+
+
+def check_unmutated(copies, mutations):
+    """Run all tests of the mutations in a copy without a fault; return {test: error} of those that fail."""
+    copy = copies.get()
+    tests = list(dict.fromkeys(mutation.test for mutation in mutations))
+    print(f"{len(tests)} tests without a fault ...", flush=True)
+    start = time.monotonic()
+    outcome = run_tests(copy, tests, len(tests) * TIMEOUT, "--maxfail=1000")
+    copies.put(copy)
+    if outcome.code not in (0, 1):
+        raise UserError(f"the tests do not run without a fault:\n{outcome.text}")
+    print(f"{len(tests)} tests without a fault: {time.monotonic() - start:.1f} s", flush=True)
+    failing = {}
+    for case, error in outcome.failures.items():
+        failing |= {test: error for test in tests if case == test or case.partition("[")[0] == test}
+    return failing
+
+
+def try_mutation(root, copy, mutation):
+    """Return the result of one mutation; the copy is as before then."""
+    start = time.monotonic()
+    (copy / mutation.file).write_text(mutated(root, mutation), encoding="utf-8")
+    try:
+        outcome = run_tests(copy, [mutation.test], TIMEOUT, "-x")
+    finally:
+        shutil.copy2(root / mutation.file, copy / mutation.file)
+    return Result(mutation, *verdict(outcome), time.monotonic() - start)
+
+
+def verdict(outcome):
+    """Return (state, text) for what pytest said of the tests that must fail."""
+    if outcome.code is None:
+        return SURVIVED, f"its test does not end within {TIMEOUT} s"
+    if outcome.code == 0:
+        return SURVIVED, "its test passes"
+    if outcome.code != 1 or not outcome.failures:  # 2: a test file could not be imported, 4: no such test, ...
+        return BROKEN, " ".join(outcome.text.split())[-300:]
+    case, error = next(iter(outcome.failures.items()))
+    if re.search(rf"\b({'|'.join(WORTHLESS)})\b", error.partition(":")[0]):
+        return BROKEN, f"{case} fails by itself: {error}"
+    return KILLED, f"{case}: {error}"
+
+
+def run_tests(folder, tests, timeout, *flags):
+    """Return the Outcome of the tests in the tree at `folder`."""
+    report = folder / "mutations-report.xml"
+    report.unlink(missing_ok=True)
+    # No byte code: a file that was changed twice in a second would be taken for the one before.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *flags, *tests]
+    with tempfile.TemporaryFile("w+") as output:  # a file: a process that a test left behind would keep a pipe open
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        text = output.read()[-2000:]
+    return Outcome(code, failures(report) if code == 1 else {}, text)
+
+
+def failures(report):
+    """Return {node id: first line of the error} of a report in JUnit's XML."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        problem = next((entry for entry in case if entry.tag in ("failure", "error")), None)
+        if problem is not None:
+            name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
+            found[name] = (problem.get("message") or "").strip().partition("\n")[0][:160]
+    return found
+
+
+def table(results):
+    """Return the rows of a table in Markdown: mutation, killed by, seconds."""
+    rows = [("mutation", "killed by", "seconds"), ("---", "---", "---:")]
+    for result in results:
+        by = f"`{result.mutation.test}`" if result.state == KILLED else f"**{result.state}**: {result.text}"
+        rows.append((f"`{result.mutation.name}`", by.replace("|", "\\|"), f"{result.seconds:.0f}"))
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def count(results):
+    """Return one line: how many were killed."""
+    states = [result.state for result in results]
+    text = f"{len(results)} mutations: {states.count(KILLED)} killed, {states.count(SURVIVED)} survived"
+    return text + (f", {states.count(BROKEN)} broken" if BROKEN in states else "")
+
+
+def page(results):
+    """Return the results as a page: the table, and what each mutation would do."""
+    lines = [
+        "# Mutations",
+        "",
+        f"*Written by `{COMMAND}`. Each row is a fault that was planted in a copy of the project, and the test that "
+        "found it; seconds are those of that test alone, the start of Python and Paddle included. The faults "
+        "themselves stand in [tests/mutations.yaml](../tests/mutations.yaml).*",
+        "",
+        f"{count(results)}.",
+        "",
+        *table(results),
+        "",
+        "## What each one would do",
+        "",
+    ]
+    for result in results:
+        mutation = result.mutation
+        lines.append(f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
