@@ -10,7 +10,7 @@ from importlib.util import find_spec
 # a linear layer, calls a layer's hooks after an error too, and hands out one object per dtype.
 PYTHONS = ((3, 10), (3, 13))
 PADDLES = ((3, 3, 1), (3, 4))
-DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")
+DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu")
 
 
 def refuse_unsupported(needs_paddle: bool = False) -> None:
