@@ -4,14 +4,16 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint test-slow test-gpu test-peers clean
+.PHONY: help demo test lint test-slow test-gpu test-peers test-matrix docs clean
 
 help:
-	@echo "make demo        train and evaluate a small ViT on real images in mixed precision, about two minutes"
-	@echo "make test        lint, types and every test that needs no GPU"
-	@echo "make test-slow   tests that take minutes: large topologies, random kills"
-	@echo "make test-gpu    every precision mode on a GPU, compared with the CPU"
-	@echo "make test-peers  logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
+	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
+	@echo "make test         lint, types and every test that needs no GPU"
+	@echo "make test-slow    tests that take minutes: large topologies, random kills"
+	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
+	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
+	@echo "make docs         the API reference, from the docstrings, in build/docs"
+	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
 
 demo: $(VENV)/.installed
 	cd image_classification/ViT && ../../$(BIN)/python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
@@ -29,6 +31,13 @@ test-slow: $(VENV)/.installed-dev
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "gpu" tests/house/test_gpu_contract.py
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python tools/make_api_reference.py
+
+# Needs python3.10, python3.11 and python3.12 on the PATH; the environments stay in .venv-matrix.
+test-matrix: $(VENV)/.installed-dev
+	$(BIN)/python tools/version_matrix.py
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name a Python 3.10-3.12: make PYTHON=python3 $(MAKECMDGOALS)"; exit 1; }
@@ -54,4 +63,4 @@ test-peers: $(VENV)/.installed-dev .venv-peers/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .pytest_cache .ruff_cache .mypy_cache
+	rm -rf build $(VENV) .venv-peers .venv-matrix .pytest_cache .ruff_cache .mypy_cache

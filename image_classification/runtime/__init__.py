@@ -3,6 +3,10 @@
 Paddle is imported inside the functions that need it, because the number of threads must be set before.
 """
 
+from .versions import refuse_unsupported
+
+refuse_unsupported()  # before any other line of the project runs, so that no entry point or tool can forget it
+
 from .devices import (
     cards_variable,
     device_of,

@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from .versions import refuse_unsupported
+
 
 def rank() -> int:
     """Return the index of this process among all processes of the run, 0 when alone."""
@@ -71,6 +73,7 @@ def tune_allocator() -> bool:
 
 def prepare_process() -> None:
     """Set what must be set before Paddle is imported, and import it; every entry point calls this first."""
+    refuse_unsupported(needs_paddle=True)
     set_threads()
     tune_mkl()
     tune_allocator()

@@ -1,0 +1,40 @@
+"""The API reference builds without a warning, and every public name says what it is."""
+
+import importlib
+
+from tools import make_api_reference
+
+
+def test_reference_has_a_page_for_every_package(tmp_path, capsys):
+    assert make_api_reference.main(["-output", str(tmp_path)]) == 0, capsys.readouterr().err
+    pages = {path.relative_to(tmp_path).with_suffix("") for path in tmp_path.rglob("*.html")}
+    names = [f"image_classification/{name.replace('.', '/')}" for name in make_api_reference.PACKAGES]
+    assert set(map(str, pages)) == {"index", *names}
+    assert "found_inf" in (tmp_path / "image_classification" / "amp.html").read_text()
+
+
+SILENT = '''
+"""A module."""
+
+LIMIT = 1
+
+
+def shout(x):
+    return x
+
+
+class Loud:
+    """Says something."""
+
+    def shout(self):
+        return self
+
+    def _whisper(self):
+        return self
+'''
+
+
+def test_name_that_says_nothing_is_found(tmp_path, monkeypatch):
+    (tmp_path / "silent.py").write_text(SILENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_api_reference.without_docstring(importlib.import_module("silent")) == ["shout", "Loud.shout"]
