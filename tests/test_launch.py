@@ -198,14 +198,17 @@ def folders(tmp_path):
     return root
 
 
-def on_folders(root, *more):
+def on_folders(root, *more, classes=("-num_classes", 2)):
     vit = [*SMALL_VIT, "DATA.NUM_WORKERS=1", "-dataset", "imagenet2012", "-data_path", root]
-    return [*vit, "-batch_size", 2, "-num_classes", 2, "-num_epochs", 1, "-output", root.parent / "out", *more]
+    return [*vit, "-batch_size", 2, *classes, "-num_epochs", 1, "-output", root.parent / "out", *more]
 
 
-def test_class_folders_train_and_evaluate(folders):
-    run_well(*on_folders(folders))
+def test_class_folders_train_and_evaluate_with_an_output_for_each_class(folders):
+    out = run_well(*on_folders(folders, classes=()))
+    assert "2 classes (class_0, class_1), so the model has 2 outputs instead of 10" in out
+    assert "train, 6 images, 2 classes" in out and "val, 6 images, 2 classes" in out
     assert report_of(folders.parent / "out")["eval_images"] == 6
+    assert "NUM_CLASSES: 2" in (folders.parent / "out" / "config.yaml").read_text()
 
 
 def test_list_files_train_and_evaluate(folders):
@@ -247,7 +250,7 @@ def remove_data(root):
     [
         (remove_data, ["DATA_PATH", "imagenet"]),
         (empty_class, ["class_1"]),
-        (label_out_of_range, ["val_list.txt:2", "7"]),
+        (label_out_of_range, ["train_list.txt:2", "7"]),
         (corrupt, ["class_0/1.jpg"]),
     ],
 )
