@@ -125,7 +125,9 @@ def resume(trainer):
     path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
     trainer.load_state(checkpoint.load(path), path)
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
-    get_logger().info(f"resumed from {path}: epoch {progress.epoch}, batch {progress.batch}, step {progress.step}")
+    get_logger().info(
+        f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"
+    )
     if progress.epoch >= epochs:
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"

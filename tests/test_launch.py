@@ -33,7 +33,8 @@ def test_training_leaves_every_file_of_the_contract(trained):
         assert (folder / name).stat().st_size > 0, name
     assert [path.stat().st_size > 0 for path in (folder / "visualdl").iterdir()] == [True]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"train", "eval"}
+    # epochs from 1; a step counts before it is done, an evaluation after the epoch
+    assert {(line["kind"], line["epoch"]) for line in lines} == {(k, e) for k in ("train", "eval") for e in (1, 2)}
 
 
 def test_report_has_the_documented_keys_and_units(trained):

@@ -144,7 +144,7 @@ def test_help_names_every_flag_with_its_default():
 
 
 def test_effective_configuration_loads_to_itself(tmp_path):
-    config = load(tmp_path, "MODEL: {NUM_CLASSES: 7, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-batch_size=5")
+    config = load(tmp_path, "MODEL: {NUM_CLASSES: 7, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-seed=5")
     again = build_config([("again", yaml.safe_load(to_yaml(config)))], build_model)
     assert again == config
 

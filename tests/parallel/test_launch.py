@@ -56,7 +56,7 @@ def test_killed_and_terminated_runs_continue_in_other_topologies(start, tmp_path
     program = start(command(*NGPUS_2, *SMALL, "PARALLEL.TENSOR=2", "-num_epochs=50", f"-output={stopped}",
                             f"-resume={killed}/latest"))  # fmt: skip
     program.wait_for("Step[0015/")
-    resumed = re.search(r"resumed from .*: epoch 0, batch (\d+), step (\d+)", program.text())
+    resumed = re.search(r"resumed from .*: in epoch 1 after batch (\d+), step (\d+)", program.text())
     assert int(resumed[1]) == int(resumed[2]) >= 5
     program.process.send_signal(signal.SIGTERM)
     code, seconds = program.wait(30)
