@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import cv2
 import numpy as np
+import paddle
 import pytest
 
 from image_classification import checkpoint
+from image_classification.launch import run_guarded
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
 
 REPORT_KEYS = [
@@ -18,6 +21,9 @@ REPORT_KEYS = [
     "train_loss", "top1", "top5", "eval_images", "best_top1", "images_per_second", "seconds", "peak_memory_bytes",
     "checkpoint",
 ]  # fmt: skip
+
+
+ROOT = PACKAGE.parent
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +328,24 @@ def test_diverging_run_stops_with_a_diagnosis(tmp_path):
     argv = [*SMALL_VIT, "TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_SKIPPED_STEPS=5"]
     assert_one_line(["5 steps in a row", "scale"], *argv, "-output", tmp_path / "run", code=3)
     assert "error: 5 steps in a row" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def too_large(num_classes: int = 10):
+    """Stands for a model: what Paddle says where the memory is too small for a tensor."""
+    paddle.empty([2**46])
+
+
+def numpy_is_too_large(num_classes: int = 10):
+    np.empty(2**46)
+
+
+@pytest.mark.parametrize("build_model", [too_large, numpy_is_too_large])
+def test_out_of_memory_is_one_line_with_the_way_out(build_model, capsys):
+    words = ["-opts", "DATA.DATASET=digits", "DATA.IMAGE_SIZE=32", "DATA.BATCH_SIZE=8", "MODEL.NUM_CLASSES=10"]
+    code = run_guarded(build_model, [f"-cfg={ROOT / 'configs' / 'datasets' / 'digits.yaml'}", *words])
+    error = capsys.readouterr().err
+    assert code == 3 and error.count("\n") == 1
+    assert re.match("error: out of memory: .*alloc.*; lower -batch_size and raise -accum_iter", error)
 
 
 def test_interrupt_twice_ends_at_once(tmp_path):
