@@ -49,10 +49,11 @@ def build_parts(config, build_model, parallel):
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
-    eval_loader = data.build_eval_loader(config, parallel.data_rank, parallel.data_size)
-    train_loader = None
-    if not config.EVAL:
-        train_loader = data.build_train_loader(config, parallel.data_rank, parallel.data_size)
+    dataset = data.build_dataset(config, "val" if config.EVAL else "train")  # it decides about the classes
+    config = data.settle_classes(config, dataset)
+    place = parallel.data_rank, parallel.data_size
+    eval_loader = data.build_eval_loader(config, *place, dataset if config.EVAL else None)
+    train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
     precision = build_precision(config, device, parallel)
     model = make_model(config, build_model)
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:

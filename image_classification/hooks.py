@@ -119,6 +119,7 @@ class LogHook(Hook):
     def __init__(self):
         self.logger = get_logger()
         self.bar = None
+        self.seconds_before = 0.0  # of the run, when the epoch began
 
     def before_train(self, trainer):
         names = ", ".join(f"{type(hook).__name__} ({hook.priority})" for hook in trainer.hooks)
@@ -128,6 +129,7 @@ class LogHook(Hook):
     def before_epoch(self, trainer):
         num_batches = len(trainer.train_loader)
         name = f"epoch {trainer.progress.epoch + 1}/{trainer.config.TRAIN.NUM_EPOCHS}"
+        self.seconds_before = trainer.progress.seconds
         self.bar = progress_bar(num_batches, name, "batch", trainer.parallel.is_main, trainer.progress.batch)
 
     def after_step(self, trainer):
@@ -147,7 +149,7 @@ class LogHook(Hook):
         epoch, epochs = trainer.progress.epoch, trainer.config.TRAIN.NUM_EPOCHS
         self.logger.info(
             f"----- Epoch[{epoch:03d}/{epochs:03d}], Train Loss: {trainer.mean.loss:.4f}, "
-            f"Train Acc: {trainer.mean.top1:.4f}, time: {trainer.progress.seconds:.2f}"
+            f"Train Acc: {trainer.mean.top1:.4f}, time: {trainer.progress.seconds - self.seconds_before:.2f}"
         )
 
     def after_evaluation(self, trainer):
@@ -187,7 +189,7 @@ def step_line(trainer, step):
 
 
 class RecordHook(Hook):
-    """``metrics.jsonl`` and VisualDL scalars, rank 0 only."""
+    """``metrics.jsonl`` and VisualDL scalars, rank 0 only; ``epoch`` is the number of the epoch, from 1."""
 
     priority = 20
 
@@ -224,7 +226,8 @@ class RecordHook(Hook):
 
     def _write(self, kind, trainer, record):
         progress = trainer.progress
-        position = {"kind": kind, "epoch": progress.epoch, "batch": progress.batch, "step": progress.step}
+        epoch = progress.epoch + (kind == "train")  # an evaluation follows a whole epoch, which is counted then
+        position = {"kind": kind, "epoch": epoch, "batch": progress.batch, "step": progress.step}
         self.run.append_metrics(position | {key: _jsonable(value) for key, value in record.items()})
         taken = progress.step + progress.skipped_steps
         for name, value in record.items():
@@ -280,17 +283,18 @@ class ReportHook(Hook):
         self.report = report
 
     def after_epoch(self, trainer):
+        latest, loss = self.run.path / "latest.pdparams", trainer.mean.loss
         self.report.update(
             epochs=trainer.progress.epoch,
             steps=trainer.progress.step,
             skipped_steps=trainer.progress.skipped_steps,
             loss_scale=trainer.precision.loss_scale,
-            train_loss=trainer.mean.loss,
+            train_loss=loss if math.isfinite(loss) else None,
             best_top1=trainer.progress.best_top1,
             images_per_second=trainer.timer.images_per_second,
             seconds=trainer.progress.seconds,
             peak_memory_bytes=peak_memory_bytes(self.report["device"]),
-            checkpoint=str(self.run.path / "latest.pdparams"),
+            checkpoint=str(latest) if latest.exists() else None,
         )
         if trainer.evaluation:
             evaluation = trainer.evaluation

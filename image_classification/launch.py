@@ -10,10 +10,20 @@ import sys
 import time
 import traceback
 
-from .runtime import UserError, failure_of, get_logger, log_to_file, peak_memory_bytes
+from .parallel.exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TRAINING_ERROR, EXIT_USER_ERROR, PeerLost
+from .runtime import (
+    UserError,
+    check_interrupts,
+    failure_of,
+    get_logger,
+    interrupted,
+    log_to_file,
+    peak_memory_bytes,
+    release_interrupts,
+)
 from .runtime import setup_logger as start_log
 
-EXIT_USER_ERROR, EXIT_TRAINING_ERROR, EXIT_INTERRUPTED = 2, 3, 130
+LESS_MEMORY = "lower -batch_size and raise -accum_iter by the same factor; an evaluation: lower -batch_size_eval"
 
 
 def main(build_model, argv=None):
@@ -32,30 +42,37 @@ def run_guarded(build_model, argv):
     from .run_folder import check_output
 
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked during the import of Paddle
         config = load_config(argv, build_model)
         check_output(config)
+        from . import build  # noqa: F401 (the rest of what is slow to import)
+
+        release_interrupts()
         run(config, build_model, connect(config))
         return 0
     except UserError as error:
         return _fail(error, EXIT_USER_ERROR)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except (RuntimeError, OSError, MemoryError) as error:
-        from .parallel.exit_codes import EXIT_PEER_LOST, PeerLost
+    except Exception as error:
         from .trainer import TrainingError
 
-        if isinstance(error, TrainingError):
-            return _fail(error, EXIT_TRAINING_ERROR)
+        failure = failure_of(error)
+        if interrupted():  # Paddle made another error of the Ctrl-C
+            return _fail("interrupted", EXIT_INTERRUPTED)
         if isinstance(error, PeerLost):
             return _fail(error, EXIT_PEER_LOST)
-        if failure := failure_of(error):
+        if isinstance(error, TrainingError):
+            return _fail(error, EXIT_TRAINING_ERROR)
+        if isinstance(error, MemoryError) or "ResourceExhausted" in (failure or ""):
+            return _fail(f"out of memory: {_first_line(failure or error)}; {LESS_MEMORY}", EXIT_TRAINING_ERROR)
+        if failure:
             return _fail(f"the device failed: {failure}; checkpoints saved before are whole", EXIT_TRAINING_ERROR)
         log_to_file(traceback.format_exc())
         raise
-    except Exception:
-        log_to_file(traceback.format_exc())
-        raise
+
+
+def _first_line(text):
+    return next((line for line in str(text).splitlines() if line.strip()), "an allocation failed")
 
 
 def _fail(message, code):
@@ -75,6 +92,7 @@ def run(config, build_model, parallel):
     from .build import build_parts, build_trainer
 
     parts = build_parts(config, build_model, parallel)
+    check_interrupts()
     if config.DRY_RUN:
         return dry_run(parts)
     report = _empty_report(parts)
@@ -125,7 +143,9 @@ def resume(trainer):
     path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
     trainer.load_state(checkpoint.load(path), path)
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
-    get_logger().info(f"resumed from {path}: epoch {progress.epoch}, batch {progress.batch}, step {progress.step}")
+    get_logger().info(
+        f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"
+    )
     if progress.epoch >= epochs:
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
@@ -258,6 +278,7 @@ def stop_on_signal(trainer):
         trainer.request_stop("a signal")
         get_logger().info(f"{signal.Signals(number).name}: stopping after this step")
 
+    check_interrupts()
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

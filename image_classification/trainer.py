@@ -37,12 +37,15 @@ class Progress:
     step: int = 0  # optimizer steps applied; the learning rate follows this count
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
-    best_top1: float = 0.0
+    best_top1: float | None = None  # before the first evaluation
     seconds: float = 0.0
 
 
 class RunningMean:
-    """Mean loss and top-1 of the running epoch, read from the device only when someone asks."""
+    """Mean loss and top-1 of the running epoch, read from the device only when someone asks.
+
+    Without any finite loss both are NaN.
+    """
 
     def __init__(self):
         self.sums = np.zeros(3)  # loss x images, correct, images
@@ -64,12 +67,12 @@ class RunningMean:
     @property
     def loss(self):
         loss, _, count = self.flush()
-        return float(loss / max(count, 1.0))
+        return float(loss / count) if count else math.nan
 
     @property
     def top1(self):
         _, correct, count = self.flush()
-        return float(correct / max(count, 1.0))
+        return float(correct / count) if count else math.nan
 
 
 class Timer:
@@ -246,10 +249,13 @@ class Trainer:
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row >= self.config.TRAIN.MAX_SKIPPED_STEPS:
+            advice = ["lower TRAIN.BASE_LR", "lengthen TRAIN.WARMUP_EPOCHS"]
+            advice += ["use -amp_dtype bfloat16"] if self.precision.dtype == "float16" else []
+            advice += [] if self.precision.is_plain else ["train in float32, without -amp"]
             raise TrainingError(
                 f"{progress.skipped_in_a_row} steps in a row had gradients that are not finite: loss scale "
-                f"{result.loss_scale:g}, step {progress.step}, first bad parameter {result.first_bad}; lower "
-                "TRAIN.BASE_LR, lengthen TRAIN.WARMUP_EPOCHS, or use -amp_dtype bfloat16 or -amp_mode fp32"
+                f"{result.loss_scale:g}, step {progress.step}, first bad parameter {result.first_bad}; "
+                + " or ".join(advice)
             )
 
     def evaluate(self):
@@ -257,8 +263,9 @@ class Trainer:
         self.call("before_evaluation")
         with self.ema.applied(self.model):
             self.evaluation = evaluate(self.model, self.precision, self.eval_loader, self.parallel)
-        self.evaluation["is_best"] = self.evaluation["top1"] > self.progress.best_top1
-        self.progress.best_top1 = max(self.progress.best_top1, self.evaluation["top1"])
+        best, top1 = self.progress.best_top1, self.evaluation["top1"]
+        self.evaluation["is_best"] = best is None or top1 > best
+        self.progress.best_top1 = top1 if self.evaluation["is_best"] else best
         self.call("after_evaluation")
 
     def state(self):

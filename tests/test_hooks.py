@@ -1,15 +1,19 @@
 """Hooks: the user's own are found by name, and the built-in ones write what scripts read."""
 
 import dataclasses
+import json
 import logging
+import math
 import sys
 import types
 
 import pytest
 
 from image_classification.config import build_config
-from image_classification.hooks import EmaHook, Hook, LogHook, TotalBatchSizeHook, _jsonable, load_hooks
+from image_classification.hooks import EmaHook, Hook, LogHook, ReportHook, TotalBatchSizeHook, _jsonable, load_hooks
+from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
+from image_classification.trainer import Progress
 
 
 @pytest.fixture
@@ -73,3 +77,36 @@ def test_log_names_the_hooks_in_use_in_their_order(log_lines, user_module):
     hooks = [EmaHook(), *load_hooks(["my_hooks:Mine"]), TotalBatchSizeHook(), LogHook()]
     LogHook().before_train(StartingTrainer(hooks, build_config([])))
     assert log_lines[0] == "hooks, lower priorities first: EmaHook (0), Mine (3), TotalBatchSizeHook (9), LogHook (10)"
+
+
+@dataclasses.dataclass
+class EpochTrainer:
+    """What ReportHook and LogHook look at after an epoch."""
+
+    progress: object
+    mean: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(loss=math.nan, top1=math.nan))
+    evaluation: object = None
+    precision: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(loss_scale=2.0))
+    timer: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(images_per_second=3.0))
+    parallel: object = dataclasses.field(default_factory=lambda: types.SimpleNamespace(is_main=True))
+    config: object = dataclasses.field(default_factory=lambda: build_config([]))
+    train_loader: object = ()
+
+
+def test_report_names_no_checkpoint_that_is_not_there_and_no_loss_that_was_not(tmp_path):
+    run = RunFolder(tmp_path)
+    trainer = EpochTrainer(Progress(epoch=1, skipped_steps=7))
+    ReportHook(run, {"device": "cpu"}).after_epoch(trainer)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["checkpoint"], report["train_loss"], report["best_top1"]) == (None, None, None)
+    (tmp_path / "latest.pdparams").write_text("")
+    ReportHook(run, {"device": "cpu"}).after_epoch(trainer)
+    assert json.loads((tmp_path / "report.json").read_text())["checkpoint"] == str(tmp_path / "latest.pdparams")
+
+
+def test_time_of_the_epoch_is_not_that_of_the_run(log_lines):
+    hook, trainer = LogHook(), EpochTrainer(Progress(seconds=100.0))
+    hook.before_epoch(trainer)
+    trainer.progress.seconds, trainer.progress.epoch = 102.5, 1
+    hook.after_epoch(trainer)
+    assert log_lines[-1] == "----- Epoch[001/300], Train Loss: nan, Train Acc: nan, time: 2.50"

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import cv2
 import numpy as np
+import paddle
 import pytest
 
 from image_classification import checkpoint
+from image_classification.launch import run_guarded
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
 
 REPORT_KEYS = [
@@ -18,6 +21,9 @@ REPORT_KEYS = [
     "train_loss", "top1", "top5", "eval_images", "best_top1", "images_per_second", "seconds", "peak_memory_bytes",
     "checkpoint",
 ]  # fmt: skip
+
+
+ROOT = PACKAGE.parent
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,8 @@ def test_training_leaves_every_file_of_the_contract(trained):
         assert (folder / name).stat().st_size > 0, name
     assert [path.stat().st_size > 0 for path in (folder / "visualdl").iterdir()] == [True]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"train", "eval"}
+    # epochs from 1; a step counts before it is done, an evaluation after the epoch
+    assert {(line["kind"], line["epoch"]) for line in lines} == {(k, e) for k in ("train", "eval") for e in (1, 2)}
 
 
 def test_report_has_the_documented_keys_and_units(trained):
@@ -198,14 +205,17 @@ def folders(tmp_path):
     return root
 
 
-def on_folders(root, *more):
+def on_folders(root, *more, classes=("-num_classes", 2)):
     vit = [*SMALL_VIT, "DATA.NUM_WORKERS=1", "-dataset", "imagenet2012", "-data_path", root]
-    return [*vit, "-batch_size", 2, "-num_classes", 2, "-num_epochs", 1, "-output", root.parent / "out", *more]
+    return [*vit, "-batch_size", 2, *classes, "-num_epochs", 1, "-output", root.parent / "out", *more]
 
 
-def test_class_folders_train_and_evaluate(folders):
-    run_well(*on_folders(folders))
+def test_class_folders_train_and_evaluate_with_an_output_for_each_class(folders):
+    out = run_well(*on_folders(folders, classes=()))
+    assert "2 classes (class_0, class_1), so the model has 2 outputs instead of 10" in out
+    assert "train, 6 images, 2 classes" in out and "val, 6 images, 2 classes" in out
     assert report_of(folders.parent / "out")["eval_images"] == 6
+    assert "NUM_CLASSES: 2" in (folders.parent / "out" / "config.yaml").read_text()
 
 
 def test_list_files_train_and_evaluate(folders):
@@ -247,7 +257,7 @@ def remove_data(root):
     [
         (remove_data, ["DATA_PATH", "imagenet"]),
         (empty_class, ["class_1"]),
-        (label_out_of_range, ["val_list.txt:2", "7"]),
+        (label_out_of_range, ["train_list.txt:2", "7"]),
         (corrupt, ["class_0/1.jpg"]),
     ],
 )
@@ -318,6 +328,24 @@ def test_diverging_run_stops_with_a_diagnosis(tmp_path):
     argv = [*SMALL_VIT, "TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_SKIPPED_STEPS=5"]
     assert_one_line(["5 steps in a row", "scale"], *argv, "-output", tmp_path / "run", code=3)
     assert "error: 5 steps in a row" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def too_large(num_classes: int = 10):
+    """Stands for a model: what Paddle says where the memory is too small for a tensor."""
+    paddle.empty([2**46])
+
+
+def numpy_is_too_large(num_classes: int = 10):
+    np.empty(2**46)
+
+
+@pytest.mark.parametrize("build_model", [too_large, numpy_is_too_large])
+def test_out_of_memory_is_one_line_with_the_way_out(build_model, capsys):
+    words = ["-opts", "DATA.DATASET=digits", "DATA.IMAGE_SIZE=32", "DATA.BATCH_SIZE=8", "MODEL.NUM_CLASSES=10"]
+    code = run_guarded(build_model, [f"-cfg={ROOT / 'configs' / 'datasets' / 'digits.yaml'}", *words])
+    error = capsys.readouterr().err
+    assert code == 3 and error.count("\n") == 1
+    assert re.match("error: out of memory: .*alloc.*; lower -batch_size and raise -accum_iter", error)
 
 
 def test_interrupt_twice_ends_at_once(tmp_path):

@@ -179,6 +179,36 @@ def test_non_finite_losses_are_left_out_of_the_mean():
     assert mean.loss == 2.0
 
 
+def test_mean_without_any_finite_loss_is_no_number():
+    mean = RunningMean()
+    mean.add(paddle.to_tensor(math.inf), paddle.to_tensor(1), 2)
+    assert math.isnan(mean.loss) and math.isnan(mean.top1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected", "other"),
+    [
+        (("fp32", None), "WARMUP_EPOCHS$", "amp"),
+        (("auto", "bfloat16"), "without -amp$", "bfloat16"),
+        (("auto", "float16"), "use -amp_dtype bfloat16 or train in float32, without -amp$", "O1"),
+    ],
+)
+def test_advice_of_a_diverged_run_names_what_does_not_run_already(precision, expected, other):
+    trainer = make_trainer(make_batches(3, 4), MAX_SKIPPED_STEPS=1, precision=amp.build_precision(*precision))
+    poison(trainer, {0, 1, 2})
+    with pytest.raises(TrainingError, match=expected) as caught:
+        trainer.fit()
+    assert other not in str(caught.value)
+
+
+def test_first_evaluation_is_the_best_so_far_even_with_nothing_right():
+    trainer = make_trainer(make_batches(1, 4), BASE_LR=0.0)
+    trainer.model.fc2.bias.set_value(np.array([100, 0, 0], "float32"))
+    trainer.eval_loader = ArrayLoader([(images, np.ones_like(labels)) for images, labels in make_batches(1, 4)])
+    trainer.fit()
+    assert trainer.evaluation["is_best"] and trainer.progress.best_top1 == 0.0
+
+
 def test_stop_requested_in_a_step_ends_the_run_after_it():
     class Stop(Hook):
         def after_step(self, trainer):

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,16 +105,32 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         if not equals or not key:
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
         layers.append(("command line -opts", _nested(key, _parse_value(word, value))))
+    files = layers[:of_files]
     config = build_config(layers, build_model)
     if config.RUNTIME.SMOKE and smoke:
-        config = build_config([*layers[:of_files], *smoke, *layers[of_files:]], build_model)
+        files += smoke
+        config = build_config([*files, *layers[of_files:]], build_model)
     elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
         # the effective configuration of a smoke run has the key, and the small values already
         raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
     of_command_line = build_config(layers[of_files:], build_model)
     _check_precision(config, of_command_line, arguments.amp)
     config = _with_one_source_of_weights(config, of_command_line)
+    given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
+    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+
+
+def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether MODEL.NUM_CLASSES is set where the data are named, or later; the command line is one place."""
+    places: list[Sequence[Mapping[str, Any]]] = [*([mapping] for mapping in of_files), of_command_line]
+
+    def last(section: str, *keys: str) -> int:
+        found = [index for index, place in enumerate(places)
+                 if any(key in mapping.get(section, {}) for mapping in place for key in keys)]  # fmt: skip
+        return found[-1] if found else -1
+
+    return last("MODEL", "NUM_CLASSES") >= max(0, last("DATA", "DATASET", "DATA_PATH"))
 
 
 def _check_precision(config: Config, of_command_line: Config, amp: bool) -> None:

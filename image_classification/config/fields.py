@@ -25,6 +25,11 @@ def option(
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
+def derived(default: Any, help: str) -> Any:
+    """Return a dataclass field that no file and no command line sets: it is worked out from what they do set."""
+    return dataclasses.field(default=default, metadata={"help": help, "derived": True, "recipe": None})
+
+
 def mapping(help: str) -> Any:
     """Return a dataclass field that holds a read-only mapping, empty by default."""
     return dataclasses.field(default_factory=lambda: MappingProxyType({}), metadata={"help": help})

@@ -101,8 +101,9 @@ class _Schema:
 
     def __init__(self, build_model: Builder | None):
         self.keys: dict[str, tuple[Any, Mapping[str, Any]]] = dict(_flatten(Config))
-        for hidden in ("MODEL.ARGUMENTS", "AMP.OPTIONS"):
-            del self.keys[hidden]
+        hidden = ["MODEL.ARGUMENTS", "AMP.OPTIONS", *(key for key, (_, data) in self.keys.items() if "derived" in data)]
+        for key in hidden:
+            del self.keys[key]
         self.sections = {"": Config, **dict(_sections(Config))}
         self.argument_names: dict[str, str] = {}
         if build_model is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from .fields import mapping, option, section
+from .fields import derived, mapping, option, section
 
 # Those of the amp package, which this one does not import because it needs Paddle; a test compares them.
 PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
@@ -76,13 +76,16 @@ class Model:
     """Architecture: NAME plus the lower-case arguments of the model folder's ``build_model``, spelt in upper case."""
 
     NAME: str = option("", "name of the variant; the YAML's file name")
-    NUM_CLASSES: int = option(1000, "classes of the last layer", minimum=1)
+    NUM_CLASSES: int = option(
+        1000, "classes of the last layer; those of the data, unless it is set in the same place as the data", minimum=1
+    )
     PRETRAINED: str | None = option(
         None,
         "weights to start from or to evaluate: file, URL, hf-hub:owner/name or an id: torchvision/resnet50.V2",
         recipe=False,
     )
     RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams", recipe=False)
+    CLASSES_GIVEN: bool = derived(True, "whether NUM_CLASSES was set for the very data that were named")
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
 
 

@@ -5,6 +5,7 @@ import os
 
 from ..runtime import UserError, get_logger
 from .augmentation import image_steps, pixel_steps
+from .classes import describe_classes
 from .dali import DaliLoader, check_supported
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
@@ -17,10 +18,11 @@ from .transforms import EvalTransform, TrainTransform
 MAX_AUTO_WORKERS = 8
 
 
-def build_train_loader(config, rank=0, world_size=1):
+def build_train_loader(config, rank=0, world_size=1, dataset=None):
     """Return the training loader of one of ``world_size`` data-parallel ranks.
 
-    All ranks get the same number of full batches; the rest of the shuffled epoch is dropped.
+    All ranks get the same number of full batches; the rest of the shuffled epoch is dropped. A ``dataset`` that was
+    built already is not built again.
 
     With Mixup or CutMix on, labels are soft: float32 [B, num_classes].
 
@@ -28,7 +30,7 @@ def build_train_loader(config, rank=0, world_size=1):
         UserError: see :func:`build_dataset`; also a data set smaller than one global batch.
     """
     data = config.DATA
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train") if dataset is None else dataset
     if len(dataset) < data.BATCH_SIZE * world_size:
         raise UserError(
             f"DATA.BATCH_SIZE: {data.BATCH_SIZE} images x {world_size} processes is more than the {len(dataset)}"
@@ -74,7 +76,7 @@ def _balanced_shares(name, dataset):
     return balanced_shares(dataset.labels)
 
 
-def build_eval_loader(config, rank=0, world_size=1):
+def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     """Return the evaluation loader of one rank: over all ranks, every image exactly once.
 
     The shares of the ranks may differ by one image; a rank may have none.
@@ -83,7 +85,7 @@ def build_eval_loader(config, rank=0, world_size=1):
         UserError: see :func:`build_dataset`.
     """
     data = config.DATA
-    dataset = build_dataset(config, "val")
+    dataset = build_dataset(config, "val") if dataset is None else dataset
     transform = EvalTransform(
         data.IMAGE_SIZE,
         data.IMAGE_CHANNELS,
@@ -117,10 +119,11 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
     if data.LOADER == "dali":
         return _dali_loader(config, maker, order, batch_size, num_workers, training)
     get_logger().info(
-        "data: %s %s, %d images, %d workers",
+        "data: %s %s, %d images, %s, %d workers",
         data.DATASET,
         "train" if training else "val",
         len(dataset),
+        describe_classes(dataset),
         num_workers,
     )
     return Loader(
@@ -141,10 +144,11 @@ def _dali_loader(config, maker, order, batch_size, num_workers, training):
     device = int(os.environ.get("FLAGS_selected_gpus", "0").split(",")[0]) if data.DALI_GPU else None
     place = "CPU" if device is None else f"GPU {device}"
     get_logger().info(
-        "data: %s %s, %d images, DALI on %s with %d threads",
+        "data: %s %s, %d images, %s, DALI on %s with %d threads",
         data.DATASET,
         "train" if training else "val",
         len(maker.dataset),
+        describe_classes(maker.dataset),
         place,
         num_workers,
     )

@@ -41,7 +41,7 @@ def read_class_folders(root, class_names=None, ignore=()):
         ignore: names of folders that are not read.
 
     Raises:
-        UserError: no class folder, an empty one, or one that ``class_names`` does not know.
+        UserError: no class folder, an empty one, one that ``class_names`` does not know, or classes one level deeper.
     """
     present = [name for name in list_class_names(root) if name not in ignore]
     class_names = class_names or present
@@ -57,11 +57,30 @@ def read_class_folders(root, class_names=None, ignore=()):
             raise UserError(f"{os.path.join(root, name)}: class folder has no images")
         paths += [os.path.join(name, image) for image in images]
         labels += [label] * len(images)
+    _check_depth(root, present, paths)
     return FileDataset(root, paths, labels, class_names)
+
+
+def _check_depth(root, present, paths):
+    """Refuse folders of class folders: no image stands in a class folder itself, and there are folders to choose from.
+
+    One folder in each class folder (``n01443537/images/``) is a layout that some sets have.
+    """
+    if any(path.count(os.sep) == 1 for path in paths):
+        return
+    inner = sorted({os.sep.join(path.split(os.sep)[:2]) for path in paths})
+    if len(inner) > len(present):
+        first = ", ".join(inner[:3])
+        raise UserError(
+            f"DATA.DATA_PATH: {root}: its folders ({', '.join(present[:3])}) hold folders with images ({first}), not "
+            "images: the class folders are one level too deep; name the folder that holds them"
+        )
 
 
 def read_list_file(list_path, root, num_classes):
     """Return the images of a list file with lines ``path label``, paths relative to ``root`` (PaddleViT, PaddleClas).
+
+    Without ``num_classes`` there are as many classes as the labels count.
 
     Raises:
         UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1.
@@ -75,13 +94,17 @@ def read_list_file(list_path, root, num_classes):
             path, _, label = line.replace("\t", " ").rpartition(" ")
             if not path or not label.lstrip("-").isdigit():
                 raise UserError(f"{list_path}:{number}: {line[:80]!r} is not 'path label'")
-            if not 0 <= int(label) < num_classes:
-                raise UserError(
-                    f"{list_path}:{number}: label {label} is outside 0..{num_classes - 1}"
-                    f" (MODEL.NUM_CLASSES is {num_classes})"
-                )
+            if int(label) < 0 or num_classes and int(label) >= num_classes:
+                allowed = f"0..{num_classes - 1} (MODEL.NUM_CLASSES is {num_classes})" if num_classes else "0 and above"
+                hint = "; labels start at 0" if int(label) == num_classes and 0 not in labels else ""
+                raise UserError(f"{list_path}:{number}: label {label} is outside {allowed}{hint}")
             paths.append(path.strip())
             labels.append(int(label))
     if not paths:
         raise UserError(f"{list_path}: lists no images")
+    if num_classes is None:
+        num_classes = max(labels) + 1
+        if min(labels) > 0:
+            raise UserError(f"{list_path}: the smallest label is {min(labels)}: labels start at 0; -num_classes="
+                            f"{num_classes} keeps classes without images")  # fmt: skip
     return FileDataset(root, paths, labels, [str(label) for label in range(num_classes)])

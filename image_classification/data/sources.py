@@ -31,13 +31,24 @@ def _imagenet2012(config, split):
     require_folder(root)
     list_path = os.path.join(root, f"{split}_list.txt")
     if os.path.isfile(list_path):
-        return read_list_file(list_path, root, config.MODEL.NUM_CLASSES)
+        return read_list_file(list_path, root, _classes_of_lists(config))
     if os.path.isdir(os.path.join(root, split)):
         return _class_folders(root, split)
     if split == "val" and os.path.isfile(os.path.join(root, IMAGENET_VAL_TAR)):
         return read_imagenet_val_tar(root)
     tar = f" nor {IMAGENET_VAL_TAR}" if split == "val" else ""
-    raise UserError(f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}")
+    raise UserError(
+        f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}; class folders alone are "
+        "-dataset=folder, which takes a fifth for evaluation"
+    )
+
+
+def _classes_of_lists(config):
+    """Return how many classes the labels of a list count, None for as many as they do themselves.
+
+    An evaluation list may lack the last ones, so there the model's number holds.
+    """
+    return config.MODEL.NUM_CLASSES if config.MODEL.CLASSES_GIVEN or config.EVAL else None
 
 
 def _class_folders(root, split):
@@ -52,7 +63,12 @@ def _folder(config, split):
     root = config.DATA.DATA_PATH
     require_folder(root)
     if os.path.isdir(os.path.join(root, "train")) or os.path.isdir(os.path.join(root, "val")):
-        require_folder(os.path.join(root, split))
+        if not os.path.isdir(os.path.join(root, split)):
+            there = "val" if split == "train" else "train"
+            raise UserError(
+                f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: give both, or class folders alone, of which a "
+                "fixed fifth is for evaluation"
+            )
         return _class_folders(root, split)
     everything = read_class_folders(root)
     chosen = stratified_split(everything.labels, split)
@@ -66,7 +82,7 @@ def _list(config, split):
     path = os.path.join(root, f"{split}_list.txt")
     if not os.path.isfile(path):
         raise UserError(f"DATA.DATA_PATH: {root} has no {split}_list.txt")
-    return read_list_file(path, root, config.MODEL.NUM_CLASSES)
+    return read_list_file(path, root, _classes_of_lists(config))
 
 
 def _synthetic(config, split):
@@ -110,5 +126,6 @@ def build_dataset(config, split):
         if not is_present(config.DATA.DATA_PATH):
             download_once(source, config.DATA.DATA_PATH)
     dataset = DATASETS[name](config, split)
-    check_labels(dataset, config.MODEL.NUM_CLASSES)
+    if config.MODEL.CLASSES_GIVEN:
+        check_labels(dataset, config.MODEL.NUM_CLASSES)
     return dataset

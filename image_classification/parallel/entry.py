@@ -11,9 +11,17 @@ import yaml
 from image_classification.config import build_config
 from image_classification.config.command_line import make_parser
 from image_classification.config.merge import read_yaml
-from image_classification.runtime import UserError, expected_kind, prepare_process, visible
+from image_classification.runtime import (
+    UserError,
+    expected_kind,
+    hold_interrupts,
+    interrupted,
+    prepare_process,
+    visible,
+)
 
 from . import env, spawn
+from .exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR
 
 SECTIONS = ("NGPUS", "DEVICE", "PARALLEL", "EVAL")
 DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
@@ -41,16 +49,27 @@ def prepare_processes(alone=False, argv=None):
         starts = not alone and place.world_size == 1 and place.launcher == "none"
         count = processes_to_start(settings, device) if starts else 1
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        end(error, EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        end("interrupted", EXIT_INTERRUPTED)
     if count > 1:
         sys.exit(spawn.run_workers(count))
     if place.world_size > 1:
         env.export_device(place, device)
         faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
-    # A Ctrl-C while Paddle is imported would be an ImportError with a traceback; it waits for launch.main.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    prepare_process()
+    hold_interrupts()  # until launch.main
+    try:
+        prepare_process()
+    except Exception:
+        if interrupted():  # a command that Paddle starts got the Ctrl-C, too
+            end("interrupted", EXIT_INTERRUPTED)
+        raise
+
+
+def end(message, code):
+    """End this process with one line."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def processes_to_start(settings, device):

@@ -1,5 +1,8 @@
-"""How a process of several ends, for the one that watches it."""
+"""How a process ends, for the shell and for the process that watches it; 0: done."""
 
+EXIT_USER_ERROR = 2  # something the user gave is wrong
+EXIT_TRAINING_ERROR = 3  # the training cannot go on
+EXIT_INTERRUPTED = 130  # by Ctrl-C: 128 + SIGINT
 EXIT_PEER_LOST = 4  # another process failed first; its message is the cause
 
 

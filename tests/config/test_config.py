@@ -144,7 +144,7 @@ def test_help_names_every_flag_with_its_default():
 
 
 def test_effective_configuration_loads_to_itself(tmp_path):
-    config = load(tmp_path, "MODEL: {NAME: x, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-batch_size=5")
+    config = load(tmp_path, "MODEL: {NUM_CLASSES: 7, EMBED_DIM: 32}\nAMP: {MODE: naive, HYSTERESIS: 3}", "-seed=5")
     again = build_config([("again", yaml.safe_load(to_yaml(config)))], build_model)
     assert again == config
 
@@ -157,7 +157,7 @@ def test_opts_given_twice_add_up(tmp_path):
 def test_what_belongs_to_one_invocation_is_not_in_the_recipe(tmp_path):
     words = ["-eval", "-resume=a", "-output=b", "-dry_run", "-device=cpu", "-ngpus=2", "-rank=1", "-world_size=2"]
     words += ["-host=h", "-port=7", "-launcher=slurm", "-last_epoch=3", "-prof=4", "-opts", "EVAL_FP32=True"]
-    text = "MODEL: {NAME: x, EMBED_DIM: 32}"
+    text = "MODEL: {NUM_CLASSES: 7, EMBED_DIM: 32}"
     assert to_yaml(load(tmp_path, text, *words)) == to_yaml(load(tmp_path, text))
     config = load(tmp_path, text, *words)
     whole = build_config([("recipe", yaml.safe_load(to_yaml(config))),
@@ -206,3 +206,26 @@ def test_half_format_of_a_file_waits_for_its_mode(tmp_path):
     text = "AMP: {MODE: auto, DTYPE: float16}"
     assert load(tmp_path, text, "-amp_mode=fp32").AMP.MODE == "fp32"
     assert load(tmp_path, "AMP: {DTYPE: float16}").AMP.MODE == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "given"),
+    [
+        ("BASE: data.yaml", [], True),
+        ("BASE: data.yaml", ["-data_path=/photos"], False),
+        ("BASE: data.yaml", ["-opts", "DATA.DATASET=folder"], False),
+        ("BASE: data.yaml", ["-data_path=/photos", "-num_classes=4"], True),
+        ("BASE: data.yaml\nDATA: {DATA_PATH: /photos}", [], False),
+        ("BASE: data.yaml\nDATA: {DATA_PATH: /photos}\nMODEL: {NUM_CLASSES: 4}", [], True),
+        ("MODEL: {NUM_CLASSES: 4}", [], True),
+        ("SEED: 1", [], False),
+    ],
+)
+def test_number_of_classes_holds_for_the_data_it_was_set_with(tmp_path, text, argv, given):
+    write(tmp_path, "data.yaml", "DATA: {DATASET: imagenet2012}\nMODEL: {NUM_CLASSES: 1000}")
+    assert load(tmp_path, text, *argv).MODEL.CLASSES_GIVEN is given
+
+
+def test_derived_keys_cannot_be_set(tmp_path):
+    with pytest.raises(UserError, match="MODEL.CLASSES_GIVEN is not a key"):
+        load(tmp_path, "MODEL: {CLASSES_GIVEN: True}")

@@ -56,7 +56,7 @@ def test_killed_and_terminated_runs_continue_in_other_topologies(start, tmp_path
     program = start(command(*NGPUS_2, *SMALL, "PARALLEL.TENSOR=2", "-num_epochs=50", f"-output={stopped}",
                             f"-resume={killed}/latest"))  # fmt: skip
     program.wait_for("Step[0015/")
-    resumed = re.search(r"resumed from .*: epoch 0, batch (\d+), step (\d+)", program.text())
+    resumed = re.search(r"resumed from .*: in epoch 1 after batch (\d+), step (\d+)", program.text())
     assert int(resumed[1]) == int(resumed[2]) >= 5
     program.process.send_signal(signal.SIGTERM)
     code, seconds = program.wait(30)
@@ -70,12 +70,17 @@ def test_killed_and_terminated_runs_continue_in_other_topologies(start, tmp_path
     assert report(evaluated)["eval_images"] == 360
 
 
-def test_interrupt_while_the_processes_start_is_one_line(start):
-    program = start(command(*NGPUS_2, *SMALL))
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_interrupt_while_the_processes_start_is_one_line(start, script):
+    several = script == "main_multi_gpu.py"
+    program = start(command(*(NGPUS_2 if several else ()), *SMALL, script=script))
     deadline = time.monotonic() + 60 * PATIENCE
-    while not all("libpaddle" in loaded_libraries(pid) for pid in program.workers()[:2]) or not program.workers():
+    loaded = []
+    while len(loaded) < 1 + several or not all(loaded):
         assert program.process.poll() is None and time.monotonic() < deadline, program.text()
         time.sleep(0.01)
+        ranks = program.workers()[:2] if several else [program.process.pid]
+        loaded = ["libpaddle" in loaded_libraries(pid) for pid in ranks]
     program.process.send_signal(signal.SIGINT)  # Paddle is half imported, and would call that an ImportError
     code, _ = program.wait(30 * PATIENCE)
     assert code == 130, program.text()

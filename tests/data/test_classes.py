@@ -1,0 +1,86 @@
+"""The model has an output for each class of the data, or the run does not start."""
+
+import dataclasses
+
+import pytest
+
+from image_classification.data import build_dataset, settle_classes
+from image_classification.data.classes import describe_classes
+from image_classification.runtime import UserError
+from tests.helpers.data_samples import make_config, write_class_folders
+
+
+def not_given(config):
+    return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for split in ("train", "val"):
+        write_class_folders(tmp_path / split, {"cat": 2, "dog": 2, "owl": 1})
+    return tmp_path
+
+
+def test_class_folders_say_how_many_outputs_the_model_gets(photos):
+    config = not_given(make_config(1000, DATASET="imagenet2012", DATA_PATH=photos))
+    settled = settle_classes(config, build_dataset(config, "train"))
+    assert (settled.MODEL.NUM_CLASSES, settled.MODEL.CLASSES_GIVEN) == (3, True)
+
+
+def test_number_that_was_set_and_is_wrong_is_one_line_with_what_was_found(photos):
+    config = make_config(5, DATASET="folder", DATA_PATH=photos)
+    with pytest.raises(UserError, match="^MODEL.NUM_CLASSES: 5, but .* has 3 classes: cat, dog, owl$"):
+        settle_classes(config, build_dataset(config, "train"))
+
+
+def test_one_class_is_an_error(tmp_path):
+    write_class_folders(tmp_path, {"cat": 9})
+    config = not_given(make_config(DATASET="folder", DATA_PATH=tmp_path))
+    with pytest.raises(UserError, match="has one class, cat: nothing to tell apart"):
+        settle_classes(config, build_dataset(config, "train"))
+
+
+@pytest.mark.parametrize("outer", [["photos"], ["2019", "2020"]])
+def test_class_folders_one_level_too_deep_are_shown(tmp_path, outer):
+    for name in outer:
+        write_class_folders(tmp_path / name, {"cat": 5, "dog": 5})
+    with pytest.raises(UserError, match=rf"folders \({outer[0]}.*\({outer[0]}/cat, .*one level too deep"):
+        build_dataset(make_config(DATASET="folder", DATA_PATH=tmp_path), "train")
+
+
+def test_images_in_one_folder_of_each_class_are_a_layout(tmp_path):
+    for name in ("n01", "n02"):
+        write_class_folders(tmp_path / name, {"images": 5})
+    assert build_dataset(make_config(DATASET="folder", DATA_PATH=tmp_path), "train").class_names == ["n01", "n02"]
+
+
+@pytest.mark.parametrize(("split", "missing"), [("train", "val"), ("val", "train")])
+def test_split_that_is_missing_is_named_with_the_ways_out(tmp_path, split, missing):
+    write_class_folders(tmp_path / split, {"cat": 2, "dog": 2})
+    with pytest.raises(UserError, match=f"has {split}/ and no {missing}/: give both, or class folders alone"):
+        build_dataset(make_config(DATASET="folder", DATA_PATH=tmp_path), missing)
+
+
+def write_list(root, split, labels):
+    (root / f"{split}_list.txt").write_text("".join(f"{split}/{n}.jpg {label}\n" for n, label in enumerate(labels)))
+
+
+def test_lists_count_their_classes_in_training_and_the_models_in_evaluation(tmp_path):
+    for split, labels in (("train", [0, 1, 3]), ("val", [0, 1])):
+        write_list(tmp_path, split, labels)
+    config = not_given(make_config(1000, DATASET="list", DATA_PATH=tmp_path))
+    train = build_dataset(config, "train")
+    assert describe_classes(train) == "3 of 4 classes"
+    config = settle_classes(config, train)
+    assert build_dataset(config, "val").num_classes == 4
+    config = dataclasses.replace(not_given(config), EVAL=True)
+    assert build_dataset(config, "val").num_classes == 4
+
+
+def test_labels_that_start_at_one_are_recognised(tmp_path):
+    write_list(tmp_path, "train", [1, 2, 3])
+    config = make_config(3, DATASET="list", DATA_PATH=tmp_path)
+    with pytest.raises(UserError, match=r"train_list.txt:3: label 3 is outside 0..2 .*; labels start at 0"):
+        build_dataset(config, "train")
+    with pytest.raises(UserError, match="the smallest label is 1: labels start at 0"):
+        build_dataset(not_given(config), "train")
