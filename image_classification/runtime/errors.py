@@ -10,11 +10,11 @@ class UserError(ValueError):
     Whatever a file put into the text, it is printable, so that a terminal shows it and obeys nothing, and short.
     """
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
 
 
-def one_line(text):
+def one_line(text: str) -> str:
     """Return the text with everything escaped that is not printable, and its middle left out where it is long."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - KEPT_END]} ... {text[-KEPT_END:]}"
