@@ -1,13 +1,14 @@
 """Complete training states on disk: written whole or not at all, independent of the precision they were trained in.
 
-A checkpoint is one ``.pdparams`` file, a pickled dictionary of plain Python values and NumPy arrays:
+A checkpoint is one ``.pdparams`` file, a pickled dictionary of plain Python values and NumPy arrays with a checksum
+behind it; ``checkpoint_schema.py`` says what each may be:
 
 ========== ==========================================================================================
 format     1
 model      float32 parameters and buffers under the plain model's names, whatever the mode
 optimizer  "<parameter>/<slot>" -> array
 precision  mode, dtype and the scaler's state
-ema        the averaged weights, or None
+ema        the averaged weights, or nothing
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
 units      images of a batch and of a step, steps of an epoch: what the progress counts
 rng        generators of Python, NumPy and Paddle, one entry a process
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import paddle
 
+from .checkpoint_schema import validate
 from .files.pickle_file import dump_pickle, read_pickle
 from .runtime import UserError, atomic_write
 from .weights.load import differences
@@ -37,9 +39,9 @@ def find(path, key):
         UserError: there is no such file; ``key`` says which flag named it.
     """
     for candidate in (Path(path), Path(f"{path}.pdparams"), Path(path) / "latest.pdparams"):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # pathlib's raises where a name is too long
             return candidate
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise UserError(f"{key}: {path}: the folder has no latest.pdparams")
     raise UserError(f"{key}: {path}: no such file, with or without .pdparams")
 
@@ -61,14 +63,15 @@ def load(path, key="-resume"):
     """Return the state of a checkpoint with NumPy arrays.
 
     Raises:
-        UserError: the file is not a whole checkpoint of this project.
+        UserError: the file is not a whole checkpoint of this project, or holds what no run of it can have left.
     """
     state = _read(path, key)
     missing = KEYS - state.keys()
     if missing:
         raise UserError(f"{key}: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
-    if state["format"] != FORMAT:
+    if type(state["format"]) is not int or state["format"] != FORMAT:
         raise UserError(f"{key}: {path}: has checkpoint format {state['format']}, this version reads {FORMAT}")
+    validate(state, path, key)
     return state
 
 

@@ -19,7 +19,7 @@ from .config import to_yaml
 from .evaluation import evaluate
 from .metrics import num_correct
 from .optim import load_optimizer_state, optimizer_state
-from .runtime import get_logger
+from .runtime import UserError, get_logger
 
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
 
@@ -335,6 +335,8 @@ class Trainer:
             return
         images = progress.batch * units["images_per_batch"]
         progress.batch = images // own["images_per_step"] * self.config.TRAIN.ACCUM_ITER
+        if progress.batch > len(self.train_loader):
+            raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
         if units["images_per_step"] != own["images_per_step"]:
             before = progress.step
             progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])

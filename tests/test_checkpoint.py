@@ -1,5 +1,7 @@
 """Checkpoints: whole or not at all, the last few kept, foreign and damaged files refused in one line."""
 
+import copy
+import dataclasses
 import os
 import pickle
 
@@ -7,19 +9,31 @@ import numpy as np
 import paddle
 import pytest
 
-from image_classification import checkpoint
-from image_classification.runtime import UserError
+from image_classification import amp, checkpoint
+from image_classification.build import build_parts, build_trainer
+from image_classification.config import load_config
+from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import UserError, rng_state
+from image_classification.trainer import Progress
+from tests.helpers.model_zoo import CONFIGS, builder
 
 
 def make_state(value=1.0):
+    """Return a whole training state of one small parameter, as two processes of a run would have saved it."""
     return {
         "format": checkpoint.FORMAT,
         "model": {"weight": np.full([3, 2], value, "float32"), "steps": np.array(7)},
-        "optimizer": {"weight/moment1": paddle.full([3, 2], value)},
-        "precision": {"mode": "fp32", "dtype": "float32", "state": {}},
-        "ema": {},
-        "progress": {"epoch": 1},
-        "rng": [],
+        "optimizer": {"weight/moment1": paddle.full([3, 2], value), "weight/beta1_pow": paddle.full([1], 0.9)},
+        "precision": {
+            "mode": "naive",
+            "dtype": "float16",
+            "state": {"mode": "naive", "dtype": "float16", "loss_scaler0": amp.LossScaler("naive").state_dict()},
+        },
+        "ema": {"weight": np.full([3, 2], value, "float32"), "steps": np.array(7)},
+        "progress": dataclasses.asdict(Progress(epoch=1, batch=4, best_top1=0.5)) | {"sums": [1.5, 3.0, 8.0]},
+        "rng": [rng_state(), rng_state() | {"tensor_parallel": rng_state()}],
+        "topology": "1 process",
+        "units": {"images_per_batch": 4, "images_per_step": 8, "steps_per_epoch": 3},
         "config": "SEED: 0",
     }
 
@@ -34,7 +48,9 @@ def test_state_saved_and_loaded_is_the_same_bits(tmp_path):
 
 def test_checkpoint_loads_with_paddle_itself(tmp_path):
     checkpoint.save(tmp_path / "a.pdparams", make_state())
-    assert paddle.load(str(tmp_path / "a.pdparams"))["model"]["weight"].shape == [3, 2]
+    found = paddle.load(str(tmp_path / "a.pdparams"))
+    assert found["model"]["weight"].shape == [3, 2]
+    assert found["rng"][0]["numpy"]["keys"].tolist() == np.random.get_state()[1].tolist()
 
 
 @pytest.mark.parametrize("given", ["a", "a.pdparams"])
@@ -67,6 +83,112 @@ def test_damaged_or_foreign_checkpoint_is_one_clear_line(tmp_path, kind):
     with pytest.raises(UserError) as caught:
         checkpoint.load(path)
     assert str(path) in str(caught.value) and "-resume" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """A trainer as `-resume` has it before it loads the state."""
+    path = next(path for path in CONFIGS if path.stem == "vit_tiny_digits")
+    small = ["MODEL.DEPTH=1", "MODEL.EMBED_DIM=8", "MODEL.NUM_HEADS=1", "TRAIN.MODEL_EMA=True", "DATA.NUM_WORKERS=0"]
+    build_model = builder(path.parents[1])
+    config = load_config([f"-cfg={path}", "-amp_mode=naive", "-amp_dtype=float16", "-opts", *small], build_model)
+    return build_trainer(build_parts(config, build_model, SingleProcess()))
+
+
+def leaves(tree, place=()):
+    """Yield the place of every value in a state, those of arrays by name once for each section."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            first = list(value.items())[:1] if place == () and key in ("model", "optimizer", "ema") else None
+            yield from leaves(dict(first) if first else value, (*place, key))
+
+
+HOSTILE_VALUES = [
+    None, True, -1, 10**9, 10**40, -0.5, float("nan"), float("inf"), "", "x" * 3000, "\x1b[2J", b"\x00", [], [[]], {},
+    {"x": 1}, (), np.zeros(0, "float32"), np.zeros((1, 1), "uint8"), np.zeros(624, "float64"), np.full(624, -1),
+    "(" * 5000, "(3, (" + "1, " * 624 + "999), None)", "1 " * 312 + "999", "9" * 20 + " 1" * 312,
+]  # fmt: skip
+
+
+def test_every_value_of_a_state_replaced_by_every_hostile_one_is_an_error_or_resumes(tmp_path, trainer):
+    """Whatever passes the schema must also pass the trainer, and leave generators that still draw."""
+    whole = checkpoint.to_arrays(trainer.state())
+    path = tmp_path / "latest.pdparams"
+    checkpoint.save(path, whole)
+    trainer.load_state(checkpoint.load(path), path)
+    refused = 0
+    for place in list(leaves(whole)):
+        for value in HOSTILE_VALUES:
+            state = copy.copy(whole)
+            inner = state
+            for key in place[:-1]:
+                inner[key] = copy.copy(inner[key])
+                inner = inner[key]
+            inner[place[-1]] = value
+            try:
+                checkpoint.validate(state, path, "-resume")
+                trainer.load_state(state, path)
+                np.random.standard_normal(1000)
+                paddle.rand([1000])
+            except UserError as error:
+                refused += 1
+                assert "latest.pdparams: " in str(error) or place[0] in ("model", "optimizer"), (place, str(error))
+    assert refused > 400
+    trainer.load_state(checkpoint.load(path), path)
+
+
+def test_progress_beyond_the_epoch_of_this_run_is_refused(tmp_path, trainer):
+    """The file's own units may say that an epoch is that long."""
+    state = checkpoint.to_arrays(trainer.state())
+    state["units"] = {"images_per_batch": 10, "images_per_step": 10, "steps_per_epoch": 10**9}
+    state["progress"]["batch"] = 10**9
+    checkpoint.validate(state, "a.pdparams", "-resume")
+    with pytest.raises(UserError, match="10000000000 images of the running epoch are done"):
+        trainer.load_state(state, "a.pdparams")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("progress", "batch"), 10**9, "progress.batch: 1000000000 is not one of the 6 batches"),
+        (("progress", "best_top1"), float("nan"), "progress.best_top1: expected a number of 0 to 1, found nan"),
+        (("progress", "epoch"), True, "progress.epoch: expected an integer of 0 to 1000000000000, found True"),
+        (("progress", "sums"), [1.0], "progress.sums: expected 3 entries, found a list"),
+        (("rng", 0, "numpy", "position"), 10**6, "rng[0].numpy.position: expected an integer of 0 to 624"),
+        (("rng", 1, "tensor_parallel", "python"), "(3, (1,), None)", "rng[1].tensor_parallel.python: expected"),
+        (("rng",), [], "rng: expected a list of 1 entries and more"),
+        (("ema", "weight"), np.zeros([2, 3], "float32"), "ema: its names and shapes are not those of model"),
+        (("model", "weight"), [1.0], "model.weight: expected an array of float32 or int64, found a list"),
+        (("optimizer", "other/moment1"), np.zeros([3, 2], "float32"), "optimizer.other/moment1: is [3, 2], of no"),
+        (("optimizer", "weight/moment1"), np.zeros([3], "float32"), "optimizer.weight/moment1: is [3], of no"),
+        (("precision", "state", "loss_scaler0", "scale"), 0.0, "precision.state.loss_scaler0.scale: expected a number"),
+        (("precision", "state", "scale"), 1.0, "precision.state.scale: is no key of a checkpoint"),
+        (("units", "images_per_batch"), 3, "progress.batch: 4 is not one of the 6 batches of an epoch"),
+    ],
+)
+def test_value_that_no_run_can_have_left_is_named(tmp_path, place, value, message):
+    state = checkpoint.to_arrays(make_state())
+    inner = state
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    checkpoint.save(tmp_path / "a.pdparams", state)
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(tmp_path / "a.pdparams")
+    assert str(caught.value).startswith(f"-resume: {tmp_path / 'a.pdparams'}: {message}")
+
+
+def test_changed_byte_of_a_checkpoint_is_noticed(tmp_path):
+    path = tmp_path / "a.pdparams"
+    checkpoint.save(path, make_state())
+    content = bytearray(path.read_bytes())
+    for index in range(0, len(content), 211):
+        content[index] ^= 16
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="damaged|no weight|refused|format"):
+            checkpoint.load(path)
+        content[index] ^= 16
 
 
 class Program:
@@ -114,7 +236,7 @@ def test_store_on_a_file_system_without_links_copies(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     checkpoint.Store(tmp_path, keep=1).save(make_state(), "epoch_0001", is_best=True)
-    assert checkpoint.load(tmp_path / "best.pdparams")["progress"] == {"epoch": 1}
+    assert checkpoint.load(tmp_path / "best.pdparams")["progress"] == make_state()["progress"]
 
 
 def test_failing_write_keeps_the_old_checkpoint(tmp_path):

@@ -2,9 +2,10 @@
 
 import os
 
+from ..files.archives import extract_once
+from ..files.download import Source
 from ..runtime import UserError
 from .datasets import FileDataset, require_folder
-from .download import Source, extract_once
 from .folders import list_class_names, read_class_folders
 from .splits import stratified_split
 
@@ -58,7 +59,7 @@ def _find_folder(root):
             return os.path.join(extract_once(archive, os.path.join(root, "extracted", FOLDER)), FOLDER)
     outer = os.path.join(root, SOURCE.file_name)
     if os.path.isfile(outer):
-        unzipped = extract_once(outer, os.path.join(root, "extracted", "caltech-101"))
+        unzipped = extract_once(outer, os.path.join(root, "extracted", "caltech-101"), SOURCE)
         archive = os.path.join(unzipped, "caltech-101", ARCHIVE)
         if not os.path.isfile(archive):
             raise UserError(f"{outer}: lacks caltech-101/{ARCHIVE}")

@@ -3,14 +3,18 @@
 import dataclasses
 import io
 import os
-import tarfile
+from pathlib import Path
 
 import numpy as np
 
+from ..files.download import Source, verify
+from ..files.plain import read_plain
+from ..files.tar import members, open_tar
 from ..files.unpickle import load_pickle
 from ..runtime import UserError
 from .datasets import ArrayDataset, require_folder
-from .download import Source
+
+UNFOLDED = 2  # bytes of files for each byte of the archive, whose photographs hardly shrink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,40 +89,45 @@ def read_cifar(name, root, split):
     parts = [_unpickle(contents, file) for file in kind.files[split]]
     try:
         class_names = [text.decode() for text in meta[kind.class_names]]
-        images = np.concatenate([part[b"data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        labels = np.concatenate([part[kind.labels] for part in parts])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{root}: {split} files are not those of {name} ({error})") from error
-    if images.dtype != np.uint8 or len(images) != len(labels):
+        pixels = [part[b"data"] for part in parts]
+        numbers = [part[kind.labels] for part in parts]
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise UserError(f"{root}: {split} files are not those of {name} ({error})") from None
+    if not all(map(_is_pixels, pixels)) or not all(map(_are_labels, numbers)):
+        raise UserError(f"{root}: {split} files are not those of {name}: other pixels or labels")
+    images = np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = np.concatenate([np.array(part, np.int64) for part in numbers])
+    if len(images) != len(labels):
         raise UserError(f"{root}: {split} files are not those of {name}: {len(images)} images, {len(labels)} labels")
     return ArrayDataset(f"{name} {split}", images, labels, class_names)
 
 
+def _is_pixels(value):
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 2 and value.shape[1] == 3072
+
+
+def _are_labels(value):
+    return isinstance(value, list) and all(type(label) is int and abs(label) < 1 << 31 for label in value)
+
+
 def _read_folder(folder, kind, split):
     """Return {file name: (path for messages, bytes)}."""
-    contents = {}
-    for name in (kind.meta_file, *kind.files[split]):
-        path = os.path.join(folder, name)
-        try:
-            with open(path, "rb") as file:
-                contents[name] = path, file.read()
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return contents
+    paths = {name: os.path.join(folder, name) for name in (kind.meta_file, *kind.files[split])}
+    return {name: (path, read_plain(path)) for name, path in paths.items()}
 
 
 def _read_archive(path, kind, split):
     # Read without extracting: there is then no half-extracted folder to mistake for the data set.
+    verify(Path(path), kind.source)
     wanted = {f"{kind.folder}/{name}": name for name in (kind.meta_file, *kind.files[split])}
-    contents = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                if member.name in wanted and member.isfile():
-                    name = wanted[member.name]
-                    contents[name] = f"{path}:{member.name}", archive.extractfile(member).read()
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"{path}: is cut or no archive ({error}); without it, DATA.DOWNLOAD=True fetches it") from error
+    contents, room = {}, UNFOLDED * os.stat(path).st_size + (1 << 20)
+    with open_tar(path) as (file, limit):
+        for member in members(file, limit):
+            if member.name in wanted and member.kind == "file":
+                room -= member.size
+                if room < 0:
+                    raise UserError(f"{path}: refused: its files are {UNFOLDED} times as large as the archive")
+                contents[wanted[member.name]] = f"{path}:{member.name}", file.read(member.size)
     missing = sorted(set(wanted.values()) - set(contents))
     if missing:
         raise UserError(f"{path}: lacks {missing[0]}")
@@ -126,5 +135,5 @@ def _read_archive(path, kind, split):
 
 
 def _unpickle(contents, name):
-    path, content = contents[name]
+    path, content = contents.pop(name)
     return load_pickle(io.BytesIO(content), path, encoding="bytes").tree

@@ -4,13 +4,13 @@ import difflib
 import functools
 import os
 
+from ..files.download import download_once
 from ..runtime import UserError
 from .caltech101 import SOURCE as CALTECH101_SOURCE
 from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
 from .datasets import FileDataset, check_labels, require_folder
 from .digits import read_digits
-from .download import download_once
 from .folders import list_class_names, read_class_folders, read_list_file
 from .splits import stratified_split
 from .synthetic import SyntheticDataset

@@ -20,8 +20,8 @@ def rng_state() -> dict[str, Any]:
     import numpy
     import paddle
 
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
-    keys = numpy.asarray(keys).astype("int64")  # type: ignore[assignment]  # paddle.load takes no uint32
+    name, numbers, position, has_gauss, cached = numpy.random.get_state()
+    keys = numpy.asarray(numbers, "int64")  # paddle.load takes no uint32
     return {
         "python": repr(random.getstate()),
         "numpy": {"name": name, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
@@ -40,7 +40,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
     random.setstate(ast.literal_eval(state["python"]))
     saved = state["numpy"]
-    keys = saved["keys"].astype("uint32")
+    keys = numpy.asarray(saved["keys"], "uint32")
     numpy.random.set_state((saved["name"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
     if state.get("device", _kind()) == _kind() and len(paddle.get_rng_state()) == len(state["paddle"]):
         paddle.set_rng_state([_generator(numbers) for numbers in state["paddle"]])

@@ -1,5 +1,7 @@
 """From what a user calls weights to a file on this machine: registry id, hub id, URL or path."""
 
+import hashlib
+import http.client
 import os
 import re
 import urllib.error
@@ -7,7 +9,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from ..data.download import Source, download_once
+from ..files.download import Source, download_once
 from ..runtime import UserError
 from .registry import find_entry, hub_url, read_registry
 
@@ -28,21 +30,19 @@ def find_weights(source):
         source: a file with or without .pdparams, file:// or https:// URL, `hf-hub:owner/name`, or a registry id.
 
     Raises:
-        UserError: there is no such file or id, or the download failed; the text says which file to put where.
+        UserError: there is no such file or id, the download failed, or what the cache has is damaged or another file;
+            the text says which file to put where.
     """
-    for candidate in (Path(source), Path(f"{source}.pdparams")):
-        if candidate.is_file():
-            return candidate
+    for candidate in (source, f"{source}.pdparams"):
+        if os.path.isfile(candidate):  # pathlib's raises where a name is too long
+            return Path(candidate)
     if source.startswith("file://"):
-        return _existing(Path(urllib.request.url2pathname(urllib.parse.urlsplit(source).path)))
+        return _existing(Path(urllib.request.url2pathname(_split(source).path)))
     if source.startswith(("https://", "http://")):
-        name = Path(urllib.parse.urlsplit(source).path).name
-        if not name:
-            raise UserError(f"-pretrained: {source}: names no file")
-        return _download(source, name, _digest_in_name(name))
+        return _download(source, *_place(source))
     hub = HUB_ID.fullmatch(source)
     if hub:
-        return _download(hub_url(hub[1]), hub[1].replace("/", "--") + ".safetensors", None)
+        return _download(hub_url(hub[1]), *_place(hub_url(hub[1])))
     if source.endswith((".pdparams", ".pth", ".pt", ".safetensors")) and source not in read_registry():
         _existing(Path(source))
     entry = find_entry(source)
@@ -51,9 +51,26 @@ def find_weights(source):
     return _download(entry.url, entry.file_name, entry.digest)
 
 
+def _split(url):
+    try:
+        return urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"-pretrained: {url}: {error}") from None
+
+
+def _place(url):
+    """Return (name in the cache, hash or None) for a URL: two URLs never share a file, nor one with a registry id."""
+    name = Path(_split(url).path).name
+    if not name:
+        raise UserError(f"-pretrained: {url}: names no file")
+    key = hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:32]
+    readable = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[-80:]
+    return f"urls/{key}-{readable}", _digest_in_name(name)
+
+
 def _fetched_by_hand(entry):
     path = cache_folder() / entry.file_name
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(
             f"-pretrained: {entry.id}: is published behind a page for browsers only: get the .pdparams file from"
             f" {entry.url} and put it at {path}"
@@ -62,7 +79,7 @@ def _fetched_by_hand(entry):
 
 
 def _existing(path):
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"-pretrained: {path}: no such file")
     return path
 
@@ -74,14 +91,14 @@ def _digest_in_name(name):
 
 
 def _download(url, file_name, digest):
-    folder = cache_folder()
-    if (folder / file_name).is_file():
-        return folder / file_name
+    path = cache_folder() / file_name
+    if digest is None and not os.path.lexists(path):
+        digest = _announced_digest(url)
     try:
-        return download_once(Source(url, file_name, digest or _announced_digest(url)), folder)
+        return download_once(Source(url, path.name, digest), path.parent)
     except UserError as error:
         raise UserError(
-            f"-pretrained: {error}. Without a network: get {url} elsewhere and put it at {folder / file_name}"
+            f"-pretrained: {error}. Without a network: get {url} elsewhere and put it at {path}"
         ) from None
 
 
@@ -92,13 +109,14 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
 
 def _announced_digest(url):
     """Return the SHA-256 that the hub gives for a large file in its first answer, or None."""
-    request = urllib.request.Request(url, method="HEAD")
     try:
+        request = urllib.request.Request(url, method="HEAD")
         with urllib.request.build_opener(_StayHere).open(request, timeout=30) as response:
             headers = response.headers
     except urllib.error.HTTPError as error:  # the redirect to the storage, which is not followed
         headers = error.headers
-    except OSError:
+        error.close()
+    except (OSError, ValueError, http.client.HTTPException):
         return None  # the download itself reports what is wrong
-    tag = (headers.get("X-Linked-ETag") or "").strip('W/"')
+    tag = headers.get("X-Linked-ETag", "").strip('W/"')
     return f"sha256:{tag}" if SHA256.fullmatch(tag) else None

@@ -2,21 +2,19 @@
 
 import io
 import math
-import re
-import struct
 import zipfile
 import zlib
 
 import numpy as np
 
 from ..files.unpickle import load_pickle
+from ..files.zip import list_entries
 from ..runtime import UserError
 from .safetensors import decode, size_of
 
 ZIP_MAGIC = b"PK\x03\x04"
 # the number 0x1950a86a20f9469cfc6c, pickled, begins every torch.save file before PyTorch 1.6
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-MOST_ENTRIES = 100_000  # of an archive; Python's objects for them are ten times as large as the entries
 UNFOLDED = 2  # bytes of tensors for each byte of the file: some are tied, none overlap a hundred times
 
 
@@ -65,13 +63,7 @@ def read_zip(path, file, content):
     Raises:
         UserError: the archive is cut, damaged, or not one of torch.save.
     """
-    if sum(1 for _ in re.finditer(rb"PK\x01\x02", content)) > MOST_ENTRIES:
-        raise UserError(f"{path}: refused: an archive of more than {MOST_ENTRIES} entries")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            listed = archive.infolist()
-    except (zipfile.BadZipFile, LookupError, ValueError, OSError, NotImplementedError, struct.error) as error:
-        raise UserError(f"{path}: is damaged or cut: {str(error)[:80]}") from None
+    listed = list_entries(path, file)
     entries = {info.filename.partition("/")[2]: info for info in listed}
     if "data.pkl" not in entries:
         raise UserError(f"{path}: is a zip archive but not one of torch.save")

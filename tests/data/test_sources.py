@@ -1,5 +1,7 @@
 """Data sets in their official layouts."""
 
+import dataclasses
+import hashlib
 import io
 import os
 import pickle
@@ -8,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from image_classification.data import build_dataset, build_eval_loader, build_train_loader
+from image_classification.data import build_dataset, build_eval_loader, build_train_loader, caltech101
 from image_classification.data.splits import stratified_split
 from image_classification.files.unpickle import load_pickle
 from image_classification.runtime import UserError
@@ -17,6 +19,7 @@ from tests.helpers.data_samples import (
     encoded,
     make_config,
     photo,
+    publish_cifar10,
     python2_pickle,
     tar_bytes,
     write_class_folders,
@@ -40,10 +43,12 @@ def write_members(root, members):
 
 
 @pytest.mark.parametrize("form", ["archive", "extracted", "inside"])
-def test_cifar10_official_layout_loads(tmp_path, form):
+def test_cifar10_official_layout_loads(tmp_path, monkeypatch, form):
     members, truth = cifar10_members()
     if form == "archive":
-        (tmp_path / "cifar-10-python.tar.gz").write_bytes(tar_bytes(members, "w:gz"))
+        content = tar_bytes(members, "w:gz")
+        publish_cifar10(monkeypatch, content)
+        (tmp_path / "cifar-10-python.tar.gz").write_bytes(content)
     else:
         write_members(tmp_path, members)
     root = tmp_path / "cifar-10-batches-py" if form == "inside" else tmp_path
@@ -69,16 +74,42 @@ def test_cifar100_uses_the_fine_labels(tmp_path):
     assert build_dataset(config, "train").images[1, 0, 1].tolist() == [data[1, 1], data[1, 1025], data[1, 2049]]
 
 
-def test_cifar10_archive_that_is_cut_or_missing_is_refused(tmp_path):
+def test_cifar10_archive_that_is_cut_or_missing_is_refused(tmp_path, monkeypatch):
     config = make_config(DATASET="cifar10", DATA_PATH=tmp_path)
     assert "DATA.DOWNLOAD=True" in error_of(config)
     members, _ = cifar10_members()
     archive = tmp_path / "cifar-10-python.tar.gz"
-    archive.write_bytes(tar_bytes(members, "w:gz")[:-5000])
-    assert str(archive) in error_of(config)
-    members.pop("cifar-10-batches-py/data_batch_4")
     archive.write_bytes(tar_bytes(members, "w:gz"))
-    assert "lacks data_batch_4" in error_of(config)
+    assert f"{archive}: has md5:" in error_of(config)  # not the one that is published
+    for content, message in (
+        (tar_bytes(members, "w:gz")[:-5000], "is cut"),
+        (tar_bytes(members, "w:gz")[:-8] + bytes(8), "CRC check failed"),
+        (tar_bytes(members), "cifar-10"),
+        (tar_bytes(dict(list(members.items())[:4]), "w:gz"), "lacks data_batch_4"),
+    ):
+        archive.write_bytes(content)
+        publish_cifar10(monkeypatch, content)
+        if message != "cifar-10":  # a plain tar file is as good
+            assert message in error_of(config) and str(archive) in error_of(config)
+        else:
+            assert len(build_dataset(config, "train")) == 40
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"data", np.zeros((8, 3071), np.uint8)), (b"data", np.zeros((8, 3072), np.int64)), (b"data", [[0] * 3072]),
+        (b"labels", [0] * 7), (b"labels", ["0"] * 8), (b"labels", [True] * 8), (b"labels", [2**70] * 8), (b"labels", 3),
+        (b"labels", [0.5] * 8), (b"labels", [-1] * 8),
+    ],
+)  # fmt: skip
+def test_cifar10_file_of_other_content_is_refused(tmp_path, key, value):
+    members, _ = cifar10_members()
+    batch = {b"data": np.zeros((8, 3072), np.uint8), b"labels": [0] * 8} | {key: value}
+    members["cifar-10-batches-py/test_batch"] = python2_pickle(batch)
+    write_members(tmp_path, members)
+    message = error_of(make_config(DATASET="cifar10", DATA_PATH=tmp_path), "val")
+    assert str(tmp_path) in message or "label -1 is outside 0..9" in message
 
 
 class Evil:
@@ -117,7 +148,7 @@ def test_unsafe_pickle_in_a_data_set_names_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "zip"])
-def test_caltech101_official_layouts_load_without_background(tmp_path, form):
+def test_caltech101_official_layouts_load_without_background(tmp_path, monkeypatch, form):
     source = tmp_path / "source" / "101_ObjectCategories"
     written = write_class_folders(source, {"BACKGROUND_Google": 3, "Faces": 10, "ant": 5})
     root = tmp_path / "root"
@@ -132,6 +163,10 @@ def test_caltech101_official_layouts_load_without_background(tmp_path, form):
             with zipfile.ZipFile(root / "caltech-101.zip", "w") as zipped:
                 zipped.writestr("caltech-101/101_ObjectCategories.tar.gz", inner)
                 zipped.writestr("__MACOSX/x", b"")
+            config = make_config(2, DATASET="caltech101", DATA_PATH=root)
+            assert "caltech-101.zip: has md5:" in error_of(config)  # not the one that is published
+            digest = f"md5:{hashlib.md5((root / 'caltech-101.zip').read_bytes()).hexdigest()}"
+            monkeypatch.setattr(caltech101, "SOURCE", dataclasses.replace(caltech101.SOURCE, digest=digest))
     config = make_config(2, DATASET="caltech101", DATA_PATH=root)
     splits = [build_dataset(config, split) for split in ("train", "val")]
     assert splits[0].class_names == ["Faces", "ant"]

@@ -1,5 +1,7 @@
 """Small images, folders and archives in the official layouts, made on the spot for the tests of the data package."""
 
+import dataclasses
+import hashlib
 import io
 import pickle
 import tarfile
@@ -9,6 +11,9 @@ import numpy as np
 from PIL import Image
 
 from image_classification.config import build_config
+from image_classification.data import sources
+from image_classification.data.cifar import CIFAR
+from image_classification.files.download import Source
 
 
 def make_config(num_classes=10, seed=0, **data):
@@ -47,10 +52,10 @@ def write_class_folders(root, counts, size=40):
 
 
 def tar_bytes(members, mode="w"):
-    """Return a tar file of {name: bytes}, or of TarInfo objects without content."""
+    """Return a tar file of {name: bytes} or [(name, bytes)], or of TarInfo objects without content."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode) as tar:
-        for name, content in members.items():
+        for name, content in members.items() if isinstance(members, dict) else members:
             info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
             if isinstance(content, tarfile.TarInfo):
                 tar.addfile(info)
@@ -85,3 +90,11 @@ def cifar10_members(num_images=8):
         split: (np.concatenate(data).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
         for split, (data, labels) in truth.items()
     }
+
+
+def publish_cifar10(monkeypatch, content, url="http://127.0.0.1:9/cifar-10-python.tar.gz"):
+    """Let an archive be the one that CIFAR-10's publisher gives."""
+    kind, is_present = CIFAR["cifar10"], sources.DOWNLOADS["cifar10"][1]
+    source = Source(url, kind.source.file_name, f"md5:{hashlib.md5(content).hexdigest()}")
+    monkeypatch.setitem(CIFAR, "cifar10", dataclasses.replace(kind, source=source))
+    monkeypatch.setitem(sources.DOWNLOADS, "cifar10", (source, is_present))

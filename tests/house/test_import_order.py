@@ -20,6 +20,7 @@ ORDER = [
     MODELS,
     ["optim", "losses", "ema"],
     ["weights"],
+    ["checkpoint_schema"],
     ["checkpoint", "run_folder"],
     ["evaluation", "hooks", "class_files", "freeze"],
     ["trainer"],

@@ -243,7 +243,7 @@ def test_url_is_downloaded_once_into_the_cache_folder(tmp_path, server, monkeypa
     load_pretrained(other, f"{server}/w.safetensors")
     np.testing.assert_array_equal(other.head.weight.numpy(), model.head.weight.numpy())
     (tmp_path / "www" / "w.safetensors").unlink()
-    assert find_weights(f"{server}/w.safetensors") == tmp_path / "cache" / "w.safetensors"
+    assert find_weights(f"{server}/w.safetensors").name.endswith("-w.safetensors")
 
 
 def test_download_with_another_hash_than_its_name_says_is_refused(tmp_path, server, monkeypatch):
