@@ -9,7 +9,6 @@ from image_classification import amp
 from image_classification.layers import Dropout, DropPath
 from tests.device.conftest import DEVICE
 from tests.half_cpu.test_models import small_model
-from tests.half_cpu.test_models import small_model
 from tests.helpers.model_zoo import FOLDERS
 
 MODES = [("auto", "float16"), ("auto", "bfloat16"), ("O1", "float16"), ("O2", "float16"), ("O2", "bfloat16"),
