@@ -4,12 +4,13 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint test-slow test-gpu test-peers test-matrix docs clean
+.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
 	@echo "make test         lint, types and every test that needs no GPU"
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
+	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
@@ -19,14 +20,21 @@ demo: $(VENV)/.installed
 	cd image_classification/ViT && ../../$(BIN)/python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not peers"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not peers and not device"
+	$(MAKE) test-device
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "slow"
+	$(BIN)/python -m pytest -q -m "slow and not device"
+	$(BIN)/python -m tests.device -q -m "device and slow" tests/device
+
+# What a GPU would run, on a plug-in device of our own that computes on the CPU: docs/devices.md.
+test-device: $(VENV)/.installed-dev
+	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -qq g++; } || true
+	$(BIN)/python -m tests.device
 
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev

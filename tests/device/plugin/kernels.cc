@@ -365,7 +365,9 @@ void launch(const Entry& entry, Call call) {
       auto *in = call.inputs[power.input][0];
       auto* out = call.outputs[power.output][0];
       if (in == nullptr || out == nullptr || in->place().GetType() != phi::AllocationType::CPU) continue;
-      float beta = paddle::get<phi::Scalar>(work.attributes[power.attribute]).to<float>();
+      auto& attribute = work.attributes[power.attribute];
+      auto* scalar = paddle::get_if<phi::Scalar>(&attribute);
+      float beta = scalar ? scalar->to<float>() : paddle::get<float>(attribute);
       float next = *static_cast<const float*>(in->data()) * beta;
       *static_cast<float*>(call.context->HostAlloc(out, DataType::FLOAT32)) = next;
       work.outputs[power.output][0] = Operand();
