@@ -186,7 +186,8 @@ def convolution(name, source, filters, target, geometry):
         else:
             call(first, filters, last)
 
-    return Primitive(run, 3, (0, 2 * math.prod(filters.shape), 0))
+    # Filters of a single tap are taken as they are.
+    return Primitive(run, 3, (0, 2 * math.prod(filters.shape), 0) if math.prod(window) > 1 or inputs == 1 else ())
 
 
 def _pooling_constants(algorithm, source, target, window):

@@ -2,10 +2,12 @@
 // (tap, channel), and a block of it is gathered from the images where the product packs its operands.
 //
 // Filters are given as [tap][input channel][output channel] forward, [tap][output][input] for the gradient of the
-// images; the gradient of the filters comes out as [output channel][tap][input channel].
+// images; the gradient of the filters comes out as [output channel][tap][input channel]. Filters of a single tap, and the
+// gradient of such, are [output channel][input channel] throughout.
 #include "gemm.h"
 #include "interface.h"
 
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -24,44 +26,73 @@ struct Gathered {
     const T* images;
     long pixel, channels;  // elements from one source pixel to the next, and those that take part
     const Grid* grid;
+    long joined;  // taps that lie side by side in memory, 1 where they do not: a few channels are read as one piece
 
-    // Call f(offset in columns, tap, first channel, count) for the pieces of columns [first, last).
-    template <class F>
-    void pieces(long first, long last, F f) const {
-        for (long at = first; at < last;) {
-            long tap = at / channels, c = at % channels, count = std::min(channels - c, last - at);
-            f(at - first, tap, c, count);
-            at += count;
+    Gathered(const T* images, long pixel, long channels, const Grid* grid)
+        : images(images), pixel(pixel), channels(channels), grid(grid), joined(1) {
+        if (pixel != channels || channels >= W) return;
+        long taps = grid->across.size();
+        while (joined < taps && grid->down[joined] == grid->down[0] && grid->across[joined] == grid->across[0] + joined)
+            joined++;
+        if (taps % joined) joined = 1;
+    }
+
+    // A run of columns that lies in one piece: where it goes, how long it is, and its place from the grid pixel's.
+    struct Piece {
+        long at, count, channel, down, across, offset;
+    };
+
+    // Return the pieces of columns [first, last).
+    const std::vector<Piece>& pieces(long first, long last) const {
+        static thread_local std::vector<Piece> found;
+        found.clear();
+        long width = joined * channels;
+        for (long at = first; at < last; at += found.back().count) {
+            long tap = at / width * joined, c = at % width, down = grid->down[tap], across = grid->across[tap];
+            long offset = (down * grid->source_width + across) * pixel + c;
+            found.push_back({at - first, std::min(width - c, last - at), c, down, across, offset});
         }
+        return found;
     }
 
-    // Return where the channels of a tap of grid pixel (b, i, j) begin, or null in the padding.
-    const T* source(long b, long i, long j, long tap) const {
-        long h = i * grid->step[0] + grid->down[tap], w = j * grid->step[1] + grid->across[tap];
-        if ((unsigned long)h >= (unsigned long)grid->source_height) return nullptr;
-        if ((unsigned long)w >= (unsigned long)grid->source_width) return nullptr;
-        return images + ((b * grid->source_height + h) * grid->source_width + w) * pixel;
-    }
+    // A grid pixel (b, i, j), from which the next one is found without a division.
+    struct Place {
+        const Grid* grid;
+        long b, i, j;
+        Place(const Grid* grid, long p)
+            : grid(grid), b(p / grid->width / grid->height), i(p / grid->width % grid->height), j(p % grid->width) {}
+        void next() {
+            if (++j < grid->width) return;
+            j = 0;
+            if (++i == grid->height) i = 0, b++;
+        }
+    };
 
-    static void copy(const T* from, long count, float* to) {
-        if (!from) memset(to, 0, count * sizeof(float));
-        else walk(count, [&](long i, long lanes) { give(to + i, take(from + i, lanes), lanes); });
+    void row(const Place& p, const std::vector<Piece>& pieces, float* to) const {
+        long h0 = p.i * grid->step[0], w0 = p.j * grid->step[1];
+        const T* base = images + ((p.b * grid->source_height + h0) * grid->source_width + w0) * pixel;
+        for (const Piece& piece : pieces) {
+            const T* from = base + piece.offset;
+            float* target = to + piece.at;
+            long h = h0 + piece.down, w = w0 + piece.across;
+            if (h < 0 || h >= grid->source_height || w >= grid->source_width || w + joined <= 0)
+                memset(target, 0, piece.count * sizeof(float));
+            else if (w >= 0 && w + joined <= grid->source_width)
+                walk(piece.count, [&](long k, long lanes) { give(target + k, take(from + k, lanes), lanes); });
+            else
+                for (long k = 0; k < piece.count; k++) {
+                    long column = w + (piece.channel + k) / channels;
+                    target[k] = column >= 0 && column < grid->source_width ? value(from + k) : 0.0f;
+                }
+        }
     }
 
     // As the left operand: rows are pixels.
     void pack(long m0, long rows, long k0, long kc, float* panels) const {
-        for (long m = 0; m < (rows + MR - 1) / MR * MR; m++) {
-            float* to = panels + m * KS;
-            if (m >= rows) {
-                memset(to, 0, kc * sizeof(float));
-                continue;
-            }
-            long p = m0 + m, j = p % grid->width, i = p / grid->width % grid->height, b = p / grid->width / grid->height;
-            pieces(k0, k0 + kc, [&](long at, long tap, long c, long count) {
-                const T* from = source(b, i, j, tap);
-                copy(from ? from + c : from, count, to + at);
-            });
-        }
+        const std::vector<Piece>& parts = pieces(k0, k0 + kc);
+        Place place(grid, m0);
+        for (long m = 0; m < rows; m++, place.next()) row(place, parts, panels + m * KS);
+        for (long m = rows; m % MR; m++) memset(panels + m * KS, 0, kc * sizeof(float));
     }
 };
 
@@ -71,21 +102,14 @@ struct GatheredRight {
     Gathered<T> matrix;
 
     void pack(long n0, long columns, long k0, long kc, float* panels) const {
-        const Grid& grid = *matrix.grid;
         for (long n = 0; n < columns; n += NR) {
-            float* to = panels + n * KC;
-            long width = std::min(columns - n, (long)NR), p = k0;
-            long j = p % grid.width, i = p / grid.width % grid.height, b = p / grid.width / grid.height;
-            for (long k = 0; k < kc; k++) {
+            float* to = panels + n / NR * PANEL;
+            long width = std::min(columns - n, (long)NR);
+            const auto& parts = matrix.pieces(n0 + n, n0 + n + width);
+            typename Gathered<T>::Place place(matrix.grid, k0);
+            for (long k = 0; k < kc; k++, place.next()) {
                 if (width < NR) memset(to + k * NR, 0, NR * sizeof(float));
-                matrix.pieces(n0 + n, n0 + n + width, [&](long at, long tap, long c, long count) {
-                    const T* from = matrix.source(b, i, j, tap);
-                    Gathered<T>::copy(from ? from + c : from, count, to + k * NR + at);
-                });
-                if (++j == grid.width) {
-                    j = 0;
-                    if (++i == grid.height) i = 0, b++;
-                }
+                matrix.row(place, parts, to + k * NR);
             }
         }
     }
@@ -121,7 +145,8 @@ void convolve(const Numbers& s, const T* x, const T* filters, T* y) {
     long C = s.in_channels, O = s.out_channels, taps = grid.down.size();
     products(s.groups, s.batch * s.out_height * s.out_width, O, taps * C, [&](long group, auto compute) {
         Gathered<T> left{x + group * C, s.groups * C, C, &grid};
-        RightMatrix<T> right{filters + group * taps * C * O, O, 1};
+        // A single tap takes the filters as they are, [output channel][input channel].
+        RightMatrix<T> right{filters + group * taps * C * O, taps > 1 ? O : 1, taps > 1 ? 1 : C};
         Pixels<T> out{y + group * O, s.groups * O, &grid, s.out_height, s.out_width, {1, 1}, {0, 0}};
         compute(left, right, out);
     });
@@ -186,21 +211,43 @@ void filters_gradient(const Numbers& s, const T* x, const T* gradient, T* out) {
 // One filter for each channel: filters are [tap][channel].
 template <class T>
 void depthwise(const Numbers& s, const T* x, const T* filters, T* y) {
-    long C = s.groups;
-    for_ranges(s.batch * s.out_height * s.out_width, 4096 / C, [&](long first, long last) {
-        for (long p = first; p < last; p++) {
-            long j = p % s.out_width, i = p / s.out_width % s.out_height, b = p / s.out_width / s.out_height;
-            long top = i * s.stride[0] - s.before[0], left = j * s.stride[1] - s.before[1];
-            walk(C, [&](long c, long count) {
-                Vector total = all(0.0f);
-                for (long h = 0; h < s.taps[0]; h++)
+    constexpr long SEVERAL = 8;  // pixels of a row that share each load of a filter
+    long C = s.groups, reach = (s.taps[1] - 1) * s.dilation[1];
+    for_ranges(s.batch * s.out_height, 16384 / (C * s.out_width), [&](long first, long last) {
+        for (long r = first; r < last; r++) {
+            long top = r % s.out_height * s.stride[0] - s.before[0];
+            const T* image = x + r / s.out_height * s.height * s.width * C;
+            auto pixels = [&](long j, long many, long c, long count, auto inside) {
+                Vector sums[SEVERAL];
+                for (long q = 0; q < SEVERAL; q++) sums[q] = all(0.0f);
+                for (long h = 0; h < s.taps[0]; h++) {
+                    long row = top + h * s.dilation[0];
+                    if (row < 0 || row >= s.height) continue;
                     for (long w = 0; w < s.taps[1]; w++) {
-                        long row = top + h * s.dilation[0], column = left + w * s.dilation[1];
-                        if (row < 0 || row >= s.height || column < 0 || column >= s.width) continue;
-                        Vector v = take(x + ((b * s.height + row) * s.width + column) * C + c, count);
-                        total = fma(v, take(filters + (h * s.taps[1] + w) * C + c, count), total);
+                        Vector filter = take(filters + (h * s.taps[1] + w) * C + c, count);
+                        long column = j * s.stride[1] - s.before[1] + w * s.dilation[1];
+                        const T* from = image + (row * s.width + column) * C + c;
+                        if (decltype(inside)::value) {
+#pragma GCC unroll 8
+                            for (long q = 0; q < SEVERAL; q++)
+                                sums[q] = fma(load(from + q * s.stride[1] * C), filter, sums[q]);
+                        } else {
+                            for (long q = 0; q < many; q++, column += s.stride[1])
+                                if (column >= 0 && column < s.width)
+                                    sums[q] = fma(take(from + q * s.stride[1] * C, count), filter, sums[q]);
+                        }
                     }
-                give(y + p * C + c, total, count);
+                }
+                for (long q = 0; q < many; q++) give(y + (r * s.out_width + j + q) * C + c, sums[q], count);
+            };
+            walk(C, [&](long c, long count) {
+                for (long j = 0; j < s.out_width; j += SEVERAL) {
+                    long left = j * s.stride[1] - s.before[1], many = std::min(SEVERAL, s.out_width - j);
+                    long right = left + (SEVERAL - 1) * s.stride[1] + reach;
+                    if (count == W && many == SEVERAL && left >= 0 && right < s.width)
+                        pixels(j, many, c, count, std::true_type{});
+                    else pixels(j, many, c, count, std::false_type{});
+                }
             });
         }
     });
@@ -208,7 +255,15 @@ void depthwise(const Numbers& s, const T* x, const T* filters, T* y) {
 
 template <class T>
 void depthwise_back(const Numbers& s, const T* gradient, const T* filters, T* out) {
-    long C = s.groups;
+    long C = s.groups, taps = s.taps[0] * s.taps[1];
+    if (s.stride[0] == 1 && s.stride[1] == 1) {  // a convolution with the filters turned round
+        std::vector<T> turned(taps * C);
+        for (long t = 0; t < taps; t++) memcpy(&turned[t * C], filters + (taps - 1 - t) * C, C * sizeof(T));
+        Numbers other = s;
+        std::swap(other.height, other.out_height), std::swap(other.width, other.out_width);
+        for (int axis = 0; axis < 2; axis++) other.before[axis] = (s.taps[axis] - 1) * s.dilation[axis] - s.before[axis];
+        return depthwise(other, gradient, turned.data(), out);
+    }
     for_ranges(s.batch * s.height * s.width, 4096 / C, [&](long first, long last) {
         for (long p = first; p < last; p++) {
             long w0 = p % s.width + s.before[1], h0 = p / s.width % s.height + s.before[0], b = p / s.width / s.height;

@@ -16,7 +16,8 @@ constexpr long M_TILE = 24 * MR;
 #endif
 constexpr int NR = 2 * W;
 constexpr long N_TILE = 256, KC = 256;
-constexpr long KS = KC + 16;  // distance of a panel's rows: no power of two, and room for a vector beyond the end
+// Distances that are no powers of two: of the rows of A's panels, with room for a vector beyond the end, and of B's panels.
+constexpr long KS = KC + 16, PANEL = NR * KC + 4 * W;
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
 template <int ROWS, int VECTORS, bool COLUMNS>
@@ -57,13 +58,19 @@ static void multiply_panels(long rows, long columns, long kc, const float* a, co
     }
 }
 
+// Ask for n elements that are read soon. An address beyond the tensor does no harm.
+template <class T>
+static inline void fetch(const T* from, long n) {
+    for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
+}
+
 // Compute one tile. a.pack(m, rows, k, kc, panels) and b.pack(n, columns, k, kc, panels) fill whole panels with float32.
 template <class A, class B, class Finish>
 static void product_tile(long m0, long m1, long n0, long n1, long K, const A& a, const B& b, const Finish& finish) {
     static thread_local Scratch scratch;
-    float* left = scratch.floats(M_TILE * KS + N_TILE * (KC + 8) + (M_TILE + MR) * N_TILE + 64);
+    float* left = scratch.floats(M_TILE * KS + N_TILE / NR * PANEL + (M_TILE + MR) * N_TILE + 64);
     float* right = left + M_TILE * KS;
-    float* tile = right + N_TILE * (KC + 8);
+    float* tile = right + N_TILE / NR * PANEL;
     if (K == 0) memset(tile, 0, M_TILE * N_TILE * sizeof(float));
     for (long k = 0; k < K; k += KC) {
         long kc = std::min(KC, K - k);
@@ -72,7 +79,8 @@ static void product_tile(long m0, long m1, long n0, long n1, long K, const A& a,
         for (long n = n0; n < n1; n += NR)
             for (long m = m0; m < m1; m += MR)
                 multiply_panels<A::COLUMNS>(
-                    m1 - m, n1 - n, kc, left + (m - m0) * KS, right + (n - n0) * KC, tile + (m - m0) * N_TILE + n - n0,
+                    m1 - m, n1 - n, kc, left + (m - m0) * KS, right + (n - n0) / NR * PANEL,
+                    tile + (m - m0) * N_TILE + n - n0,
                     k == 0);
     }
     for (long m = m0; m < m1; m++) finish(m, n0, n1 - n0, tile + (m - m0) * N_TILE);
@@ -89,7 +97,8 @@ static void products(long count, long M, long N, long K, Make make) {
     long down = tiles(M, rows), across = tiles(N, columns);
     if (2.0 * count * M * N * K < 1e5) wanted = 0;
     auto run = [&](long task) {
-        long index = task / (down * across), m = task / across % down * rows, n = task % across * columns;
+        // Tiles below one another follow: their part of B stays in the cache.
+        long index = task / (down * across), n = task / down % across * columns, m = task % down * rows;
         make(index, [&](const auto& a, const auto& b, const auto& finish) {
             product_tile(m, std::min(M, m + rows), n, std::min(N, n + columns), K, a, b, finish);
         });
@@ -107,7 +116,8 @@ struct LeftMatrix {
 
     void pack(long m0, long rows, long k0, long kc, float* panels) const {
         if (COLUMNS) {
-            for (long k = 0; k < kc; k++)
+            for (long k = 0; k < kc; k++) {
+                fetch(data + m0 * row_stride + (k0 + k + 8) * column_stride, rows);
                 for (long m = 0; m < rows; m += MR) {
                     const T* from = data + (m0 + m) * row_stride + (k0 + k) * column_stride;
                     float* to = panels + m * KS + k * MR;
@@ -115,13 +125,17 @@ struct LeftMatrix {
                     if (m + W <= rows) store(to, load(from));
                     else store(to, load(from, std::min(rows - m, (long)W)));
                 }
+            }
             return;
         }
         for (long m = 0; m < (rows + MR - 1) / MR * MR; m++) {
             float* to = panels + m * KS;
             const T* from = data + (m0 + m) * row_stride + k0 * column_stride;
             if (m >= rows) memset(to, 0, kc * sizeof(float));
-            else if (column_stride == 1) walk(kc, [&](long k, long count) { store(to + k, take(from + k, count)); });
+            else if (column_stride == 1) {
+                fetch(from + 4 * row_stride, kc);
+                walk(kc, [&](long k, long count) { store(to + k, take(from + k, count)); });
+            }
             else for (long k = 0; k < kc; k++) to[k] = value(from + k * column_stride);
         }
     }
@@ -133,25 +147,33 @@ struct RightMatrix {
     long row_stride, column_stride;
 
     void pack(long n0, long columns, long k0, long kc, float* panels) const {
-        for (long n = 0; n < columns; n += NR) {
-            float* to = panels + n * KC;
-            for (long v = 0; v < NR; v += W) {
-                long count = std::max(0L, std::min(columns - n - v, (long)W));
-                const T* from = data + k0 * row_stride + (n0 + n + v) * column_stride;
-                if (count == 0)
-                    for (long k = 0; k < kc; k++) store(to + k * NR + v, all(0.0f));
-                else if (column_stride == 1)
-                    for (long k = 0; k < kc; k++) store(to + k * NR + v, take(from + k * row_stride, count));
-                else if (row_stride == 1) transposed(from, count, kc, to + v);
-                else
-                    for (long k = 0; k < kc; k++)
-                        for (long j = 0; j < W; j++)
-                            to[k * NR + v + j] = j < count ? value(from + k * row_stride + j * column_stride) : 0.0f;
+        const T* block = data + k0 * row_stride + n0 * column_stride;
+        if (column_stride == 1) {
+            // Row by row, as it lies in memory; the rows to come are fetched early, since each may be a page of its own.
+            for (long k = 0; k < kc; k++) {
+                const T* from = block + k * row_stride;
+                fetch(from + 8 * row_stride, columns);
+                for (long n = 0; n < columns; n += W) {
+                    float* to = panels + n / NR * PANEL + n % NR + k * NR;
+                    store(to, n + W <= columns ? load(from + n) : load(from + n, columns - n));
+                }
             }
+            return;
+        }
+        for (long n = 0; n < columns; n += W) {
+            float* to = panels + n / NR * PANEL + n % NR;
+            const T* from = block + n * column_stride;
+            long count = std::min(columns - n, (long)W);
+            if (row_stride == 1) transposed(from, count, kc, to);
+            else
+                for (long k = 0; k < kc; k++)
+                    for (long j = 0; j < W; j++)
+                        to[k * NR + j] = j < count ? value(from + k * row_stride + j * column_stride) : 0.0f;
         }
     }
 
     void transposed(const T* from, long count, long kc, float* to) const {
+        for (long j = 0; j < count; j++) fetch(from + (W + j) * column_stride, kc);
         walk(kc, [&](long k, long steps) {
             Vector block[W];
             for (long j = 0; j < W; j++) block[j] = j < count ? take(from + j * column_stride + k, steps) : all(0.0f);

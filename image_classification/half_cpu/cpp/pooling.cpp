@@ -49,11 +49,7 @@ void forward(const Geometry& g, const T* x, T* y, uint8_t* positions) {
                     first = false;
                 }
             give(y + p * C + c, g.maximum ? best : best * all(factor), count);
-            if (positions) {
-                float some[W];
-                store(some, where);
-                for (long k = 0; k < count; k++) positions[p * C + c + k] = (uint8_t)some[k];
-            }
+            if (positions) store_bytes(positions + p * C + c, where, count);
         });
     });
 }
@@ -76,9 +72,8 @@ void backward(const Geometry& g, const T* gradient, T* out, const uint8_t* posit
                     Vector v = take(gradient + at, count);
                     if (positions) {
                         long here = (h - i * g.stride[0]) * g.window[1] + w - j * g.stride[1];
-                        float some[W] = {};
-                        for (long k = 0; k < count; k++) some[k] = positions[at + k];
-                        total = total + choose(equal(load(some), all((float)here)), v, all(0.0f));
+                        Mask hit = equal(load_bytes(positions + at, count), all((float)here));
+                        total = total + choose(hit, v, all(0.0f));
                     } else {
                         total = fma(v, all(1 / g.divisor(i, j)), total);
                     }

@@ -34,6 +34,13 @@ static inline void store(BFloat16* p, Vector v) {
     rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
 }
+// Any 16 bits, moved as they are.
+static inline Vector load_bits(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)));
+}
+static inline void store_bits(uint16_t* p, Vector v) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(v)));
+}
 static inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 // The second operand wins where either is NaN.
 static inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }
@@ -73,6 +80,31 @@ static inline void transpose(Vector* r) {
     }
 }
 
+static inline Mask lanes(long n) { return (Mask)((1u << n) - 1); }
+// The first n < W elements; the lanes beyond them are zero.
+static inline Vector load(const float* p, long n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
+static inline Vector load(const Float16* p, long n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes(n), p));
+}
+static inline Vector load(const BFloat16* p, long n) {
+    __m256i bits = _mm256_maskz_loadu_epi16(lanes(n), p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+static inline void store(float* p, Vector v, long n) { _mm512_mask_storeu_ps(p, lanes(n), v); }
+template <class T>
+static inline void store(T* p, Vector v, long n) {
+    T some[W];
+    store(some, v);
+    _mm256_mask_storeu_epi16(p, lanes(n), _mm256_loadu_si256((const __m256i*)some));
+}
+// Whole numbers from 0 to 255 as bytes.
+static inline Vector load_bytes(const uint8_t* p, long n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(n == W ? 0xFFFF : lanes(n), p)));
+}
+static inline void store_bytes(uint8_t* p, Vector v, long n) {
+    _mm512_mask_cvtepi32_storeu_epi8(p, n == W ? 0xFFFF : lanes(n), _mm512_cvtps_epi32(v));
+}
+
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 constexpr int W = 8;
@@ -89,6 +121,15 @@ static inline void store(Float16* p, Vector v) {
 static inline Vector load(const BFloat16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
+// Any 16 bits, moved as they are.
+static inline Vector load_bits(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+static inline void store_bits(uint16_t* p, Vector v) {
+    __m256i bits = _mm256_castps_si256(v);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+}
 static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
 static inline Mask is_nan(Vector a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 static inline void store(BFloat16* p, Vector v) {
@@ -97,8 +138,7 @@ static inline void store(BFloat16* p, Vector v) {
     __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
     __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC0));
     rounded = _mm256_castps_si256(choose(is_nan(v), nan, _mm256_castsi256_ps(rounded)));
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
-    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+    store_bits((uint16_t*)p, _mm256_castsi256_ps(rounded));
 }
 static inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
@@ -141,10 +181,6 @@ static inline void transpose(Vector* r) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 
-#else
-#error "needs AVX-512 (F, BW, VL, DQ), or AVX2 with FMA and F16C"
-#endif
-
 // The first n < W elements; the lanes beyond them are zero.
 template <class T>
 static inline Vector load(const T* p, long n) {
@@ -158,6 +194,22 @@ static inline void store(T* p, Vector v, long n) {
     store(some, v);
     memcpy(p, some, n * sizeof(T));
 }
+// Whole numbers from 0 to 255 as bytes.
+static inline Vector load_bytes(const uint8_t* p, long n) {
+    float some[W] = {};
+    for (long i = 0; i < n; i++) some[i] = p[i];
+    return load(some);
+}
+static inline void store_bytes(uint8_t* p, Vector v, long n) {
+    float some[W];
+    store(some, v);
+    for (long i = 0; i < n; i++) p[i] = (uint8_t)some[i];
+}
+
+#else
+#error "needs AVX-512 (F, BW, VL, DQ), or AVX2 with FMA and F16C"
+#endif
+
 template <class T>
 static inline float value(const T* p) { return ((const float*)&(const Vector&)load(p, 1))[0]; }
 template <>
