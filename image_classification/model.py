@@ -37,6 +37,17 @@ class PositionEmbedding(NamedTuple):
     num_prefix_tokens: int = 0
 
 
+class RelativePositions(NamedTuple):
+    """A parameter [(2 * rows - 1) * (2 * columns - 1) + num_others, heads] that another window size resamples.
+
+    `window` is (rows, columns) of this model; the last `num_others` rows are no relative positions (those of a class
+    token in BEiT).
+    """
+
+    window: tuple[int, int]
+    num_others: int = 0
+
+
 class Dialect(NamedTuple):
     """The parameter names of another project for the same model.
 
@@ -165,8 +176,8 @@ class Model(nn.Layer):
         """
         return set()
 
-    def position_embeddings(self) -> dict[str, PositionEmbedding]:
-        """Return {parameter: its grid} of what is resampled where the weights are of another image size."""
+    def position_embeddings(self) -> dict[str, PositionEmbedding | RelativePositions]:
+        """Return {parameter: its grid} of what is resampled where the weights are of another image or window size."""
         return {}
 
     def explanation(self) -> GradCam | AttentionRollout:

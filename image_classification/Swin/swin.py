@@ -20,7 +20,7 @@ from image_classification.layers import (
     rearrange,
 )
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
-from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
+from image_classification.model import Block, Column, Count, Draw, GradCam, Model, RelativePositions, Row, Slice
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -81,6 +81,7 @@ class WindowAttention(nn.Layer):
             raise UserError(f"Swin: a stage's width {dim} is not a multiple of its MODEL.NUM_HEADS {num_heads}")
         self.num_heads = num_heads
         self.scale = (dim // num_heads) ** -0.5
+        self.window = window
         self.num_tokens = window**2
         self.relative_position_bias_table = self.create_parameter(
             [(2 * window - 1) ** 2, num_heads], default_initializer=TRUNC_NORMAL
@@ -245,6 +246,14 @@ class SwinTransformer(Model):
                 name = f"layers.{index}.blocks.{number}"
                 chain.append(Block(name, block, (f"{name}.",)))
         return [*chain, Block("head", self.forward_head, ("norm.", "head."))]
+
+    def position_embeddings(self) -> dict[str, RelativePositions]:
+        """Return the bias tables of all blocks."""
+        return {
+            f"{name}.relative_position_bias_table": RelativePositions((layer.window, layer.window))
+            for name, layer in self.named_sublayers()
+            if isinstance(layer, WindowAttention)
+        }
 
     def explanation(self) -> GradCam:
         """Return the last stage's features, [B, H, W, C]."""

@@ -7,7 +7,7 @@ from paddle import nn
 
 from ..runtime import UserError, get_logger
 from .keymap import translate
-from .position import resize_position_embedding
+from .position import resize_positions
 from .read import read_weights
 from .source import find_weights
 
@@ -64,12 +64,12 @@ def transpose_linears(model, tensors):
 
 
 def _fit_position_embeddings(model, state, tensors):
-    """Return the tensors with the model's position embeddings resampled to its grid, and the names that changed."""
+    """Return the tensors with the model's positions resampled to its grid, and the names that changed."""
     resized = {}
     for name, stated in model.position_embeddings().items():
-        if name in tensors and tensors[name].shape != tuple(state[name].shape):
-            fitted = resize_position_embedding(tensors[name], stated.grid, stated.num_prefix_tokens)
-            resized |= {} if fitted is None else {name: fitted}
+        own, loaded = tuple(state[name].shape), tensors[name].shape if name in tensors else ()
+        if loaded != own and len(loaded) == len(own):
+            resized[name] = resize_positions(np.asarray(tensors[name], np.float32), stated)
     return tensors | resized, list(resized)
 
 

@@ -1,25 +1,41 @@
-"""Position embeddings for another image size."""
+"""Positions for another image or window size."""
 
 import math
 
 import numpy as np
 
+from ..model import RelativePositions
+
 CUBIC = -0.5  # Keys' parameter as Pillow, and PyTorch with antialias=True, have it
 
 
-def resize_position_embedding(embedding, grid, num_prefix_tokens):
-    """Return [1, N, C] float32: the grid part resampled to (rows, columns), antialiased bicubic, prefix tokens kept.
+def resize_positions(array, stated):
+    """Return the array, float32, resampled (antialiased bicubic) to what the model states.
 
-    Equals timm's `resample_abs_pos_embed`. None where the embedding, [1, N, C], is not of a square grid.
+    Equals timm's `resample_abs_pos_embed` for a :class:`PositionEmbedding`. Returns the array itself where its places
+    are those of no square grid.
+
+    Args:
+        array: [1, tokens, C], or [relative positions, heads] for :class:`RelativePositions`.
     """
-    places = embedding.shape[1] - num_prefix_tokens if embedding.ndim == 3 else -1
-    if places < 1 or math.isqrt(places) ** 2 != places:
+    if isinstance(stated, RelativePositions):
+        places, others = np.split(array, [len(array) - stated.num_others])
+        rows, columns = (2 * side - 1 for side in stated.window)
+        resized = _resize_grid(places, rows, columns)
+        return array if resized is None else np.concatenate([resized, others])
+    prefix, places = np.split(array, [stated.num_prefix_tokens], axis=1)
+    resized = _resize_grid(places[0], *stated.grid)
+    return array if resized is None else np.concatenate([prefix, resized[None]], axis=1)
+
+
+def _resize_grid(places, rows, columns):
+    """Return [rows * columns, C] float32 for [side * side, C], None where that is no square."""
+    side = math.isqrt(len(places))
+    if side == 0 or side**2 != len(places):
         return None
-    prefix, old = np.split(np.asarray(embedding, np.float32), [num_prefix_tokens], axis=1)
-    side, (rows, columns) = math.isqrt(places), grid
-    old = old.reshape(side, side, -1).astype(np.float64)
+    old = places.reshape(side, side, -1).astype(np.float64)
     new = np.einsum("yh,xw,hwc->yxc", _resampling(side, rows), _resampling(side, columns), old, optimize=True)
-    return np.concatenate([prefix, new.reshape(1, rows * columns, -1).astype(np.float32)], axis=1)
+    return new.reshape(rows * columns, -1).astype(np.float32)
 
 
 def _resampling(old, new):

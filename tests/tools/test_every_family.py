@@ -99,5 +99,8 @@ def test_weights_start_a_model_of_other_classes_and_size(path, weights):
         load_pretrained(model, str(weights))
     assert load_pretrained(model, str(weights), replace_head=True).replaced == tuple(sorted(head))
     if model.position_embeddings():
+        model = build(path)
         larger = build(path, image_size=2 * size)
-        assert load_pretrained(larger, str(weights)).resized == tuple(larger.position_embeddings())
+        others = [name for name in larger.position_embeddings()
+                  if larger.state_dict()[name].shape != model.state_dict()[name].shape]  # fmt: skip
+        assert load_pretrained(larger, str(weights)).resized == tuple(others)

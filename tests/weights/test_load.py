@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from image_classification.config import load_config, to_yaml
+from image_classification.model import PositionEmbedding, RelativePositions
 from image_classification.ResNet.resnet import build_model as build_resnet
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model as build_vit
@@ -27,7 +28,7 @@ from image_classification.weights import (
 )
 from image_classification.weights import preprocessing as preprocessing_module
 from image_classification.weights import source as source_module
-from image_classification.weights.position import resize_position_embedding
+from image_classification.weights.position import resize_positions
 from tests.helpers.model_zoo import CONFIGS, build, builder
 
 
@@ -139,13 +140,39 @@ def test_pos_embed_is_interpolated_to_another_image_size(tmp_path):
 def test_interpolated_positions_equal_pillows_antialiased_bicubic(old, new):
     rng = np.random.default_rng(0)
     embedding = rng.standard_normal((1, old * old + 2, 3)).astype(np.float32)
-    found = resize_position_embedding(embedding, (new, new), 2)
+    found = resize_positions(embedding, PositionEmbedding((new, new), 2))
     np.testing.assert_array_equal(found[:, :2], embedding[:, :2])
     for channel in range(3):
         image = Image.fromarray(embedding[0, 2:, channel].reshape(old, old))
         expected = np.asarray(image.resize((new, new), Image.Resampling.BICUBIC))
         # Pillow rounds to float32 between the two axes
         np.testing.assert_allclose(found[0, 2:, channel].reshape(new, new), expected, atol=2e-6)
+
+
+def test_relative_positions_are_interpolated_to_another_window_and_others_kept():
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((7 * 7 + 3, 2)).astype(np.float32)  # windows of 4x4 to 6x6
+    found = resize_positions(table, RelativePositions((6, 6), 3))
+    as_tokens = resize_positions(table[None, :49], PositionEmbedding((11, 11)))
+    np.testing.assert_array_equal(found, np.concatenate([as_tokens[0], table[49:]]))
+
+
+def test_weights_of_another_window_load_into_a_swin(tmp_path):
+    config = next(path for path in CONFIGS if path.stem == "swin_tiny_digits")
+    path = save(build(config), tmp_path / "w.pth")
+    wider = build(config, window_size=8)
+    # the second stage has maps of 4x4: one window there, of that size, in both
+    tables = tuple(name for name in wider.position_embeddings() if name.startswith("layers.0."))
+    assert load_pretrained(wider, path).resized == tables and len(tables) == 2
+    assert wider.layers[0].blocks[0].attn.relative_position_bias_table.shape == [15 * 15, 2]
+
+
+def test_positions_of_no_square_grid_are_named(tmp_path):
+    tensors = arrays_of(tiny_vit())
+    tensors["pos_embed"] = tensors["pos_embed"][:, :-1]
+    write_weights(tmp_path / "w.pdparams", tensors)
+    with pytest.raises(UserError, match=r"pos_embed \[1, 16, 8\] instead of \[1, 17, 8\]"):
+        load_pretrained(tiny_vit(), str(tmp_path / "w.pdparams"))
 
 
 def test_batch_norm_statistics_of_pytorch_find_their_place(tmp_path):
