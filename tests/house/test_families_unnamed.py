@@ -1,4 +1,4 @@
-"""Shared code knows no family: none is named outside of the families' folders but in docstrings and texts for people."""
+"""Shared code knows no family: none is named outside of their folders, but in docstrings and texts for people."""
 
 import ast
 import re
