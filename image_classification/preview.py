@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .data.build import build_eval_transform
 from .data.decode import CorruptImage
 from .data.normalize import Normalize
-from .data.transforms import EvalTransform
 from .runtime import UserError
 
 IMAGENET_CLASSES = Path(__file__).resolve().parent / "weights" / "imagenet_classes.txt"
@@ -18,16 +18,7 @@ def eval_pixels(config, paths):
     Raises:
         UserError: a file cannot be read or is no image; it is named.
     """
-    data = config.DATA
-    transform = EvalTransform(
-        data.IMAGE_SIZE,
-        data.IMAGE_CHANNELS,
-        data.CROP_PCT,
-        data.INTERPOLATION,
-        data.RESIZE_LIBRARY,
-        keep_aspect=data.KEEP_ASPECT,
-        upright=data.EXIF_ORIENTATION,
-    )
+    transform = build_eval_transform(config.DATA)
     crops = []
     for path in paths:
         try:

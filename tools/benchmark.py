@@ -11,11 +11,8 @@ the machine does. Memory is the peak above the idle process: Python with Paddle 
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import UserError, atomic_write, progress_bar
+from tools.benchmark_report import add_speedups, describe_products, machine, plot, summary, table
 
 WORKER, TORCH_WORKER = ROOT / "tools" / "benchmark_worker.py", ROOT / "tools" / "benchmark_torch.py"
-PHASES = ("data", "forward", "backward", "optimizer", "scaler")
 # What our entry points set and a stock Paddle does not have.
 OUR_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR")
 
@@ -195,114 +192,6 @@ def measure_products(options, environment):
     program = [sys.executable, str(WORKER), json.dumps(task)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def describe_products(products):
-    """Return one line: how fast products alone are, which bounds the speed-up of everything that consists of them."""
-    slowest = products["float32"]
-    words = [f"{name} {speed / 1e9:.0f} GFLOP/s ({speed / slowest:.2f}x)" for name, speed in products.items()]
-    return f"matrix products alone, [1576, 768] x [768, 3072]: {', '.join(words)}"
-
-
-def summary(entry, rounds):
-    """Return a row: means over all iterations, and the mean seconds of an iteration in each round."""
-    iterations = [iteration for measured in rounds for iteration in measured["iterations"]]
-    of_rounds = [
-        statistics.mean(sum(one[phase] for phase in PHASES) for one in measured["iterations"]) for measured in rounds
-    ]
-    seconds = statistics.mean(of_rounds)
-    first = rounds[0]
-    return {
-        "name": entry["name"],
-        "mode": entry["mode"],
-        "dtype": first["dtype"],
-        "backend": first["backend"],
-        "threads": first["threads"],
-        "batch_size": first["batch_size"],
-        "image_size": first["image_size"],
-        "images_per_second": first["batch_size"] / seconds,
-        "iterations_per_second": 1 / seconds,
-        "seconds_per_iteration": seconds,
-        "seconds_of_rounds": of_rounds,
-        "cpu_seconds_per_iteration": statistics.mean(one["cpu"] for one in iterations),
-        "spread": statistics.stdev(of_rounds) / seconds if len(of_rounds) > 1 else 0.0,
-        "peak_memory_bytes": max(measured["peak_memory_bytes"] for measured in rounds),
-        "memory_above_idle_bytes": max(one["peak_memory_bytes"] - one["idle_memory_bytes"] for one in rounds),
-        "phases": {phase: statistics.mean(one[phase] for one in iterations) for phase in PHASES},
-    }
-
-
-def add_speedups(rows):
-    """Add to each row the median, least and greatest ratio of the first row's seconds to its own, round by round."""
-    first = rows[0]["seconds_of_rounds"]
-    for row in rows:
-        ratios = [one / other for one, other in zip(first, row["seconds_of_rounds"], strict=False)]
-        row["speedup"] = statistics.median(ratios)
-        row["speedup_range"] = [min(ratios), max(ratios)]
-
-
-def table(rows, options):
-    """Return the rows as a Markdown table."""
-    what = "evaluation" if options.evaluation else "training"
-    lines = [
-        f"{options.cfg}, {what}, batch {rows[0]['batch_size']}, {rows[0]['image_size']} pixels, "
-        f"{rows[0]['threads']} threads, {options.rounds} rounds of {options.iterations} iterations",
-        "",
-        "| mode | runs on | memory above idle | it/s | images/s | s/it | spread | CPU s/it | speed-up (rounds) "
-        "| data / forward / backward / optimizer / scaler, ms |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
-    ]
-    for row in rows:
-        least, greatest = row["speedup_range"]
-        phases = " / ".join(f"{row['phases'][phase] * 1e3:.0f}" for phase in PHASES)
-        lines.append(
-            f"| {row['name']} | {row['backend']} | {row['memory_above_idle_bytes'] / 2**20:.0f} MiB "
-            f"| {row['iterations_per_second']:.3f} | {row['images_per_second']:.2f} "
-            f"| {row['seconds_per_iteration']:.3f} | {row['spread']:.1%} | {row['cpu_seconds_per_iteration']:.3f} "
-            f"| {row['speedup']:.2f} ({least:.2f}-{greatest:.2f}) | {phases} |"
-        )
-    return "\n".join(lines)
-
-
-def machine():
-    """Return what the figures were measured on."""
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return {
-        "processor": name,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.platform(),
-        "paddle": importlib.metadata.version("paddlepaddle"),
-        "python": platform.python_version(),
-    }
-
-
-def plot(rows, options):
-    """Write a bar chart of images/s and memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 0.45 * len(rows) + 1.6), sharey=True)
-    names = [row["name"] for row in rows]
-    for axis, key, unit, label in (
-        (axes[0], "images_per_second", 1, "images/s"),
-        (axes[1], "memory_above_idle_bytes", 2**20, "peak memory above idle, MiB"),
-    ):
-        bars = axis.barh(names, [row[key] / unit for row in rows], color="tab:blue")
-        axis.bar_label(bars, fmt="%.4g", padding=3)
-        axis.set_xlabel(label)
-        axis.margins(x=0.15)
-    axes[0].invert_yaxis()
-    figure.suptitle(f"{options.cfg}, batch {rows[0]['batch_size']}, {machine()['processor']}")
-    figure.tight_layout()
-    with atomic_write(options.plot) as file:
-        figure.savefig(file, format=Path(options.plot).suffix.lstrip(".") or "png", dpi=120)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

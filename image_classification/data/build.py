@@ -86,7 +86,15 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     """
     data = config.DATA
     dataset = build_dataset(config, "val") if dataset is None else dataset
-    transform = EvalTransform(
+    transform = build_eval_transform(data)
+    fixed = eval_order(len(dataset), rank, world_size)
+    batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
+    return _loader(config, dataset, transform, lambda epoch: fixed, batch_size, world_size, training=False)
+
+
+def build_eval_transform(data):
+    """Return the resize and crop of an evaluation as the DATA section says."""
+    return EvalTransform(
         data.IMAGE_SIZE,
         data.IMAGE_CHANNELS,
         data.CROP_PCT,
@@ -95,9 +103,6 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
         keep_aspect=data.KEEP_ASPECT,
         upright=data.EXIF_ORIENTATION,
     )
-    fixed = eval_order(len(dataset), rank, world_size)
-    batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
-    return _loader(config, dataset, transform, lambda epoch: fixed, batch_size, world_size, training=False)
 
 
 def _loader(config, dataset, transform, order, batch_size, world_size, training):

@@ -13,8 +13,9 @@ from image_classification.runtime import versions
 ROOT = Path(__file__).resolve().parents[2]
 # Those of other projects' environments have no Paddle, or PaddleClas's.
 OF_OTHERS = re.compile(r"^ *(?:import|from) (?:torch|torch_peers|ppcls)\b", re.MULTILINE)
-PROGRAMS = [path for path in sorted((ROOT / "tools").glob("*.py")) if not OF_OTHERS.search(path.read_text())]
-PROGRAMS += sorted((ROOT / "image_classification").glob("*/main_*.py"))
+FILES = [*sorted((ROOT / "tools").glob("*.py")), *sorted((ROOT / "image_classification").glob("*/main_*.py"))]
+TEXTS = {path: path.read_text() for path in FILES}
+PROGRAMS = [path for path, text in TEXTS.items() if "__main__" in text and not OF_OTHERS.search(text)]
 NEEDED = "this project needs Paddle >=3.3.1,<3.4: see Start in the README"
 
 

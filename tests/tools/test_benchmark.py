@@ -8,7 +8,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.config.schema import PRECISION_MODES
-from tools import benchmark
+from tools import benchmark, benchmark_report
 
 MEASURED = {
     "dtype": "bfloat16", "backend": "onednn amx", "threads": 2, "batch_size": 8, "image_size": 32,
@@ -18,13 +18,13 @@ MEASURED = {
 
 def measured(seconds, **changes):
     """Return a round of two iterations that take `seconds` each, a quarter of it backward."""
-    phases = dict.fromkeys(benchmark.PHASES, 0.0) | {"forward": 0.75 * seconds, "backward": 0.25 * seconds}
+    phases = dict.fromkeys(benchmark_report.PHASES, 0.0) | {"forward": 0.75 * seconds, "backward": 0.25 * seconds}
     return MEASURED | {"iterations": [phases | {"cpu": 2 * seconds}] * 2} | changes
 
 
 def rows_of(*rounds):
-    rows = [benchmark.summary({"name": str(index), "mode": "auto"}, one) for index, one in enumerate(rounds)]
-    benchmark.add_speedups(rows)
+    rows = [benchmark_report.summary({"name": str(index), "mode": "auto"}, one) for index, one in enumerate(rounds)]
+    benchmark_report.add_speedups(rows)
     return rows
 
 

@@ -1,0 +1,50 @@
+"""The points at which a hook is called, and hooks of the user's own."""
+
+import importlib
+
+from ..runtime import UserError
+
+
+class Hook:
+    """The points at which a hook is called, each with the trainer; every method here does nothing."""
+
+    priority = 50
+
+    def before_train(self, trainer): ...
+
+    def before_epoch(self, trainer): ...
+
+    def before_step(self, trainer): ...
+
+    def after_update(self, trainer):
+        """After a step that changed the weights (never after a skipped one)."""
+
+    def after_step(self, trainer):
+        """After every step, applied or skipped."""
+
+    def before_evaluation(self, trainer): ...
+
+    def after_evaluation(self, trainer): ...
+
+    def after_epoch(self, trainer): ...
+
+    def after_train(self, trainer): ...
+
+
+def load_hooks(names):
+    """Return new instances of the user's hook classes, named ``module:Class``.
+
+    Raises:
+        UserError: a name that does not lead to a subclass of :class:`Hook`.
+    """
+    hooks = []
+    for name in names:
+        module_name, _, class_name = name.partition(":")
+        try:
+            kind = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"TRAIN.HOOKS: {name!r}: expected module:Class that can be imported ({error})") from None
+        if not (isinstance(kind, type) and issubclass(kind, Hook)):
+            raise UserError(f"TRAIN.HOOKS: {name!r}: is not a subclass of image_classification.hooks.Hook")
+        hooks.append(kind())
+    return hooks
