@@ -2,8 +2,12 @@
 
 import os
 
+from ..files.plain import open_plain, unreadable
 from ..runtime import UserError
 from .datasets import IMAGE_EXTENSIONS, FileDataset, require_folder
+from .labels import NUMBER
+
+LONGEST_LINE = 1 << 14  # bytes: a path has 4096 at most
 
 
 def list_class_names(root):
@@ -13,16 +17,31 @@ def list_class_names(root):
         UserError: there is no folder in it.
     """
     require_folder(root)
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        found = sorted(name for name in os.listdir(root) if not name.startswith("."))
+    except OSError as error:
+        raise unreadable(root, error) from None
+    names = [name for name in found if os.path.isdir(os.path.join(root, name))]
     if not names:
         raise UserError(f"{root}: has no class folders")
+    for name in names:
+        if not name.isprintable():
+            raise UserError(f"{os.path.join(root, name)}: the name of a class has control characters")
     return names
 
 
 def list_images(folder):
-    """Return the sorted paths, relative to ``folder``, of the image files in it and below it."""
+    """Return the sorted paths, relative to ``folder``, of the image files in it and below it.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+
+    def fail(error):
+        raise unreadable(error.filename, error)
+
     found = []
-    for base, folders, files in os.walk(folder):
+    for base, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         relative = os.path.relpath(base, folder)
         found += [
@@ -67,14 +86,15 @@ def read_list_file(list_path, root, num_classes):
         UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1.
     """
     paths, labels = [], []
-    with open(list_path, encoding="utf-8", errors="surrogateescape") as file:
-        for number, line in enumerate(file, start=1):
-            line = line.strip()
-            if not line:
+    with open_plain(list_path) as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            path, _, label = os.fsdecode(line).strip().replace("\t", " ").rpartition(" ")
+            if not path and not label:
                 continue
-            path, _, label = line.replace("\t", " ").rpartition(" ")
-            if not path or not label.lstrip("-").isdigit():
-                raise UserError(f"{list_path}:{number}: {line[:80]!r} is not 'path label'")
+            if not path or not NUMBER.fullmatch(label) or "\0" in path or len(line) == LONGEST_LINE:
+                raise UserError(f"{list_path}:{number}: {os.fsdecode(line[:80]).strip()!r} is not 'path label'")
             if not 0 <= int(label) < num_classes:
                 raise UserError(
                     f"{list_path}:{number}: label {label} is outside 0..{num_classes - 1}"
