@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from .data.build import build_eval_transform
+from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage
 from .data.normalize import Normalize
+from .files.plain import read_plain, read_text
 from .runtime import UserError
 
 IMAGENET_CLASSES = Path(__file__).resolve().parent / "weights" / "imagenet_classes.txt"
@@ -22,8 +24,8 @@ def eval_pixels(config, paths):
     crops = []
     for path in paths:
         try:
-            crops.append(transform(Path(path).read_bytes()))
-        except (OSError, CorruptImage) as error:
+            crops.append(transform(read_plain(path, LARGEST_FILE)))
+        except CorruptImage as error:
             raise UserError(f"{path}: is no image that can be read: {str(error)[:80]}") from None
     return np.stack(crops)
 
@@ -41,14 +43,13 @@ def class_names(config, path=None):
     count = config.MODEL.NUM_CLASSES
     if path is None and count != 1000:
         return [str(index) for index in range(count)]
-    try:
-        lines = Path(path or IMAGENET_CLASSES).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"-class_names: {path}: {error.strerror}") from None
+    lines = read_text(path or IMAGENET_CLASSES).splitlines()
     names = []
     for index, line in enumerate(lines):
         number, _, name = line.partition(" ")
         names.append(name if number == str(index) else line)
+        if not line.isprintable():
+            raise UserError(f"-class_names: {path}:{index + 1}: has control characters")
     if len(names) != count:
         raise UserError(f"-class_names: {path}: has {len(names)} lines, the model has {count} classes")
     return names

@@ -9,8 +9,10 @@ import os
 
 import numpy as np
 
+from ..files.plain import read_plain
 from ..runtime import UserError
 
+LARGEST_FILE = 1 << 29  # bytes of an image
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
@@ -74,12 +76,7 @@ class FileDataset:
         Raises:
             UserError: the file cannot be read.
         """
-        path = self.describe(index)
-        try:
-            with open(path, "rb") as file:
-                return file.read(), int(self.labels[index])
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        return read_plain(self.describe(index), LARGEST_FILE), int(self.labels[index])
 
     def describe(self, index):
         return os.path.join(self.root, self._paths[index])

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import warnings
+import zlib
 
 import cv2
 import numpy as np
@@ -19,9 +21,19 @@ _CV2_REDUCTIONS = {
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
 }
+_JPEG = b"\xff\xd8"
+_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xDA)})
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 REDUCTIONS = (8, 4, 2)
+# What Pillow raises for files that are not what it expects.
+_PIL_ERRORS = (
+    OSError, ValueError, SyntaxError, EOFError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError,
+    struct.error, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning,
+)  # fmt: skip
 _PIL_MODES = {3: "RGB", 1: "L"}
+_PNG = b"\x89PNG\r\n\x1a\n"
+LARGEST = 89_478_485  # pixels, those of Pillow's MAX_IMAGE_PIXELS: 256 MB of RGB
+MOST_SCANS = 200  # of a progressive JPEG, each of which goes over all pixels; encoders write ten
 
 
 class CorruptImage(Exception):
@@ -39,10 +51,11 @@ def decode(content, library="cv2", channels=3, reduction=1, upright=False):
             and timm do not.
 
     Raises:
-        CorruptImage: the bytes are no image, or end too early.
+        CorruptImage: the bytes are no image, end too early, or stand for more pixels than a photograph has.
     """
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
+    _check_size(content)
     if library == "cv2":
         pixels = _decode_cv2(content, channels, reduction, upright)
         if pixels is not None:
@@ -66,13 +79,15 @@ def set_channels(pixels, channels):
 
 def jpeg_size(content):
     """Return (height, width) from the header of a JPEG, None for any other bytes."""
-    if isinstance(content, np.ndarray) or content[:2] != b"\xff\xd8":
+    if isinstance(content, np.ndarray) or content[:2] != _JPEG:
         return None
     position = 2
     while position + 9 <= len(content) and content[position] == 0xFF:
         marker = content[position + 1]
         if marker == 0xFF:  # fill byte
             position += 1
+        elif marker in _WITHOUT_LENGTH:  # decoders differ in where they read on
+            return None
         elif marker in _START_OF_FRAME:
             height, width = struct.unpack_from(">HH", content, position + 5)
             return (height, width) if height and width else None
@@ -81,9 +96,27 @@ def jpeg_size(content):
     return None
 
 
+def check_pixels(height, width):
+    """Raise CorruptImage where an image of that size would take memory without bound."""
+    if height * width > LARGEST:
+        raise CorruptImage(f"{height} x {width} pixels, at most {LARGEST} are allowed")
+
+
+def _check_size(content):
+    """Look at the header before anything is decoded: 5 MB of PNG can stand for 400 million pixels."""
+    size = jpeg_size(content)
+    if size is None and content[:8] == _PNG and len(content) >= 24:
+        size = struct.unpack_from(">II", content, 16)
+    if size is None:
+        size = _open_pil(content).size
+    elif content[:2] == _JPEG and bytes(content).count(b"\xff\xda") > MOST_SCANS:
+        raise CorruptImage(f"more than {MOST_SCANS} scans")
+    check_pixels(*size)
+
+
 def _decode_cv2(content, channels, reduction, upright):
     # libjpeg fills what a cut file lacks with grey and only warns: such files go to Pillow, which refuses them.
-    if content[:2] == b"\xff\xd8" and not _jpeg_is_whole(content):
+    if content[:2] == _JPEG and not (jpeg_size(content) and _jpeg_is_whole(content)):
         return None
     try:
         flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]
@@ -102,11 +135,26 @@ def _jpeg_is_whole(content):
 
 
 def _decode_pil(content, channels, upright):
-    try:
-        with Image.open(io.BytesIO(content)) as file:
+    with _open_pil(content) as file:
+        check_pixels(*file.size)
+        try:
             image = ImageOps.exif_transpose(file) if upright else file
             if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
                 return (np.asarray(image) >> 8).astype(np.uint8)
             return np.array(image.convert(_PIL_MODES[channels]))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise CorruptImage(str(error).replace("<_io.BytesIO object at ", "").split(" 0x")[0]) from error
+        except _PIL_ERRORS as error:
+            raise _corrupt(error) from None
+
+
+def _open_pil(content):
+    """Return a Pillow image of which only the header has been read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            return Image.open(io.BytesIO(content))
+        except _PIL_ERRORS as error:
+            raise _corrupt(error) from None
+
+
+def _corrupt(error):
+    return CorruptImage(str(error).replace("<_io.BytesIO object at ", "").split(" 0x")[0])

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 
+from ..files.plain import open_plain
 from ..runtime import UserError
 from .datasets import PackedStrings
 
@@ -41,7 +42,8 @@ class RecordFiles:
             return self._open[file_index]
         if len(self._open) >= MAX_OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        self._open[file_index] = os.open(self.paths[file_index], os.O_RDONLY)
+        with open_plain(self.paths[file_index]) as file:
+            self._open[file_index] = os.dup(file.fileno())
         return self._open[file_index]
 
     def close(self):

@@ -4,16 +4,24 @@ A tar file is a chain of headers; the index of where each member lies is read on
 """
 
 import glob
-import json
+import gzip
+import io
 import os
-import tarfile
 
+import crc32c
 import numpy as np
 
+from ..files.plain import open_plain, read_plain, read_text
+from ..files.tar import members, open_tar
 from ..runtime import UserError, atomic_write, get_logger
 from .datasets import IMAGE_EXTENSIONS, require_folder
+from .labels import json_label, text_label
 from .records import RecordDataset
 
+LONGEST_LABEL = 1 << 20  # bytes
+LISTING_LIMIT = 8 << 20  # bytes; 50,000 lines have 2 MB
+META_LIMIT = 4 << 20  # bytes; the official one has 75 kB
+NPY_HEADER = 128  # bytes before an array in NumPy's format
 IMAGENET_VAL_TAR = "ILSVRC2012_img_val.tar"
 
 
@@ -27,7 +35,8 @@ def read_tar_shards(root, split, num_classes):
         UserError: no shard, a cut one, or a sample without image or label.
     """
     require_folder(root)
-    patterns = (os.path.join(root, f"{split}*.tar"), os.path.join(root, split, "*.tar"))
+    folder = glob.escape(root)
+    patterns = (os.path.join(folder, f"{split}*.tar"), os.path.join(folder, split, "*.tar"))
     paths = sorted(path for pattern in patterns for path in glob.glob(pattern))
     if not paths:
         raise UserError(f"DATA.DATA_PATH: {root} has neither {split}*.tar nor {split}/*.tar")
@@ -41,23 +50,47 @@ def read_tar_shards(root, split, num_classes):
 
 
 def _shard_index(path):
-    """Return int64 arrays (offset, length, label) of a shard, from its index file when that is as new as the shard."""
+    """Return int64 arrays (offset, length, label) of a shard, from its index file when that is whole and of this shard.
+
+    The index is an array [2 + samples, 3] in NumPy's format: (size, time of change in ns, samples) of the shard, the
+    checksum of the rest, and a row for each sample.
+    """
     index_path = f"{path}.index.npy"
-    stamp = os.stat(path)
+    with open_plain(path) as file:
+        stamp = os.fstat(file.fileno())
+    table = _read_index(index_path, stamp)
+    if table is None:
+        table = np.array(_read_samples(path), np.int64).reshape(-1, 3)
+        try:
+            with atomic_write(index_path) as file:
+                file.write(_index_content(stamp, table))
+        except UserError as error:
+            get_logger().info("%s; the shard is indexed anew each time", error)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _read_index(index_path, stamp):
+    """Return int64 [N, 3] of (offset, length, label), None where there is no whole index of the shard."""
     try:
-        saved = np.load(index_path, allow_pickle=False)
-        if saved[0].tolist() == [stamp.st_size, stamp.st_mtime_ns, len(saved) - 1]:
-            return saved[1:, 0], saved[1:, 1], saved[1:, 2]
-    except (OSError, ValueError, IndexError, EOFError):
-        pass
-    samples = _read_samples(path)
-    table = np.array([[stamp.st_size, stamp.st_mtime_ns, len(samples)], *samples], np.int64)
-    try:
-        with atomic_write(index_path) as file:
-            np.save(file, table)
-    except UserError as error:
-        get_logger().info("%s; the shard is indexed anew each time", error)
-    return table[1:, 0], table[1:, 1], table[1:, 2]
+        content = read_plain(index_path, stamp.st_size + 1024)  # a sample takes 24 bytes here, 2048 there
+    except UserError:
+        return None
+    rows = content[NPY_HEADER:]
+    if len(rows) < 48 or len(rows) % 24:
+        return None
+    samples = np.frombuffer(rows, np.int64).reshape(-1, 3)[2:]
+    places = samples[:, :2]
+    inside = (places >= 0).all() and (places <= stamp.st_size).all() and (places.sum(axis=1) <= stamp.st_size).all()
+    return samples if inside and content == _index_content(stamp, samples) else None
+
+
+def _index_content(stamp, samples):
+    """Return the bytes of an index file."""
+    first = [stamp.st_size, stamp.st_mtime_ns, len(samples)]
+    checksum = crc32c.crc32c(np.array(first, np.int64).tobytes() + samples.tobytes())
+    file = io.BytesIO()
+    np.save(file, np.concatenate([np.array([first, [checksum, 0, 0]], np.int64), samples]))
+    return file.getvalue()
 
 
 def list_members(path):
@@ -66,18 +99,10 @@ def list_members(path):
     Raises:
         UserError: the file is cut or no tar file.
     """
-    try:
-        with tarfile.open(path, "r:") as tar:
-            members = [(member.name, member.offset_data, member.size) for member in tar if member.isfile()]
-            end = tar.offset
-        with open(path, "rb") as file:
-            file.seek(end)
-            end_mark = file.read(tarfile.BLOCKSIZE)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"{path}: is cut or no tar file ({error})") from error
-    if end_mark != bytes(tarfile.BLOCKSIZE):  # tarfile itself takes a cut header for the end
-        raise UserError(f"{path}: is cut after {members[-1][0] if members else 'its beginning'}")
-    return members
+    with open_tar(path) as (file, limit):
+        if isinstance(file, gzip.GzipFile):
+            raise UserError(f"{path}: is compressed; images are read from it at their places, so unpack it with gunzip")
+        return [(found.name, found.offset, found.size) for found in members(file, limit) if found.kind == "file"]
 
 
 def _read_samples(path):
@@ -99,13 +124,13 @@ def _read_samples(path):
 
 
 def _read_label(path, name, extension, offset, length):
-    with open(path, "rb") as file:
+    where = f"{path}: {name}"
+    if length > LONGEST_LABEL:
+        raise UserError(f"{where}: holds no label: it has {length} bytes")
+    with open_plain(path) as file:
         file.seek(offset)
-        content = file.read(length)
-    try:
-        return int(json.loads(content)["label"]) if extension == "json" else int(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: {name}: holds no label ({error})") from error
+        text = file.read(length).decode("utf-8", "replace")
+    return json_label(text, where) if extension == "json" else text_label(text, where)
 
 
 def read_imagenet_val_tar(root):
@@ -119,21 +144,23 @@ def read_imagenet_val_tar(root):
         UserError: a file is missing, cut, or does not fit the others.
     """
     path = os.path.join(root, IMAGENET_VAL_TAR)
-    members = sorted((os.path.basename(name), offset, length) for name, offset, length in list_members(path))
-    labels, class_names = _imagenet_val_labels(root, [name for name, _, _ in members])
-    positions = [(0, offset, length) for _, offset, length in members]
+    found = sorted((os.path.basename(name), offset, length) for name, offset, length in list_members(path))
+    labels, class_names = _imagenet_val_labels(root, [name for name, _, _ in found])
+    positions = [(0, offset, length) for _, offset, length in found]
     return RecordDataset([path], positions, labels, class_names)
 
 
 def _imagenet_val_labels(root, names):
     listed = os.path.join(root, "val.txt")
     if os.path.isfile(listed):
-        with open(listed, encoding="utf-8") as file:
-            pairs = dict(line.split() for line in file if line.strip())
+        pairs = {}
+        for where, line in _lines(listed):
+            name, _, label = line.rpartition(" ")
+            pairs[name.strip()] = text_label(label, where)
         missing = [name for name in names if name not in pairs]
         if missing:
             raise UserError(f"{listed}: has no label for {missing[0]}")
-        return [int(pairs[name]) for name in names], [str(label) for label in range(1000)]
+        return [pairs[name] for name in names], [str(label) for label in range(1000)]
     truth = os.path.join(root, "ILSVRC2012_validation_ground_truth.txt")
     meta = os.path.join(root, "meta.mat")
     for needed in (truth, meta):
@@ -143,8 +170,7 @@ def _imagenet_val_labels(root, names):
                 " development kit"
             )
     wordnet_numbers = _kit_classes(meta)
-    with open(truth, encoding="utf-8") as file:
-        kit_labels = [int(line) for line in file if line.strip()]
+    kit_labels = [text_label(line, where) for where, line in _lines(truth)]
     if len(kit_labels) != len(names):
         raise UserError(f"{truth}: has {len(kit_labels)} labels, {IMAGENET_VAL_TAR} has {len(names)} images")
     class_names = sorted(wordnet_numbers.values())
@@ -155,9 +181,25 @@ def _imagenet_val_labels(root, names):
         raise UserError(f"{truth}: label {error} is not in {meta}") from error
 
 
+def _lines(path):
+    """Return [(file:line, text)] of the lines of a text file that are not blank."""
+    lines = enumerate(read_text(path, LISTING_LIMIT).splitlines(), start=1)
+    return [(f"{path}:{number}", line) for number, line in lines if line.strip()]
+
+
 def _kit_classes(meta):
-    """Return {ILSVRC2012 number: WordNet number} of the classes without children."""
+    """Return {ILSVRC2012 number: WordNet number} of the classes without children.
+
+    Raises:
+        UserError: the file is not the development kit's; scipy raises nearly anything for one that is damaged.
+    """
     from scipy.io import loadmat
 
-    synsets = loadmat(meta, squeeze_me=True)["synsets"]
-    return {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets if int(entry["num_children"]) == 0}
+    try:
+        content = io.BytesIO(read_plain(meta, META_LIMIT))
+        synsets = loadmat(content, variable_names=["synsets"], squeeze_me=True)["synsets"]
+        return {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets if int(entry["num_children"]) == 0}
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{meta}: is not the development kit's ({type(error).__name__} {str(error)[:80]})") from None

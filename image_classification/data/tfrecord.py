@@ -11,9 +11,11 @@ import struct
 import crc32c
 import numpy as np
 
+from ..files.plain import open_plain, read_plain
 from ..runtime import UserError
 
 FRAMING_BYTES = 16
+MOST_VALUES = 1 << 16  # of a feature, an image has two
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")
@@ -64,8 +66,9 @@ def scan_records(path):
     Raises:
         UserError: naming file and offset of a wrong length checksum or a cut end.
     """
-    size, offset, found = os.path.getsize(path), 0, []
-    with open(path, "rb", buffering=0) as file:
+    offset, found = 0, []
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
         while offset < size:
             header = os.pread(file.fileno(), 12, offset)
             if len(header) < 12 or _CHECKSUM.unpack_from(header, 8)[0] != masked_crc(header[:8]):
@@ -84,12 +87,17 @@ def read_index(index_path, path):
     Raises:
         UserError: a line is malformed, or the index is not of this file.
     """
-    try:
-        with open(index_path, encoding="ascii") as file:
-            table = np.array([[int(word) for word in line.split()] for line in file], np.int64).reshape(-1, 2)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{index_path}: is no index file ({error})") from error
-    if len(table) == 0 or table[-1].sum() != os.path.getsize(path) or (table[1:, 0] != table[:-1].sum(axis=1)).any():
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    # an entry has fewer bytes than twice those of the smallest record
+    text = read_plain(index_path, 2 * size + (1 << 20))
+    if text.translate(None, b"0123456789 \t\r\n"):
+        raise UserError(f"{index_path}: is no index file: it has more than numbers")
+    numbers = np.fromstring(text, np.int64, sep=" ") if text.strip() else np.zeros(0, np.int64)
+    table = numbers[: len(numbers) // 2 * 2].reshape(-1, 2)
+    ends = np.cumsum(table[:, 1])
+    whole = len(numbers) % 2 == 0 and len(table) and ((table >= 0) & (table <= size)).all() and ends[-1] == size
+    if not whole or (table[:, 0] != ends - table[:, 1]).any() or table[:, 1].min() < FRAMING_BYTES:
         raise UserError(f"{index_path}: does not fit {path}; make it anew or remove it")
     return table
 
@@ -144,6 +152,8 @@ def _packed_integers(view, position, end):
     while position < end:
         value, position = _varint(view, position)
         integers.append(value)
+        if len(integers) > MOST_VALUES:
+            raise ValueError("too many values")
     return integers
 
 
@@ -164,7 +174,7 @@ def _fields(view, position, end, wanted):
             position += 1
             if length > 0x7F:  # as _varint, without the price of a call: each level of a record has such a length
                 length, byte, shift = length & 0x7F, 0x80, 7
-                while byte > 0x7F:
+                while byte > 0x7F and shift < 64:
                     byte = view[position]
                     position += 1
                     length |= (byte & 0x7F) << shift
@@ -181,6 +191,8 @@ def _fields(view, position, end, wanted):
             position += 8 if kind == _FIXED64 else 4
         else:
             raise ValueError(f"wire type {kind}")
+        if len(found) > MOST_VALUES:
+            raise ValueError("too many values")
     if position != end:
         raise ValueError("a field is cut")
     return found

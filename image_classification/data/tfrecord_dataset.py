@@ -48,6 +48,8 @@ class TFRecordDataset:
             record = self._files.read(file_index, offset, length)
             features = parse_example(unframe(record), _WANTED)
             (image,), (label,) = features[IMAGE_FEATURE], features[LABEL_FEATURE]
+            if not isinstance(image, memoryview) or not isinstance(label, int):
+                raise ValueError("a feature of another type")
         except BadRecord as error:
             raise CorruptImage(str(error)) from error
         except (KeyError, ValueError) as error:
@@ -70,8 +72,8 @@ def read_tfrecords(root, split, num_classes, first_label=1):
     require_folder(root)
     folder = os.path.join(root, FOLDERS[split])
     require_folder(folder)
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
-    names = [name for name in names if not name.endswith(".idx")]
+    found = sorted(name for name in os.listdir(folder) if not name.startswith(".") and not name.endswith(".idx"))
+    names = [name for name in found if os.path.isfile(os.path.join(folder, name))]
     if not names:
         raise UserError(f"{folder}: has no TFRecord files")
     positions, scanned = [], 0

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from .decode import REDUCTIONS, decode, jpeg_size
+from .decode import REDUCTIONS, check_pixels, decode, jpeg_size
 from .image_ops import to_image, to_pixels
 
 CV2_INTERPOLATIONS = {
@@ -31,6 +31,7 @@ def resize(pixels, height, width, interpolation="bilinear", library="cv2"):
     """Return uint8 [height, width, channels] scaled from uint8 [any, any, channels]."""
     if pixels.shape[:2] == (height, width):
         return pixels
+    check_pixels(height, width)  # a line of pixels, scaled by its short side, would fill the memory
     if library == "cv2":
         scaled = cv2.resize(pixels, (width, height), interpolation=CV2_INTERPOLATIONS[interpolation])
         return scaled if scaled.ndim == 3 else scaled[:, :, None]

@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tests.helpers.data_samples import cifar10_members, tar_bytes, write_class_folders
+from tests.helpers.data_samples import cifar10_members, write_class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,9 @@ def test_show_batch_reports_a_wrong_ending_in_one_line(tmp_path):
 
 
 def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(tar_bytes(cifar10_members()[0], "w:gz"))
+    for name, content in cifar10_members()[0].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     result = run("prepare_dataset.py", "cifar10", tmp_path, "--check")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["train: 40 images, 10 classes", "val: 8 images, 10 classes"]

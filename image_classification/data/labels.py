@@ -1,0 +1,34 @@
+"""Labels as files have them: text or JSON, by whoever wrote it."""
+
+import json
+import re
+
+from ..runtime import UserError
+
+NUMBER = re.compile(r"-?[0-9]{1,9}")
+
+
+def text_label(text, where):
+    """Return the integer that a text is.
+
+    Raises:
+        UserError: naming ``where``, for anything but a decimal number of at most nine digits.
+    """
+    if not NUMBER.fullmatch(text.strip()):
+        raise UserError(f"{where}: {text.strip()[:80]!r} is no label")
+    return int(text)
+
+
+def json_label(text, where):
+    """Return the integer under "label" of a JSON object.
+
+    Raises:
+        UserError: naming ``where``, for anything else.
+    """
+    try:
+        label = json.loads(text)["label"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: holds no label ({type(error).__name__} {str(error)[:80]})") from None
+    if type(label) is not int or abs(label) >= 10**9:
+        raise UserError(f"{where}: holds no label: {str(label)[:80]!r} is no integer")
+    return label

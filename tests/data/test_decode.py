@@ -1,0 +1,82 @@
+"""Pictures that stand for more than they are: refused by their header, before anything is decoded."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from image_classification.data.decode import LARGEST, CorruptImage, decode, jpeg_size
+from image_classification.data.transforms import EvalTransform, TrainTransform
+from tests.helpers.data_samples import encoded, photo
+
+
+def png(height, width, rows=1):
+    """Return a PNG whose header says height x width, with that many rows of zeros packed into it."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    packed = zlib.compress(bytes(rows * (1 + 3 * width)), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def jpeg(height, width):
+    """Return a JPEG whose frame header says height x width."""
+    content = bytearray(encoded(photo(16, 16)))
+    position = content.index(b"\xff\xc0") + 5
+    content[position : position + 4] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+def pillow(kind, height=10_000, width=9_000, mode="P"):
+    """Return an image of one colour in another format."""
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("content", [png(20_000, 20_000), png(1, LARGEST + 1), jpeg(65_000, 65_000), pillow("GIF")])
+def test_picture_of_too_many_pixels_is_refused_by_its_header(content, library):
+    with pytest.raises(CorruptImage, match=f"at most {LARGEST} are allowed|exceeds limit of {LARGEST} pixels"):
+        decode(content, library)
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG"])
+def test_formats_are_read_as_before(kind, library):
+    image = photo(20, 30)
+    pixels = decode(encoded(image, kind), library)
+    assert pixels.shape == (20, 30, 3)
+    if kind in ("PNG", "BMP", "TIFF", "PPM"):
+        np.testing.assert_array_equal(pixels, image)
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize(("height", "width"), [(1, 20_000), (20_000, 1)])
+def test_line_of_pixels_is_not_scaled_beyond_the_memory(height, width, library):
+    content = encoded(np.zeros((height, width, 3), np.uint8), "PNG")
+    with pytest.raises(CorruptImage, match="x .* pixels, at most"):
+        EvalTransform(224, library=library)(content)
+    cut = TrainTransform(224, library=library)(content, np.random.default_rng(0))
+    assert cut.shape == (224, 224, 3)
+
+
+def test_progressive_jpeg_of_many_scans_is_refused():
+    content = encoded(photo(32, 32), progressive=True)
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    bomb = content[:-2] + scan * 500 + content[-2:]
+    with pytest.raises(CorruptImage, match="more than 200 scans"):
+        decode(bomb)
+
+
+def test_marker_without_a_length_leaves_the_decision_to_one_decoder():
+    """Two decoders that read on at different places could see different sizes."""
+    content = encoded(photo(16, 16))
+    hidden = b"\xff\xd0\x00\x0b" + content[content.index(b"\xff\xc0") :][:9]
+    assert jpeg_size(content[:2] + hidden + content[2:]) is None
+    assert jpeg_size(content) == (16, 16)
