@@ -6,7 +6,7 @@ from pathlib import Path
 from .build import make_model
 from .config import build_config, load_config
 from .config.merge import read_yaml
-from .runtime import UserError
+from .runtime import UserError, select_device
 from .weights import load_pretrained, with_preprocessing
 
 PACKAGE = Path(__file__).resolve().parent
@@ -60,6 +60,7 @@ def load_model(name, pretrained=None, options=()):
     words += [f"-pretrained={pretrained}"] if pretrained else []
     words += ["-opts", *options] if options else []
     config = with_preprocessing(load_config(words, build_model))
+    select_device(config.DEVICE)
     model = make_model(config, build_model)
     if pretrained:
         load_pretrained(model, pretrained)

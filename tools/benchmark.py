@@ -71,7 +71,7 @@ def parse(words):
     add("--rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
     add("--iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
     add("--threads", type=int, help="compute threads (default: all cores)")
-    add("--device", default="auto", help="auto, cpu, gpu or gpu:N (default: %(default)s)")
+    add("--device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
     add("--data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("--evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
     add("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")

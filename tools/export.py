@@ -145,7 +145,8 @@ def run_paddle(prefix, images, change=lambda config: None):
     # enable_memory_optim fails on a CPU in Paddle 3 (issue 75496), so it is left alone
     config = inference.Config(f"{prefix}.json", f"{prefix}.pdiparams")
     change(config)
-    return inference.create_predictor(config).run([paddle.to_tensor(images)])[0].numpy()
+    given = paddle.to_tensor(images, place=paddle.CPUPlace())  # the engine takes any address for one of the CPU's
+    return inference.create_predictor(config).run([given])[0].numpy()
 
 
 def run_paddle_bfloat16(prefix, images):

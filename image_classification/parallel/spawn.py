@@ -58,7 +58,8 @@ class _Watcher:
         environ = dict(os.environ)
         env.export(env.Environment("spawn", rank, count, rank, count, f"127.0.0.1:{port}"), environ)
         environ[PARENT] = str(os.getpid())
-        environ.pop("FLAGS_selected_gpus", None)
+        for cards in [name for name in environ if name.startswith("FLAGS_selected_")]:
+            del environ[cards]
         output = None if rank == 0 else open(self._log(rank), "wb")  # noqa: SIM115, the child keeps it
         # A process group of its own: Ctrl-C reaches the watcher only, which passes it on once.
         process = subprocess.Popen(

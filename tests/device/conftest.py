@@ -58,6 +58,7 @@ def board(_library):
     settings = {name: board[name] for name in ("limit", "lazy")}
     paddle.set_device(DEVICE)
     yield board
+    paddle.set_device(DEVICE)
     for name, value in {**settings, "lose_after": -1, "fail_collective_after": -1, "lost": 0}.items():
         board[name] = value
     paddle.device.synchronize()

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #include "collectives.h"
@@ -32,7 +33,7 @@ C_Status status() {
 
 struct Event {
   std::mutex mutex;
-  Queue* queue = nullptr;
+  std::shared_ptr<Queue> queue;
   uint64_t recorded = 0, reached = 0;
 
   bool is_reached(uint64_t number) {
@@ -48,7 +49,7 @@ using SharedEvent = std::shared_ptr<Event>;
 SharedEvent event_of(C_Event event) { return *reinterpret_cast<SharedEvent*>(event); }
 
 void wait_for(const SharedEvent& event, uint64_t number) {
-  if (number && event->queue) drain_until(event->queue, [&] { return event->is_reached(number); });
+  if (number && event->queue) drain_until(event->queue.get(), [&] { return event->is_reached(number); });
 }
 
 C_Status nothing() { return C_SUCCESS; }
@@ -114,7 +115,7 @@ C_Status record_event(const C_Device, C_Stream stream, C_Event handle) {
   uint64_t number;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
-    event->queue = queue_of(stream);
+    event->queue = share(queue_of(stream));
     number = ++event->recorded;
   }
   enqueue(queue_of(stream), [event, number] {
@@ -138,7 +139,7 @@ C_Status synchronize_event(const C_Device, C_Event handle) {
 C_Status stream_wait_event(const C_Device, C_Stream stream, C_Event handle) {
   auto event = event_of(handle);
   uint64_t number = event->number();
-  if (event->queue != queue_of(stream)) enqueue(queue_of(stream), [event, number] { wait_for(event, number); });
+  if (event->queue.get() != queue_of(stream)) enqueue(queue_of(stream), [event, number] { wait_for(event, number); });
   return C_SUCCESS;
 }
 
@@ -277,6 +278,23 @@ std::atomic<int64_t>* figure(const std::string& name) {
   return nullptr;
 }
 
+// TESTDEV_SET=name=value,... sets figures of a program that is started as a user would; with TESTDEV_RANK=n only of the
+// process of that rank.
+void set_from_environment() {
+  const char *words = getenv("TESTDEV_SET"), *rank = getenv("TESTDEV_RANK"), *own = getenv("PADDLE_TRAINER_ID");
+  if (words == nullptr || (rank != nullptr && strcmp(rank, own ? own : "0") != 0)) return;
+  std::stringstream stream(words);
+  for (std::string word; std::getline(stream, word, ',');) {
+    auto equals = word.find('=');
+    auto* found = figure(word.substr(0, equals));
+    if (equals == std::string::npos || found == nullptr) {
+      fprintf(stderr, "test device: TESTDEV_SET: no figure %s\n", word.c_str());
+      abort();
+    }
+    *found = atoll(word.c_str() + equals + 1);
+  }
+}
+
 }  // namespace
 
 const char* testdev::device_type() {
@@ -342,6 +360,7 @@ void InitPlugin(CustomRuntimeParams* params) {
   call.is_float16_supported = supported;
   call.is_bfloat16_supported = supported;
   set_collectives(&call);
+  set_from_environment();
   reserve_memory();
   register_kernels();
 }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -51,24 +51,32 @@ namespace {
 
 // Never destroyed: queues may still run while the process ends.
 std::mutex& all_mutex = *new std::mutex;
-std::set<Queue*>& all = *new std::set<Queue*>;
+std::map<Queue*, std::shared_ptr<Queue>>& all = *new std::map<Queue*, std::shared_ptr<Queue>>;
 std::mutex& failure_mutex = *new std::mutex;
 std::string& failure = *new std::string;
 
 }  // namespace
 
 Queue* create_queue() {
-  auto* queue = new Queue;
-  queue->worker = std::thread([queue] { queue->loop(); });
+  auto queue = std::make_shared<Queue>();
+  queue->worker = std::thread([raw = queue.get()] { raw->loop(); });
   std::lock_guard<std::mutex> lock(all_mutex);
-  all.insert(queue);
-  return queue;
+  all[queue.get()] = queue;
+  return queue.get();
 }
 
-void destroy_queue(Queue* queue) {
+std::shared_ptr<Queue> share(Queue* queue) {
+  std::lock_guard<std::mutex> lock(all_mutex);
+  auto found = all.find(queue);
+  return found == all.end() ? nullptr : found->second;
+}
+
+void destroy_queue(Queue* raw) {
+  auto queue = share(raw);
+  if (queue == nullptr) return;
   {
     std::lock_guard<std::mutex> lock(all_mutex);
-    if (!all.erase(queue)) return;
+    all.erase(raw);
   }
   {
     std::lock_guard<std::mutex> lock(queue->mutex);
@@ -76,7 +84,6 @@ void destroy_queue(Queue* queue) {
     queue->changed.notify_all();
   }
   queue->worker.join();
-  delete queue;
 }
 
 void enqueue(Queue* queue, std::function<void()> work) {
@@ -103,12 +110,12 @@ bool is_idle(Queue* queue) {
 }
 
 void drain_all() {
-  std::set<Queue*> queues;
+  std::map<Queue*, std::shared_ptr<Queue>> queues;
   {
     std::lock_guard<std::mutex> lock(all_mutex);
     queues = all;
   }
-  for (auto* queue : queues) drain(queue);
+  for (auto& queue : queues) drain(queue.first);
 }
 
 void fail(const std::string& message) {
@@ -124,7 +131,7 @@ std::string take_failure() {
 void count_wait() {
   ++figures().waits;
   std::lock_guard<std::mutex> lock(all_mutex);
-  if (!std::all_of(all.begin(), all.end(), is_idle)) ++figures().syncs;
+  if (!std::all_of(all.begin(), all.end(), [](auto& queue) { return is_idle(queue.first); })) ++figures().syncs;
 }
 
 }  // namespace testdev

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace testdev {
@@ -41,6 +42,7 @@ void* bytes_of(const void* device_address);
 // Queues. Work runs in order, on a thread of the queue.
 struct Queue;
 Queue* create_queue();
+std::shared_ptr<Queue> share(Queue* queue);  // for those who may outlive it, such as events
 void destroy_queue(Queue* queue);
 void enqueue(Queue* queue, std::function<void()> work);
 void drain(Queue* queue);  // wait until everything that was queued has run

@@ -1,0 +1,113 @@
+"""The programs on the test device, as users start them: train, resume, evaluate, several processes, tools, faults."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from image_classification import checkpoint, launch
+from tests.device.conftest import DEVICE
+from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run
+from tests.helpers.model_zoo import builder
+
+# What every run here has: dropout, an average of the weights, two micro-batches a step.
+BUSY = [*SMALL_VIT, "MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=True", "TRAIN.ACCUM_ITER=2", "-device", DEVICE]
+LOOP = {"TESTDEV_TIMEOUT": "20"}
+
+
+@pytest.fixture
+def train(board, monkeypatch):
+    """A function that runs the ViT's program in this process, which has Paddle already, and returns its exit code."""
+    monkeypatch.chdir(PACKAGE / "ViT")
+    build_model = builder(PACKAGE / "ViT")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield lambda *words: launch.run_guarded(build_model, [str(word) for word in words])
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def tensors_of(state):
+    """Yield (name, array) of everything in a checkpoint that must be the same in both."""
+    for part in ("model", "optimizer", "ema"):
+        for name, value in state[part].items():
+            yield f"{part} {name}", np.asarray(value)
+
+
+MODES = {"fp32": [], "auto": ["-amp", "-amp_dtype", "bfloat16"], "O2": ["-amp_mode", "O2"]}
+
+
+@pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
+def test_resumed_run_ends_with_the_bits_of_the_straight_one(train, tmp_path, precision):
+    """Dropout goes on with the device's own random state."""
+    words = [*BUSY, *precision, "-num_epochs", 2]
+    assert train(*words, "-output", tmp_path / "straight") == 0
+    first = tmp_path / "straight" / "epoch_0001.pdparams"
+    assert train(*words, "-resume", first, "-output", tmp_path / "resumed") == 0
+    straight, resumed = (checkpoint.load(tmp_path / name / "latest.pdparams") for name in ("straight", "resumed"))
+    found = dict(tensors_of(resumed))
+    for name, value in tensors_of(straight):
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    report = report_of(tmp_path / "straight")
+    assert report["device"] == DEVICE and report["peak_memory_bytes"] > 0
+
+
+def test_evaluation_on_the_device_is_that_on_the_cpu(train, tmp_path):
+    """Weights trained on the device answer alike on both: top-1 within one of 360 images, the loss to 1e-3."""
+    assert train(*BUSY, "-num_epochs", 1, "-output", tmp_path / "run") == 0
+    weights = tmp_path / "run" / "latest.pdparams"
+    for device in (DEVICE, "cpu"):
+        words = [*SMALL_VIT, "-device", device, "-eval", "-pretrained", weights, "-output", tmp_path / device]
+        assert train(*words) == 0
+    ours, theirs = report_of(tmp_path / DEVICE), report_of(tmp_path / "cpu")
+    assert abs(ours["top1"] - theirs["top1"]) <= 1.001 / 360
+
+
+def test_device_without_memory_is_one_line_and_the_checkpoint_stays(train, tmp_path, board, capfd):
+    assert train(*BUSY, "-num_epochs", 1, "-output", tmp_path / "run") == 0
+    before = (tmp_path / "run" / "latest.pdparams").read_bytes()
+    board["limit"] = board["used"]
+    capfd.readouterr()
+    words = [*BUSY, "-batch_size=512", "-num_epochs", 2, "-resume", tmp_path / "run/latest"]
+    assert train(*words, "-output", tmp_path / "more") == 3
+    assert "error: the device failed" in capfd.readouterr().err
+    assert (tmp_path / "run" / "latest.pdparams").read_bytes() == before
+
+
+def test_device_that_disappears_is_one_line_and_nothing_hangs(board, tmp_path):
+    environment = {"TESTDEV_SET": "lose_after=4000", **LOOP}
+    code, _, err = run(*BUSY, "-num_epochs", 50, "-output", tmp_path / "run", env=environment, timeout=300)
+    assert code == 3
+    assert [line for line in err.splitlines() if line.startswith("error:")][0].startswith("error: the device failed")
+    assert "Traceback" not in err
+    assert checkpoint.load(tmp_path / "run" / "latest.pdparams")["progress"]["epoch"] >= 1
+
+
+def test_two_processes_over_the_device_collectives_train_like_one(train, board, tmp_path):
+    """Twice half the batch is the batch: the same losses but for the order of sums, no dropout."""
+    words = [*SMALL_VIT, "-device", DEVICE, "-num_epochs", "1", "-amp"]
+    several = ["-ngpus=2", "-batch_size=64", "-output", tmp_path / "two"]
+    code, out, err = run(*words, *several, script="main_multi_gpu.py", env=LOOP, timeout=300)
+    assert code == 0, out + err
+    assert "2 processes over xccl" in out
+    assert train(*words, "-batch_size=128", "-output", tmp_path / "one") == 0
+    two, one = (checkpoint.load(tmp_path / name / "latest.pdparams")["model"] for name in ("two", "one"))
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, atol=2e-3, err_msg=name)
+
+
+def test_collective_that_fails_ends_both_processes_with_one_line_each(board, tmp_path):
+    environment = {"TESTDEV_SET": "fail_collective_after=60", "TESTDEV_RANK": "1", **LOOP}
+    words = [*SMALL_VIT, "-device", DEVICE, "-num_epochs", "20", "-amp", "-ngpus=2", "-output", tmp_path / "run"]
+    code, _, err = run(*words, script="main_multi_gpu.py", env=environment, timeout=300)
+    assert code in (3, 4)
+    assert "Traceback" not in err and "error: " in err
+
+
+def test_format_that_the_device_lacks_is_one_line_before_any_work(board, tmp_path):
+    """Paddle's auto_cast would go on in float32 with a warning: it casts to bfloat16 on four plug-ins by name."""
+    words = [*SMALL_VIT, "-device", "other", "-amp", "-amp_dtype", "bfloat16", "-output", tmp_path / "run"]
+    code, _, err = run(*words, env={"TESTDEV_NAME": "other"}, timeout=300)
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert "auto_cast does not cast to bfloat16 on other" in line
+    assert not (tmp_path / "run").exists()
