@@ -18,7 +18,7 @@ from .hooks import (
     load_hooks,
 )
 from .losses import build_criterion
-from .optim import build_optimizer, build_schedule
+from .optim import build_optimizer, build_schedule, check_optimizer, check_schedule
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
 from .weights import load_pretrained, with_preprocessing
@@ -44,6 +44,9 @@ def build_parts(config, build_model, parallel):
     Raises:
         UserError: whatever is wrong with the configuration, the data or the files that it names.
     """
+    if not config.EVAL:  # before the data are read, which may take long
+        check_optimizer(config.TRAIN)
+        check_schedule(config.TRAIN)
     config = with_preprocessing(config)
     device = select_device(config.DEVICE)
     if config.DETERMINISTIC:

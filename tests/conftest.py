@@ -22,5 +22,6 @@ def _logger_as_it_was():
     logger = logging.getLogger("image_classification")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
     yield
+    logging.captureWarnings(False)
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)

@@ -293,6 +293,7 @@ def assert_one_line(expected, *argv, code=2, **options):
         ([*SMALL_VIT, "-amp", "SEED=3"], ["-opts SEED=3"]),
         ([*SMALL_VIT, "PARALLEL.TENSOR=2"], ["PARALLEL.TENSOR=2", "main_multi_gpu.py"]),
         ([*SMALL_VIT, "-device=gpu"], ["DEVICE", "no GPU"]),
+        ([*SMALL_VIT, "TRAIN.OPTIMIZER.NAME=adamx", "-data_path=nowhere"], ["OPTIMIZER.NAME", "Adam,", "RMSProp"]),
         ([*SMALL_VIT, "TRAIN.HOOKS=[nowhere:Hook]"], ["TRAIN.HOOKS", "nowhere:Hook"]),
     ],
     ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else None,

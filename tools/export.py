@@ -144,6 +144,7 @@ def run_paddle(prefix, images, change=lambda config: None):
 
     # enable_memory_optim fails on a CPU in Paddle 3 (issue 75496), so it is left alone
     config = inference.Config(f"{prefix}.json", f"{prefix}.pdiparams")
+    config.disable_glog_info()  # the name of each of its passes
     change(config)
     given = paddle.to_tensor(images, place=paddle.CPUPlace())  # the engine takes any address for one of the CPU's
     return inference.create_predictor(config).run([given])[0].numpy()

@@ -79,11 +79,13 @@ def _read_yaml(path: Path, parents: tuple[Path, ...]) -> list[Layer]:
         named_by = f" (BASE of {parents[-1]})" if parents else ""
         raise UserError(f"{path}{named_by}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        mapping = yaml.safe_load(text) or {}
+        mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: is not YAML: {getattr(error, 'problem', error)}") from error
+    if mapping is None:
+        raise UserError(f"{path}: is empty")
     if not isinstance(mapping, dict):
         raise UserError(f"{path}: expected a mapping of keys to values, found {type(mapping).__name__}")
     bases = mapping.pop("BASE", None) or []

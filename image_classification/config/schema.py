@@ -106,10 +106,11 @@ class LRScheduler:
 class Optimizer:
     """Rule that turns gradients into updates."""
 
-    NAME: str = option("AdamW", "AdamW, SGD (without momentum), Momentum, LAMB, LARS or Lion")
-    EPS: float = option(1e-8, "AdamW, LAMB: added to the denominator", minimum=0)
-    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW, LAMB, Lion: decay of the two averages")
-    MOMENTUM: float = option(0.9, "Momentum, LARS: decay of the velocity", minimum=0)
+    NAME: str = option("AdamW", "AdamW, Adam, SGD (without momentum), Momentum, RMSProp, LAMB, LARS or Lion")
+    EPS: float = option(1e-8, "AdamW, Adam, RMSProp, LAMB: added to the denominator", minimum=0)
+    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW, Adam, LAMB, Lion: decay of the two averages")
+    RHO: float = option(0.9, "RMSProp: decay of the average of squares", minimum=0)
+    MOMENTUM: float = option(0.9, "Momentum, RMSProp, LARS: decay of the velocity", minimum=0)
     NESTEROV: bool = option(False, "Momentum: Nesterov's form")
     DECAY_ALL: bool = option(False, "weight decay for biases, norms and what the model exempts, too")
     LAYER_DECAY: float = option(1.0, "learning-rate factor from each layer to the one before it", above=0, maximum=1)

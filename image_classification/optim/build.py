@@ -6,14 +6,15 @@ from ..runtime import UserError, get_logger
 from .groups import parameter_settings
 from .rules import Lamb, Lars, Lion
 
-NAMES = ("AdamW", "SGD", "Momentum", "LAMB", "LARS", "Lion")
+NAMES = ("AdamW", "Adam", "SGD", "Momentum", "RMSProp", "LAMB", "LARS", "Lion")
+L2_KINDS = ("adam", "sgd", "momentum", "rmsprop")  # weight decay is part of their gradient
 
 
 def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), holders_of=None, layer_groups=()):
     """Return a ``paddle.optimizer.Optimizer`` over the trainable tensors of ``named_params``.
 
     The learning rate is whatever ``optimizer.set_lr(value)`` said last. Gradients are clipped by the precision's step,
-    never in here. Weight decay is decoupled in AdamW, LAMB and Lion and part of the gradient in SGD, Momentum and LARS.
+    never in here. Weight decay is decoupled in AdamW, LAMB and Lion and part of the gradient in the others.
 
     Args:
         named_params: [(structured name, float32 tensor)] as ``Precision.master_params`` hands them out.
@@ -26,7 +27,7 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
     """
     named_params = list(named_params)
     options = train_config.OPTIMIZER
-    _check(train_config)
+    check_optimizer(train_config)
     settings = parameter_settings(
         named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY, holders_of,
         layer_groups,
@@ -55,13 +56,18 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
             weight_decay=train_config.WEIGHT_DECAY,
             apply_decay_param_fun=decayed.__contains__,
         )
-    if kind in ("sgd", "momentum"):
+    if kind in L2_KINDS:
         for setting in settings:
             if setting.weight_decay:
                 setting.tensor.regularizer = paddle.regularizer.L2Decay(setting.weight_decay)
-        if kind == "sgd":
-            return paddle.optimizer.SGD(lr, tensors)
+    if kind == "adam":
+        return paddle.optimizer.Adam(lr, *options.BETAS, options.EPS, tensors)
+    if kind == "sgd":
+        return paddle.optimizer.SGD(lr, tensors)
+    if kind == "momentum":
         return paddle.optimizer.Momentum(lr, options.MOMENTUM, tensors, use_nesterov=options.NESTEROV)
+    if kind == "rmsprop":
+        return paddle.optimizer.RMSProp(lr, options.RHO, options.EPS, options.MOMENTUM, parameters=tensors)
     if kind == "lamb":
         return Lamb(
             lr,
@@ -74,17 +80,24 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
         )
     if kind == "lars":
         return Lars(lr, settings, options.MOMENTUM, options.TRUST_COEFFICIENT, options.ALWAYS_ADAPT)
-    if kind == "lion":
-        return Lion(lr, settings, options.BETAS)
-    raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
+    return Lion(lr, settings, options.BETAS)
 
 
-def _check(train_config):
+def check_optimizer(train_config):
+    """Check TRAIN.OPTIMIZER without any weights.
+
+    Raises:
+        UserError: unknown optimizer, or a value out of range; the text names the key.
+    """
     options = train_config.OPTIMIZER
+    if options.NAME.lower() not in map(str.lower, NAMES):
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
     if len(options.BETAS) != 2 or not all(0 <= beta < 1 for beta in options.BETAS):
         raise UserError(f"TRAIN.OPTIMIZER.BETAS: {options.BETAS} are not two numbers of at least 0 and below 1")
     if not options.EPS >= 0:
         raise UserError(f"TRAIN.OPTIMIZER.EPS: {options.EPS} is below 0")
+    if not 0 <= options.RHO < 1:
+        raise UserError(f"TRAIN.OPTIMIZER.RHO: {options.RHO} is not at least 0 and below 1")
     if not 0 <= options.MOMENTUM < 1:
         raise UserError(f"TRAIN.OPTIMIZER.MOMENTUM: {options.MOMENTUM} is not at least 0 and below 1")
     if options.TRUST_CLIP is not None and not options.TRUST_CLIP > 0:

@@ -64,9 +64,17 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
         # Apex counts the steps of an epoch from 1 and adds 1 more, so the ramp ends slightly above BASE_LR.
         return base * (step + 2) / warmup_steps
 
+    check_schedule(train_config)
     name = train_config.LR_SCHEDULER.NAME.lower()
     decay = _decay(name, train_config.LR_SCHEDULER, base, end, warmup_steps, total, steps_per_epoch)
     return Schedule(warmup_steps, apex_warmup if name == "apexstep" else warmup, decay)
+
+
+def check_schedule(train_config):
+    """Raise UserError unless TRAIN.LR_SCHEDULER.NAME is one that there is."""
+    name = train_config.LR_SCHEDULER.NAME
+    if name.lower() not in NAMES:
+        raise UserError(f"TRAIN.LR_SCHEDULER.NAME: {name!r} is not one of {', '.join(NAMES)}")
 
 
 def _scaled_rates(train_config, global_batch_size):
@@ -102,6 +110,4 @@ def _decay(name, settings, base, end, warmup_steps, total, steps_per_epoch):
         return lambda step: base * settings.DECAY_RATE ** sum(step >= milestone for milestone in milestones)
     if name == "apexstep":
         return lambda step: base * 0.1 ** (step // (30 * steps_per_epoch) + (step >= 80 * steps_per_epoch))
-    if name == "constant":
-        return lambda step: base
-    raise UserError(f"TRAIN.LR_SCHEDULER.NAME: {settings.NAME!r} is not one of {', '.join(NAMES)}")
+    return lambda step: base

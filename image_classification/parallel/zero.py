@@ -12,10 +12,10 @@ def shard_optimizer(optimizer, fleet_groups, named_params):
     """Return fleet's wrapper, which updates this process's share of the parameters and broadcasts each share.
 
     Raises:
-        UserError: the weight decay is part of the gradient (SGD, Momentum), which fleet refuses.
+        UserError: the weight decay is part of the gradient (SGD, Momentum, Adam, RMSProp), which fleet refuses.
     """
     if any(getattr(param, "regularizer", None) is not None for _, param in named_params):
-        raise UserError("PARALLEL.SHARDING: fleet's ZeRO refuses the weight decay of SGD and Momentum; "
+        raise UserError("PARALLEL.SHARDING: fleet's ZeRO refuses a weight decay that is part of the gradient; "
                         "use another TRAIN.OPTIMIZER.NAME or TRAIN.WEIGHT_DECAY=0")
     sharded = DygraphShardingOptimizer(optimizer, fleet_groups)
     # Whoever asks which parameters there are must hear of all, as without ZeRO, not of this process's share.

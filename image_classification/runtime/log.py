@@ -39,6 +39,9 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
     for handler in handlers:
         handler.setFormatter(formatter)
         logger.addHandler(handler)
+    logging.captureWarnings(True)  # else they would pass the file by
+    of_warnings = logging.getLogger("py.warnings")
+    of_warnings.handlers, of_warnings.propagate = list(handlers), False
     if folder is not None:
         for record in said:
             handlers[-1].handle(record)

@@ -11,6 +11,14 @@ from pathlib import Path
 
 from .versions import refuse_unsupported
 
+# What Paddle warns every user of, whatever they do.
+CHATTER = (
+    ".*ccache.*",  # nothing is compiled by it here
+    "When training, we now always track global mean and variance",  # BatchNorm, for any reason
+    "Accumulating with FP16/BF16 in optimizer",  # modes without masters are there to show just that
+    "To copy construct from a tensor",
+)
+
 
 def rank() -> int:
     """Return the index of this process among all processes of the run, 0 when alone."""
@@ -80,8 +88,8 @@ def prepare_process() -> None:
     # MKL chooses its code path by the alignment of the buffers, so that two runs differ, unless it is told not to.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     os.environ.setdefault("GLOG_minloglevel", "2")
-    # Paddle advises every user to install ccache; nothing is compiled here.
-    warnings.filterwarnings("ignore", message=".*ccache.*")
+    for message in CHATTER:
+        warnings.filterwarnings("ignore", message=message)
     # It also warns of more than one thread, which concerns builds with OpenBLAS only; the wheels have MKL.
     with contextlib.redirect_stderr(io.StringIO()) as said:
         import paddle  # noqa: F401

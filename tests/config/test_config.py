@@ -21,7 +21,7 @@ def write(folder, name, text):
 
 
 def load(folder, text, *argv):
-    return load_config([f"-cfg={write(folder, 'model.yaml', text)}", *argv], build_model)
+    return load_config([f"-cfg={write(folder, 'model.yaml', text or 'SEED: 0')}", *argv], build_model)
 
 
 def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
@@ -89,6 +89,7 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("AMP: {MODE: '01'}", ["AMP.MODE", "did you mean O1"]),
         ("EVAL: maybe", ["EVAL", "true or false"]),
         ("- a\n- b", ["model.yaml", "mapping"]),
+        ("# nothing", ["model.yaml", "is empty"]),
         ("TRAIN: [", ["model.yaml", "line", "not YAML"]),
         ("BASE: nowhere.yaml", ["nowhere.yaml", "BASE of"]),
         ("BASE: model.yaml", ["circle"]),

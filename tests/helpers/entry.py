@@ -48,9 +48,9 @@ def run(*argv, timeout=120, **options):
 
 
 def run_well(*argv, **options):
-    """Return standard output of a run that must succeed."""
+    """Return standard output of a run that must succeed, and says nothing else."""
     code, out, err = run(*argv, **options)
-    assert code == 0, f"exit code {code}\n{out}\n{err}"
+    assert (code, err) == (0, ""), f"exit code {code}\n{out}\n{err}"
     return out
 
 

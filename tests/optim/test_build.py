@@ -8,13 +8,14 @@ import pytest
 
 from image_classification.config import Config
 from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
+from image_classification.optim.build import NAMES
 from image_classification.optim.rules import norms
 from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
 LAYERS = [("pos_embed",), ("blocks.0.",), ("head.",)]
 DECAYED = ("blocks.0.fc.weight", "head.weight")
-RULES = ["SGD", "Momentum", "AdamW", "LAMB", "LARS", "Lion"]
+RULES = list(NAMES)
 
 
 def train(name, weight_decay=0.1, **options):
@@ -83,6 +84,18 @@ def adamw(w, g, lr, wd, step, slots):
     slots["v"] = 0.99 * slots.get("v", 0.0) + 0.01 * g * g
     m, v = slots["m"] / (1 - 0.9**step), slots["v"] / (1 - 0.99**step)
     return w - lr * wd * w - lr * m / (np.sqrt(v) + 1e-8)
+
+
+def adam(w, g, lr, wd, step, slots):
+    return adamw(w, g + wd * w, lr, 0.0, step, slots)
+
+
+def rmsprop(w, g, lr, wd, step, slots):
+    """Hinton's rule with TensorFlow's momentum: epsilon under the root."""
+    g = g + wd * w
+    slots["s"] = 0.95 * slots.get("s", 0.0) + 0.05 * g * g
+    slots["v"] = 0.9 * slots.get("v", 0.0) + lr * g / np.sqrt(slots["s"] + 1e-8)
+    return w - slots["v"]
 
 
 def lamb(bias_correction, clip=np.inf, always_adapt=False):
@@ -197,6 +210,8 @@ def test_own_rules_change_the_weights_in_place(name):
         ("Momentum", {}, momentum),
         ("Momentum", {"NESTEROV": True}, nesterov),
         ("AdamW", {"BETAS": (0.9, 0.99)}, adamw),
+        ("Adam", {"BETAS": (0.9, 0.99)}, adam),
+        ("RMSProp", {"RHO": 0.95}, rmsprop),
     ],
 )
 def test_five_steps_equal_the_published_rule(name, options, update):

@@ -1,14 +1,19 @@
 """Threads, vector instructions and memory of the process."""
 
+import contextlib
 import os
 import platform
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import paddle
 import pytest
 
 from image_classification import runtime
+from image_classification.runtime.process import CHATTER
 
 
 def test_set_threads_keeps_what_the_user_exported(monkeypatch):
@@ -84,3 +89,18 @@ def test_tuned_allocator_keeps_freed_blocks_in_the_process():
     output = subprocess.run([sys.executable, "-c", program, root], env=environment, capture_output=True, text=True)
     first, second = map(int, output.stdout.split())
     assert second < 100 < first, output.stderr
+
+
+def test_chatter_that_is_left_out_is_what_paddle_says():
+    half = paddle.ones([2]).astype("float16").detach()
+    half.stop_gradient = False
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        paddle.nn.BatchNorm2D(1, use_global_stats=False)(paddle.ones([2, 1, 2, 2]))
+        paddle.to_tensor(paddle.ones([1]))
+        optimizer = paddle.optimizer.Momentum(parameters=[half])
+        half.grad = paddle.ones([2]).astype("float16")
+        with contextlib.suppress(RuntimeError):  # it has no such kernel, but the warning comes first
+            optimizer.step()
+    found = [next(known for known in CHATTER if re.match(known, str(warning.message))) for warning in said]
+    assert set(found) == set(CHATTER[1:])  # the first one is said once, by the import
