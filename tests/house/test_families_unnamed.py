@@ -9,8 +9,11 @@ from tests.helpers.model_zoo import FOLDERS, PACKAGE, ROOT
 
 FAMILIES = re.compile(rf"\b({'|'.join(folder.name for folder in FOLDERS)})", re.IGNORECASE)
 SHARED = sorted([*(ROOT / "tools").glob("*.py"), *PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")])
-# what a benchmark measures when nobody says what, and the sizes that the tables of docs/distributed.md are about
-EXAMPLES = {"tools/benchmark.py": {"vit_base_patch16_224"}, "tools/parallel_cost.py": {"ViT-B/16", "ViT-L/16"}}
+EXAMPLES = {
+    "tools/benchmark.py": {"vit_base_patch16_224"},  # measured when nobody says what
+    "tools/parallel_cost.py": {"ViT-B/16", "ViT-L/16"},  # the sizes of the tables in docs/distributed.md
+    "tools/version_matrix.py": {"ViT"},  # any entry point will do
+}
 
 
 def names_in(path):

@@ -11,15 +11,13 @@ import pytest
 from tests.helpers.model_zoo import ROOT
 from tools import new_family
 
-TESTS = ("test_models.py", "tools/test_every_family.py", "weights/test_load.py", "house/test_import_order.py")
-SHARED = """
-import sys
-from tests.parallel.conftest import FAMILIES, WORKER
-from tests.parallel.harness import run_ranks
-names = [f"checks_families:family:{topology}:Sample" for topology in FAMILIES]
-for name, result in run_ranks(WORKER, 2, sys.argv[1], ",".join(names))[0].items():
-    assert result["loss"] <= 1e-5 and result["gradients"] <= 1e-5 and result["factors"] == 0, (name, result)
-"""
+TESTS = (
+    "test_models.py",
+    "tools/test_every_family.py",
+    "parallel/test_families.py",
+    "weights/test_load.py",
+    "house/test_import_order.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +52,6 @@ def test_new_family_passes_the_linter_and_every_test_of_families(copy):
     done = run(copy, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
     # a skip: nobody published weights of it
     assert re.search(r"\b[2-9]\d passed, 1 skipped", done.stdout), done.stdout
-
-
-def test_new_family_is_shared_by_two_processes(copy, tmp_path):
-    run(copy, "-c", SHARED, str(tmp_path))
 
 
 @pytest.mark.parametrize(
