@@ -101,9 +101,9 @@ template <class T>
 struct GatheredRight {
     Gathered<T> matrix;
 
-    void pack(long n0, long columns, long k0, long kc, float* panels) const {
+    void pack(long n0, long columns, long k0, long kc, float* panels, long distance) const {
         for (long n = 0; n < columns; n += NR) {
-            float* to = panels + n / NR * PANEL;
+            float* to = panels + n / NR * distance;
             long width = std::min(columns - n, (long)NR);
             const auto& parts = matrix.pieces(n0 + n, n0 + n + width);
             typename Gathered<T>::Place place(matrix.grid, k0);
@@ -127,10 +127,12 @@ struct Pixels {
     const Grid* grid;
     long image_height, image_width, step[2], first[2];  // where grid pixel (i, j) is written
 
-    void operator()(long m, long n, long count, float* sums) const {
+    T* row(long m) const {
         long j = m % grid->width, i = m / grid->width % grid->height, b = m / grid->width / grid->height;
-        T* to = data + ((b * image_height + i * step[0] + first[0]) * image_width + j * step[1] + first[1]) * pixel + n;
-        walk(count, [&](long k, long lanes) { give(to + k, load(sums + k), lanes); });
+        return data + ((b * image_height + i * step[0] + first[0]) * image_width + j * step[1] + first[1]) * pixel;
+    }
+    void write(T* place, long, long n, long count, float* sums) const {
+        walk(count, [&](long k, long lanes) { give(place + n + k, load(sums + k), lanes); });
     }
 };
 
@@ -143,13 +145,14 @@ void convolve(const Numbers& s, const T* x, const T* filters, T* y) {
             grid.across.push_back(w * s.dilation[1] - s.before[1]);
         }
     long C = s.in_channels, O = s.out_channels, taps = grid.down.size();
-    products(s.groups, s.batch * s.out_height * s.out_width, O, taps * C, [&](long group, auto compute) {
-        Gathered<T> left{x + group * C, s.groups * C, C, &grid};
-        // A single tap takes the filters as they are, [output channel][input channel].
-        RightMatrix<T> right{filters + group * taps * C * O, taps > 1 ? O : 1, taps > 1 ? 1 : C};
-        Pixels<T> out{y + group * O, s.groups * O, &grid, s.out_height, s.out_width, {1, 1}, {0, 0}};
-        compute(left, right, out);
-    });
+    // A single tap takes the filters as they are, [output channel][input channel].
+    long row = taps > 1 ? O : 1, column = taps > 1 ? 1 : C;
+    auto left = [&](long group) { return Gathered<T>(x + group * C, s.groups * C, C, &grid); };
+    auto right = [&](long group) { return RightMatrix<T>{filters + group * taps * C * O, row, column}; };
+    auto finish = [&](long group) {
+        return Pixels<T>{y + group * O, s.groups * O, &grid, s.out_height, s.out_width, {1, 1}, {0, 0}};
+    };
+    products(s.groups, s.batch * s.out_height * s.out_width, O, taps * C, left, right, finish);
 }
 
 template <class T>
@@ -178,16 +181,25 @@ void convolve_back(const Numbers& s, const T* gradient, const T* filters, T* out
                     memcpy(some + (group * taps + t) * O * C, filters + (group * every + chosen[t]) * O * C,
                            O * C * sizeof(T));
             const T* right_filters = taps < every ? some : filters;
-            if (!taps) chosen.clear();
-            products(s.groups, s.batch * grid.height * grid.width, C, taps * O, [&](long group, auto compute) {
-                Gathered<T> left{gradient + group * O, s.groups * O, O, &grid};
-                RightMatrix<T> right{right_filters + group * taps * O * C, C, 1};
-                Pixels<T> pixels{out + group * C, s.groups * C, &grid, s.height, s.width,
+            auto left = [&](long group) { return Gathered<T>(gradient + group * O, s.groups * O, O, &grid); };
+            auto right = [&](long group) { return RightMatrix<T>{right_filters + group * taps * O * C, C, 1}; };
+            auto finish = [&](long group) {
+                return Pixels<T>{out + group * C, s.groups * C, &grid, s.height, s.width,
                                  {s.stride[0], s.stride[1]}, {a, b}};
-                compute(left, right, pixels);
-            });
+            };
+            products(s.groups, s.batch * grid.height * grid.width, C, taps * O, left, right, finish);
         }
 }
+
+template <class T>
+struct FilterRows {
+    T* data;
+    long columns;
+    T* row(long m) const { return data + m * columns; }
+    void write(T* place, long, long n, long count, float* sums) const {
+        walk(count, [&](long k, long lanes) { give(place + n + k, load(sums + k), lanes); });
+    }
+};
 
 template <class T>
 void filters_gradient(const Numbers& s, const T* x, const T* gradient, T* out) {
@@ -198,14 +210,10 @@ void filters_gradient(const Numbers& s, const T* x, const T* gradient, T* out) {
             grid.across.push_back(w * s.dilation[1] - s.before[1]);
         }
     long C = s.in_channels, O = s.out_channels, columns = grid.down.size() * C;
-    products(s.groups, O, columns, s.batch * s.out_height * s.out_width, [&](long group, auto compute) {
-        LeftMatrix<T, true> left{gradient + group * O, 1, s.groups * O};
-        GatheredRight<T> right{{x + group * C, s.groups * C, C, &grid}};
-        T* to = out + group * O * columns;
-        compute(left, right, [&](long m, long n, long count, float* sums) {
-            walk(count, [&](long k, long lanes) { give(to + m * columns + n + k, load(sums + k), lanes); });
-        });
-    });
+    auto left = [&](long group) { return LeftMatrix<T, true>{gradient + group * O, 1, s.groups * O}; };
+    auto right = [&](long group) { return GatheredRight<T>{{x + group * C, s.groups * C, C, &grid}}; };
+    auto finish = [&](long group) { return FilterRows<T>{out + group * O * columns, columns}; };
+    products(s.groups, O, columns, s.batch * s.out_height * s.out_width, left, right, finish);
 }
 
 // One filter for each channel: filters are [tap][channel].

@@ -1,32 +1,34 @@
 // Matrix products in float32 of operands in any of the three formats: blocks are widened while they are packed, so that
 // a product of half numbers costs no more than one of float32 numbers.
 //
-// Out[m, n] = sum over k of A[m, k] B[k, n]. A tile of the result is computed by one thread from blocks of KC columns of
-// A and rows of B; the sums stay float32 until `finish(m, n, count, sums)` writes a row of the tile.
+// Out[m, n] = sum over k of A[m, k] B[k, n]. All of B is packed first, by all threads; then each tile of rows of A is
+// packed by one thread and multiplied with every panel of B. The sums stay float32 until the result is written.
 #pragma once
 #include "parallel.h"
 #include "vector.h"
 
 #if defined(__AVX512F__)
 constexpr int MR = 14;
-constexpr long M_TILE = 12 * MR;
 #else
 constexpr int MR = 6;
-constexpr long M_TILE = 24 * MR;
 #endif
 constexpr int NR = 2 * W;
-constexpr long N_TILE = 256, KC = 256;
-// Distances that are no powers of two: of the rows of A's panels, with room for a vector beyond the end, and of B's panels.
-constexpr long KS = KC + 16, PANEL = NR * KC + 4 * W;
+constexpr long KC = 384;
+// The distance of the rows of A's panels: no power of two, and room for a vector beyond the end.
+constexpr long KS = KC + 16;
+constexpr long LEFT_FLOATS = 1 << 18, RIGHT_FLOATS = 1 << 20;  // what may be packed at a time, of a tile of A and of B
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
 template <int ROWS, int VECTORS, bool COLUMNS>
 static inline void multiply_panels(long kc, const float* a, const float* b, float* c, bool first) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 14
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS; i++) {
+        _mm_prefetch((const char*)(c + i * NR), _MM_HINT_T0);
+        _mm_prefetch((const char*)(c + i * NR + 16), _MM_HINT_T0);
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) sums[i][v] = first ? all(0.0f) : load(c + i * N_TILE + v * W);
+        for (int v = 0; v < VECTORS; v++) sums[i][v] = all(0.0f);
+    }
     for (long k = 0; k < kc; k++) {
         Vector right[VECTORS];
 #pragma GCC unroll 2
@@ -43,7 +45,10 @@ static inline void multiply_panels(long kc, const float* a, const float* b, floa
 #pragma GCC unroll 14
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) store(c + i * N_TILE + v * W, sums[i][v]);
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = c + i * NR + v * W;
+            store(to, first ? sums[i][v] : sums[i][v] + load(to));
+        }
 }
 
 template <bool COLUMNS>
@@ -64,47 +69,79 @@ static inline void fetch(const T* from, long n) {
     for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
 }
 
-// Compute one tile. a.pack(m, rows, k, kc, panels) and b.pack(n, columns, k, kc, panels) fill whole panels with float32.
-template <class A, class B, class Finish>
-static void product_tile(long m0, long m1, long n0, long n1, long K, const A& a, const B& b, const Finish& finish) {
-    static thread_local Scratch scratch;
-    float* left = scratch.floats(M_TILE * KS + N_TILE / NR * PANEL + (M_TILE + MR) * N_TILE + 64);
-    float* right = left + M_TILE * KS;
-    float* tile = right + N_TILE / NR * PANEL;
-    if (K == 0) memset(tile, 0, M_TILE * N_TILE * sizeof(float));
-    for (long k = 0; k < K; k += KC) {
-        long kc = std::min(KC, K - k);
-        a.pack(m0, m1 - m0, k, kc, left);
-        b.pack(n0, n1 - n0, k, kc, right);
-        for (long n = n0; n < n1; n += NR)
-            for (long m = m0; m < m1; m += MR)
-                multiply_panels<A::COLUMNS>(
-                    m1 - m, n1 - n, kc, left + (m - m0) * KS, right + (n - n0) / NR * PANEL,
-                    tile + (m - m0) * N_TILE + n - n0,
-                    k == 0);
-    }
-    for (long m = m0; m < m1; m++) finish(m, n0, n1 - n0, tile + (m - m0) * N_TILE);
-}
+static inline long parts(long size, long part) { return (size + part - 1) / part; }
 
-// Compute a batch of products; `make(index, compute)` calls compute(a, b, finish) for one of them.
-template <class Make>
-static void products(long count, long M, long N, long K, Make make) {
-    long rows = M_TILE, columns = N_TILE;
-    auto tiles = [](long size, long tile) { return (size + tile - 1) / tile; };
-    long wanted = 4L * omp_get_max_threads();
-    while (rows > 4 * MR && count * tiles(M, rows) * tiles(N, columns) < wanted) rows /= 2, rows -= rows % MR;
-    while (columns > 2 * NR && count * tiles(M, rows) * tiles(N, columns) < wanted) columns /= 2;
-    long down = tiles(M, rows), across = tiles(N, columns);
-    if (2.0 * count * M * N * K < 1e5) wanted = 0;
-    auto run = [&](long task) {
-        // Tiles below one another follow: their part of B stays in the cache.
-        long index = task / (down * across), n = task / down % across * columns, m = task % down * rows;
-        make(index, [&](const auto& a, const auto& b, const auto& finish) {
-            product_tile(m, std::min(M, m + rows), n, std::min(N, n + columns), K, a, b, finish);
-        });
+// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels), right(index) has pack(n, columns, k, kc,
+// panels, distance); both fill whole panels with float32. finish(index) has row(m), the place of a row of the result, and
+// write(place, m, n, count, sums).
+template <class Left, class Right, class Finish>
+static void products(long count, long M, long N, long K, Left left, Right right, Finish finish) {
+    static thread_local Scratch packed_scratch, sums_scratch;
+    constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
+    long panels = parts(N, NR);
+    // Where B is too large it is packed and multiplied in parts of K, and the sums wait in memory.
+    long depth = std::min(parts(K, KC), std::max(1L, RIGHT_FLOATS / (count * panels * NR * KC))) * KC;
+    long distance = std::min(depth, K) * NR + 4 * W;
+    float* packed = packed_scratch.floats(count * panels * distance);
+    float* waiting = depth < K ? sums_scratch.floats(count * panels * M * NR) : nullptr;
+
+    long rows = std::max(2L, std::min(12L, LEFT_FLOATS / (MR * std::max(KC, std::min(depth, K))))) * MR, share = panels;
+    long wanted = 3L * omp_get_max_threads();
+    while (rows > 4 * MR && count * parts(M, rows) < wanted) rows -= MR;
+    if (count * parts(M, rows) < wanted) share = std::max(2L, parts(panels, parts(wanted, count * parts(M, rows))));
+    bool small = 2.0 * count * M * N * K < 1e5;
+    auto run = [&](long tasks, auto f) {
+        if (small) for (long task = 0; task < tasks; task++) f(task);
+        else for_tasks(tasks, f);
     };
-    if (wanted) for_tasks(count * down * across, run);
-    else for (long task = 0; task < count * down * across; task++) run(task);
+
+    long down = parts(M, rows), across = parts(panels, share), groups = parts(panels, GROUP);
+    long start = 0;
+    do {
+        long end = std::min(K, start + depth), blocks = parts(end - start, KC);
+        run(count * groups * blocks, [&](long task) {
+            long index = task / (groups * blocks), group = task / blocks % groups * GROUP, k = task % blocks * KC;
+            long n = group * NR, kc = std::min(KC, end - start - k);
+            right(index).pack(n, std::min(N - n, GROUP * NR), start + k, kc,
+                              packed + (index * panels + group) * distance + k * NR, distance);
+        });
+        run(count * down * across, [&](long task) {
+            static thread_local Scratch left_scratch;
+            long index = task / (down * across), m0 = task / across % down * rows, q0 = task % across * share;
+            long m1 = std::min(M, m0 + rows), tile = parts(m1 - m0, MR) * MR;
+            float* sums = left_scratch.floats(tile * NR + blocks * tile * KS + 64);
+            float* block = sums + tile * NR;
+            auto a = left(index);
+            auto to = finish(index);
+            for (long k = 0; k < blocks; k++)
+                a.pack(m0, m1 - m0, start + k * KC, std::min(KC, end - start - k * KC), block + k * tile * KS);
+            decltype(to.row(0)) places[12 * MR];
+            if (end == K)
+                for (long m = m0; m < m1; m++) places[m - m0] = to.row(m);
+            for (long q = q0; q < std::min(panels, q0 + share); q++) {
+                float* wait = waiting + ((index * panels + q) * M + m0) * NR;
+                float* c = waiting ? wait : sums;
+                if (K == 0) memset(c, 0, tile * NR * sizeof(float));
+                const float* b = packed + (index * panels + q) * distance;
+                for (long k = 0; k < blocks; k++) {
+                    long kc = std::min(KC, end - start - k * KC);
+                    for (long m = 0; m < m1 - m0; m += MR) {
+                        // A last panel of A may reach beyond the sums that wait in memory.
+                        float* target = waiting && m + MR > m1 - m0 ? sums : c + m * NR;
+                        long valid = (m1 - m0 - m) * NR * sizeof(float);
+                        if (target == sums && waiting && start + k) memcpy(sums, c + m * NR, valid);
+                        multiply_panels<decltype(a)::COLUMNS>(m1 - m0 - m, N - q * NR, kc, block + (k * tile + m) * KS,
+                                                              b + k * KC * NR, target, start + k == 0);
+                        if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
+                    }
+                }
+                if (end == K)
+                    for (long m = m0; m < m1; m++)
+                        to.write(places[m - m0], m, q * NR, std::min((long)NR, N - q * NR), c + (m - m0) * NR);
+            }
+        });
+        start = end;
+    } while (start < K);
 }
 
 // A matrix in memory with strides of rows and columns, in elements.
@@ -146,7 +183,7 @@ struct RightMatrix {
     const T* data;
     long row_stride, column_stride;
 
-    void pack(long n0, long columns, long k0, long kc, float* panels) const {
+    void pack(long n0, long columns, long k0, long kc, float* panels, long distance) const {
         const T* block = data + k0 * row_stride + n0 * column_stride;
         if (column_stride == 1) {
             // Row by row, as it lies in memory; the rows to come are fetched early, since each may be a page of its own.
@@ -154,14 +191,14 @@ struct RightMatrix {
                 const T* from = block + k * row_stride;
                 fetch(from + 8 * row_stride, columns);
                 for (long n = 0; n < columns; n += W) {
-                    float* to = panels + n / NR * PANEL + n % NR + k * NR;
+                    float* to = panels + n / NR * distance + n % NR + k * NR;
                     store(to, n + W <= columns ? load(from + n) : load(from + n, columns - n));
                 }
             }
             return;
         }
         for (long n = 0; n < columns; n += W) {
-            float* to = panels + n / NR * PANEL + n % NR;
+            float* to = panels + n / NR * distance + n % NR;
             const T* from = block + n * column_stride;
             long count = std::min(columns - n, (long)W);
             if (row_stride == 1) transposed(from, count, kc, to);

@@ -1,4 +1,6 @@
 // Batches of matrix products with a scale, a bias, an addend and GELU applied before the result is rounded.
+#include <type_traits>
+
 #include "gemm.h"
 #include "interface.h"
 
@@ -14,13 +16,14 @@ struct Ending {
     long addend_stride;
     bool gelu;
 
-    void operator()(long m, long n, long count, float* sums) const {
+    T* row(long m) const { return out + m * row_stride; }
+    void write(T* place, long m, long n, long count, float* sums) const {
         walk(count, [&](long i, long lanes) {
             Vector x = load(sums + i) * all(scale);
             if (bias) x = x + take(bias + n + i, lanes);
             if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
             if (gelu) x = x * normal_below(x);
-            T* to = out + m * row_stride + (n + i) * column_stride;
+            T* to = place + (n + i) * column_stride;
             if (column_stride == 1) return give(to, x, lanes);
             T some[W];
             store(some, x);
@@ -38,17 +41,22 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
               const void* bias, const void* addend, int gelu) {
     long outer = sizes[0], inner = sizes[1], M = sizes[2], N = sizes[3], K = sizes[4];
     const Operand &a = strides[0], &b = strides[1], &c = strides[2], &d = strides[3];
-    products(outer * inner, M, N, K, [&](long index, auto compute) {
-        long i = index / inner, j = index % inner;
-        const T* x = (const T*)left + i * a.batch[0] + j * a.batch[1];
-        const T* y = (const T*)right + i * b.batch[0] + j * b.batch[1];
-        T* z = (T*)out + i * c.batch[0] + j * c.batch[1];
-        const T* add = addend ? (const T*)addend + i * d.batch[0] + j * d.batch[1] : nullptr;
-        Ending<T> finish{z, c.row, c.column, scale, (const T*)bias, add, d.row, gelu != 0};
-        RightMatrix<T> matrix{y, b.row, b.column};
-        if (a.row == 1 && a.column != 1) compute(LeftMatrix<T, true>{x, a.row, a.column}, matrix, finish);
-        else compute(LeftMatrix<T, false>{x, a.row, a.column}, matrix, finish);
-    });
+    auto at = [&](const Operand& operand, long index) {
+        return index / inner * operand.batch[0] + index % inner * operand.batch[1];
+    };
+    auto matrix = [&](long index) { return RightMatrix<T>{(const T*)right + at(b, index), b.row, b.column}; };
+    auto finish = [&](long index) {
+        const T* add = addend ? (const T*)addend + at(d, index) : nullptr;
+        return Ending<T>{(T*)out + at(c, index), c.row, c.column, scale, (const T*)bias, add, d.row, gelu != 0};
+    };
+    auto multiply_by = [&](auto columns) {
+        auto rows = [&](long index) {
+            return LeftMatrix<T, decltype(columns)::value>{(const T*)left + at(a, index), a.row, a.column};
+        };
+        products(outer * inner, M, N, K, rows, matrix, finish);
+    };
+    if (a.row == 1 && a.column != 1) multiply_by(std::true_type{});
+    else multiply_by(std::false_type{});
 }
 
 }  // namespace
