@@ -10,6 +10,7 @@ from .freeze import freeze
 from .hooks import (
     CheckpointHook,
     EmaHook,
+    Hook,
     LogHook,
     ProfilerHook,
     RecordHook,
@@ -128,7 +129,7 @@ def build_trainer(parts):
 
 def folder_hooks(parts, folder, report):
     """Return the hooks that write to the run folder; the checkpoints are made on every process, the rest on one."""
-    hooks = [CheckpointHook(folder)]
+    hooks: list[Hook] = [CheckpointHook(folder)]
     if parts.parallel.is_main:
         hooks += [RecordHook(folder), ReportHook(folder, report)]
         if parts.config.TRAIN.PROFILE_STEP is not None:

@@ -1,4 +1,4 @@
-"""The training loop. What happens beside the arithmetic (log, records, checkpoints, averages) is in hooks.py.
+"""The training loop. What happens beside the arithmetic (log, records, checkpoints, averages) is in hooks/.
 
     for each epoch:
         for each window of ACCUM_ITER micro-batches:      # the last window of an epoch may be shorter
@@ -10,111 +10,42 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import paddle
 
 from . import checkpoint
+from .amp import Precision, StepResult
 from .config import to_yaml
 from .evaluation import evaluate
+from .hooks import Hook
 from .metrics import num_correct
 from .optim import load_optimizer_state, optimizer_state
+from .parallel.protocol import Parallel
+from .progress import Progress, RunningMean, Timer
 from .runtime import UserError, get_logger
 
-WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
+Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 class TrainingError(RuntimeError):
     """The run cannot go on; the text is one line for the user."""
 
 
-@dataclasses.dataclass
-class Progress:
-    """How far the run is; everything here is part of a checkpoint."""
-
-    epoch: int = 0  # whole epochs done
-    batch: int = 0  # micro-batches of the running epoch done, always at the end of a window
-    step: int = 0  # optimizer steps applied; the learning rate follows this count
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    best_top1: float | None = None  # before the first evaluation
-    seconds: float = 0.0
-
-
-class RunningMean:
-    """Mean loss and top-1 of the running epoch, read from the device only when someone asks.
-
-    Without any finite loss both are NaN.
-    """
-
-    def __init__(self):
-        self.sums = np.zeros(3)  # loss x images, correct, images
-        self._pending = []
-        self.last_loss = 0.0
-
-    def add(self, loss, correct, count):
-        self._pending.append((loss.detach(), correct, count))
-
-    def flush(self):
-        """Read what is pending and return the sums of loss x images, correct and images."""
-        for loss, correct, count in self._pending:
-            self.last_loss = loss.item()
-            if math.isfinite(self.last_loss):  # one overflow must not hide the loss of a whole epoch
-                self.sums += (self.last_loss * count, float(correct), count)
-        self._pending.clear()
-        return self.sums
-
-    @property
-    def loss(self):
-        loss, _, count = self.flush()
-        return float(loss / count) if count else math.nan
-
-    @property
-    def top1(self):
-        _, correct, count = self.flush()
-        return float(correct / count) if count else math.nan
-
-
-class Timer:
-    """Seconds and images of the training steps of this process, without the first few."""
-
-    def __init__(self):
-        self.steps = 0
-        self.images = 0
-        self.seconds = 0.0
-        self.last = {"batch_cost": 0.0, "reader_cost": 0.0, "images": 0}
-
-    def add(self, seconds, reader_seconds, images):
-        self.last = {"batch_cost": seconds, "reader_cost": reader_seconds, "images": images}
-        self.steps += 1
-        if self.steps > WARMUP_STEPS:
-            self.images += images
-            self.seconds += seconds
-
-    @property
-    def seconds_per_step(self):
-        counted = self.steps - WARMUP_STEPS
-        return self.seconds / counted if counted > 0 else self.last["batch_cost"]
-
-    @property
-    def images_per_second(self):
-        if self.seconds:
-            return self.images / self.seconds
-        return self.last["images"] / self.last["batch_cost"] if self.last["batch_cost"] else 0.0
-
-
 class MicroBatches:
     """The next ``window`` batches of an epoch, and how long the training waited for them."""
 
-    def __init__(self, batches, window):
+    def __init__(self, batches: Iterator[Batch], window: int):
         self.batches = batches
         self.window = window
         self.reader_seconds = 0.0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.window
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Batch]:
         for _ in range(self.window):
             start = time.perf_counter()
             batch = next(self.batches)
@@ -122,14 +53,16 @@ class MicroBatches:
             yield batch
 
 
-def forward_backward(model, criterion, precision, micro_batches):
+def forward_backward(
+    model: paddle.nn.Layer, criterion: Callable, precision: Precision, micro_batches: MicroBatches
+) -> Iterator[tuple[paddle.Tensor, Any, int]]:
     """Add the gradients of a window's mean loss; yield (loss, correctly classified images, images) of each micro-batch.
 
     Args:
         micro_batches: sized iterable of (images, labels), arrays; each loss is divided by its length.
     """
-    for images, labels in micro_batches:
-        labels = paddle.to_tensor(labels)
+    for images, classes in micro_batches:
+        labels = paddle.to_tensor(classes)
         with precision.forward_context():
             logits = model(paddle.to_tensor(images))
             loss = criterion(logits, labels)
@@ -153,38 +86,38 @@ class Trainer:
         self.config = parts.config
         self.model = parts.model
         self.criterion = parts.criterion
-        self.precision = parts.precision
-        self.parallel = parts.parallel
+        self.precision: Precision = parts.precision
+        self.parallel: Parallel = parts.parallel
         self.train_loader = parts.train_loader
         self.eval_loader = parts.eval_loader
         self.steps_per_epoch = steps_per_epoch(parts)
         self.optimizer = optimizer
         self.schedule = schedule
         self.ema = ema
-        self.hooks = []
+        self.hooks: list[Hook] = []
         self.add_hooks(hooks)
         self.progress = Progress(epoch=self.config.TRAIN.LAST_EPOCH)
         self.mean = RunningMean()
         self.timer = Timer()
-        self.evaluation = None
-        self.last_result = None
+        self.evaluation: dict[str, Any] | None = None
+        self.last_result: StepResult | None = None
         self.stop_requested = False  # on this process, at any moment
         self.stop_reason = "a signal"  # to this process or another
         self.stopping = False  # agreed on by all processes; nothing but this decides what they do next
 
-    def add_hooks(self, hooks):
+    def add_hooks(self, hooks: Iterable[Hook]) -> None:
         """Have these called, too, in the order of their priorities."""
         self.hooks = sorted([*self.hooks, *hooks], key=lambda hook: hook.priority)
 
-    def call(self, event):
+    def call(self, event: str) -> None:
         for hook in self.hooks:
             getattr(hook, event)(self)
 
-    def request_stop(self, reason):
+    def request_stop(self, reason: str) -> None:
         """End the run, on all processes, with the running step; `reason` is said at the end."""
         self.stop_requested, self.stop_reason = True, reason
 
-    def fit(self):
+    def fit(self) -> None:
         """Train to the last epoch, or to the end of the step in which a stop was requested."""
         start = time.time() - self.progress.seconds
         self.call("before_train")
@@ -193,7 +126,7 @@ class Trainer:
             self.progress.seconds = time.time() - start
         self.call("after_train")
 
-    def train_epoch(self, start):
+    def train_epoch(self, start: float) -> None:
         """Train the rest of the running epoch, evaluate when due."""
         progress, num_batches = self.progress, len(self.train_loader)
         self.evaluation = None
@@ -218,7 +151,7 @@ class Trainer:
         self.call("after_epoch")
         self.mean = RunningMean()
 
-    def train_step(self, batches, window):
+    def train_step(self, batches: Iterator[Batch], window: int) -> None:
         """Make one optimizer step of ``window`` micro-batches."""
         self.call("before_step")
         start = time.perf_counter()
@@ -234,12 +167,12 @@ class Trainer:
         seconds = time.perf_counter() - start
         self.timer.add(seconds, micro_batches.reader_seconds, num_images * self.parallel.data_size)
 
-    def forward_backward(self, micro_batches):
+    def forward_backward(self, micro_batches: MicroBatches) -> Iterable[tuple[paddle.Tensor, Any, int]]:
         """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""
         run = self.parallel.pipeline_schedule or forward_backward
         return run(self.model, self.criterion, self.precision, micro_batches)
 
-    def _count(self, result):
+    def _count(self, result: StepResult) -> None:
         progress, self.last_result = self.progress, result
         if result.applied:
             progress.step += 1
@@ -258,7 +191,7 @@ class Trainer:
                 + " or ".join(advice)
             )
 
-    def evaluate(self):
+    def evaluate(self) -> None:
         """Evaluate the averaged weights where there are some, else the model's own."""
         self.call("before_evaluation")
         with self.ema.applied(self.model):
@@ -268,7 +201,7 @@ class Trainer:
         self.progress.best_top1 = top1 if self.evaluation["is_best"] else best
         self.call("after_evaluation")
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """Return the complete state of the run; every process must call it."""
         mean_sums = self.mean.flush()
         named = self.precision.master_params(self.model)

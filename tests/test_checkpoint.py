@@ -13,8 +13,8 @@ from image_classification import amp, checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.parallel.single import SingleProcess
+from image_classification.progress import Progress
 from image_classification.runtime import UserError, rng_state
-from image_classification.trainer import Progress
 from tests.helpers.model_zoo import CONFIGS, builder
 
 

@@ -18,8 +18,9 @@ from image_classification.hooks import EmaHook, Hook, ProfilerHook
 from image_classification.losses import build_criterion
 from image_classification.optim import build_optimizer, build_schedule
 from image_classification.parallel.single import SingleProcess
+from image_classification.progress import RunningMean
 from image_classification.runtime import seed_everything
-from image_classification.trainer import RunningMean, Trainer, TrainingError, steps_per_epoch
+from image_classification.trainer import Trainer, TrainingError, steps_per_epoch
 
 NUM_CLASSES = 3
 

@@ -2,14 +2,17 @@
 
 import logging
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import paddle
 
 from . import operator_casts
+from .functions import FunctionCasts
 from .mixed import MixedPrecision
 from .options import resolve
 from .plain import PlainPrecision
-from .precision import Precision
+from .precision import Reduction
 from .scaler import LossScaler
 from .storage import FLOAT32_NORMS, HalfStorage
 
@@ -17,8 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def build_precision(
-    mode="fp32", dtype=None, device="cpu", options=None, clip_grad_norm=None, reduction=None, functions=None
-) -> Precision:
+    mode: str = "fp32",
+    dtype: str | None = None,
+    device: str = "cpu",
+    options: Mapping[str, Any] | None = None,
+    clip_grad_norm: float | None = None,
+    reduction: Reduction | None = None,
+    functions: FunctionCasts | None = None,
+) -> PlainPrecision:
     """Return the Precision of a mode.
 
     Args:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from .observer import ACTIVATION, FORMATS, GRADIENT, INPUT, INPUT_GRADIENT, PARAMETER
+from .observer import ACTIVATION, FORMATS, GRADIENT, INPUT, INPUT_GRADIENT, PARAMETER, Record
 
 MUCH = 0.5  # of the non-zero gradients of a layer: from here on it learns something else than in float32
 
@@ -28,7 +28,7 @@ class Diagnosis:
 
 def total(steps):
     """Return {(name, kind): Record} over all steps."""
-    merged = {}
+    merged: dict[tuple[str, str], Record] = {}
     for records in steps:
         for record in records:
             key = record.name, record.kind

@@ -209,7 +209,7 @@ class _Resolver:
             self.mode,
             self.dtype if half_model or properties.patch_torch_functions else "float32",
             operator_casts="apex" if properties.patch_torch_functions else None,
-            stored=model_type if half_model else "float32",
+            stored=self.dtype if half_model else "float32",
             masters=half_model and bool(properties.master_weights),
             float32_norms="batch" if properties.keep_batchnorm_fp32 else "none",
             input_dtype=model_type,

@@ -13,6 +13,7 @@ from .. import half_cpu
 from . import private
 from .gradients import Named, first_non_finite, gradients_of, multiply, squared_norm
 from .precision import Precision, Reduction, StepResult
+from .scaler import LossScaler
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ class PlainPrecision(Precision):
 
     def __init__(
         self,
-        dtype="float32",
-        device="cpu",
-        scalers=(),
-        clip_grad_norm=None,
-        reduction=None,
-        log_num_zeros_in_grad=False,
-        verbose=False,
+        dtype: str = "float32",
+        device: str = "cpu",
+        scalers: Sequence[LossScaler] = (),
+        clip_grad_norm: float | None = None,
+        reduction: Reduction | None = None,
+        log_num_zeros_in_grad: bool = False,
+        verbose: bool = False,
     ):
         if clip_grad_norm is not None and not (math.isfinite(clip_grad_norm) and clip_grad_norm >= 0):
             raise ValueError(f"clip_grad_norm must be a finite number, 0 or more, not {clip_grad_norm}")
@@ -65,7 +66,7 @@ class PlainPrecision(Precision):
         self.reduction = reduction or Reduction()
         self.log_num_zeros_in_grad = log_num_zeros_in_grad
         self.verbose = verbose
-        self._names = {}
+        self._names: dict[int, str] = {}
 
     @property
     def backend(self):

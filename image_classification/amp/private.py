@@ -14,7 +14,7 @@ def squared_l2_norm(tensor):
 
 def optimizer_parameters(optimizer):
     """Return the tensors that an optimizer updates, the parameter groups flattened."""
-    parameters = []
+    parameters: list[paddle.Tensor] = []
     for entry in optimizer._param_groups:
         parameters.extend(entry["params"] if isinstance(entry, dict) else [entry])
     return parameters

@@ -55,7 +55,7 @@ class HalfStorage:
         for name, param in model.named_parameters():
             if param.dtype in (paddle.float16, paddle.bfloat16) and id(param) not in self._twins:
                 raise ValueError(f"parameter {name!r} is {param.dtype} already: give the model in float32")
-        kept = []
+        kept: list[str] = []
         for name, layer in model.named_sublayers(include_self=True):
             if self._keeps_float32(name, layer) or is_below(name, kept):
                 kept.append(name)

@@ -1,11 +1,14 @@
 """What `initialize` and `convert_to_amp` return: a model and an optimizer that carry their precision with them."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import paddle
 
 from . import private
 from .gradients import gradients_of, multiply
+from .plain import PlainPrecision
+from .precision import StepResult
 from .structures import cast_floating
 
 
@@ -15,7 +18,7 @@ class AmpModel(paddle.nn.Layer):
     Called outside of a forward context it returns float32, because operators out there do not expect half tensors.
     """
 
-    def __init__(self, model, precision):
+    def __init__(self, model: paddle.nn.Layer, precision: PlainPrecision):
         super().__init__()
         self.model = precision.convert_model(model)
         self.precision = precision
@@ -46,7 +49,7 @@ class AmpModel(paddle.nn.Layer):
 class AmpCriterion:
     """A loss function that runs inside its precision's forward context and returns float32."""
 
-    def __init__(self, criterion, precision):
+    def __init__(self, criterion: Callable, precision: PlainPrecision):
         self.criterion = criterion
         self.precision = precision
 
@@ -65,14 +68,14 @@ class AmpOptimizer:
     is not finite, and after it the model's half weights follow their masters.
     """
 
-    def __init__(self, optimizer, precision):
+    def __init__(self, optimizer: paddle.optimizer.Optimizer, precision: PlainPrecision):
         self.optimizer = optimizer
         self.precision = precision
         self._scale = 1.0  # what the gradients are multiplied by now
         self._loss_id = 0
         self._checked = False
-        self._norm = None  # of the unscaled gradients now
-        self._result = None  # of the checks since the last step; a failed one stays
+        self._norm = 0.0  # of the unscaled gradients now; those of a step to be skipped are dropped
+        self._result: StepResult | None = None  # of the checks since the last step; a failed one stays
 
     def __getattr__(self, name):
         return getattr(self.optimizer, name)
@@ -107,8 +110,7 @@ class AmpOptimizer:
 
     def clip_grad_norm(self, max_norm):
         """Clip the unscaled gradients to a global L2 norm; return the norm before, None for a step to be skipped."""
-        self._check()
-        if not self._result.applied:
+        if not self._check().applied:
             return None
         named_params = self._named_params()
         norm = math.sqrt(self.precision.reduction.norm_squared(named_params))
@@ -117,8 +119,8 @@ class AmpOptimizer:
 
     def step(self):
         """Apply the gradients, or skip the step when any of them was not finite; return a StepResult."""
-        self._check()
-        result, self._result, self._checked = self._result, None, False
+        result = self._check()
+        self._result, self._checked = None, False
         if not result.applied:
             self.clear_grad()
             return result
@@ -137,20 +139,22 @@ class AmpOptimizer:
     def _named_params(self):
         return self.precision.named_params(self.optimizer)
 
-    def _check(self):
+    def _check(self) -> StepResult:
         if not self._checked:
             self.collect()
             unscale([self])
+        assert self._result is not None  # every check records one
+        return self._result
 
-    def _record(self, result):
+    def _record(self, result: StepResult) -> None:
         if not result.applied:
             self.optimizer.clear_grad(set_to_zero=False)
-        self._scale, self._checked, self._norm = 1.0, True, result.grad_norm
+        self._scale, self._checked, self._norm = 1.0, True, result.grad_norm or 0.0
         if self._result is None or self._result.applied:
             self._result = result
 
 
-def unscale(optimizers):
+def unscale(optimizers: Sequence[AmpOptimizer]) -> None:
     """Check and unscale what one backward pass left, and move the scale of its loss.
 
     When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step.

@@ -7,7 +7,7 @@ from . import paddle_names
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64
 # Paddle hands out one object per dtype, so `is` decides; its `==` costs five times as much.
 DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
-HALF_NAMES = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
+HALF_NAMES: dict[object, str] = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
 
 FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
 

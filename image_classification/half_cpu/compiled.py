@@ -144,8 +144,8 @@ def matmul(left, right, bias, out, post_ops):
     call = _partial("matmul", out.data_type, sizes, numbers(*strides))
 
     def run(left, right, out, *others):
-        others = iter(others)
-        call(left, right, out, scale, bias and next(others), addend and next(others), gelu)
+        given = iter(others)
+        call(left, right, out, scale, bias and next(given), addend and next(given), gelu)
 
     return Primitive(run, 3 + (bias is not None) + (addend is not None))
 

@@ -6,6 +6,7 @@ goes straight to Paddle.
 
 import functools
 import threading
+from typing import Any
 
 import paddle
 
@@ -201,9 +202,9 @@ class dispatch:
         ValueError: unknown backend.
     """
 
-    def __init__(self, policy=None, backend="auto"):
+    def __init__(self, policy: Any = None, backend: str = "auto"):
         self._scope = Scope(policy, kernels.find(backend))
-        self._outer = []
+        self._outer: list[Scope | None] = []
 
     def __enter__(self):
         with _BUILDING:
@@ -219,6 +220,6 @@ class dispatch:
         return False
 
 
-def backend_name(dtype, backend="auto"):
+def backend_name(dtype: str, backend: str = "auto") -> str:
     """Return what computes `dtype` inside `dispatch(backend=backend)`, such as "reference" for "float16"."""
     return kernels.describe(backend, dtype)

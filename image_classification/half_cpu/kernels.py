@@ -29,10 +29,10 @@ class Backend:
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})
-_BACKENDS = {REFERENCE: lambda: _REFERENCE}
+_BACKENDS: dict[str, Callable[[], Backend | None]] = {REFERENCE: lambda: _REFERENCE}
 
 
-def register(name, make):
+def register(name: str, make: Callable[[], Backend | None]) -> None:
     """Make `dispatch(backend=name)` and "auto" use the backend that `make()` returns, None where it cannot run.
 
     Called once, when the backend is imported; `make` is called when the backend is first asked for.
@@ -40,14 +40,14 @@ def register(name, make):
     _BACKENDS[name] = functools.cache(make)
 
 
-def find(name):
+def find(name: str) -> Backend:
     """Return the backend called `name`; "auto" is the last one registered that runs here, the reference at least.
 
     Raises:
         ValueError: no backend of that name runs on this machine.
     """
     if name == "auto":
-        return next(backend for make in reversed(_BACKENDS.values()) if (backend := make()) is not None)
+        return next(found for make in reversed(_BACKENDS.values()) if (found := make()) is not None)
     backend = _BACKENDS[name]() if name in _BACKENDS else None
     if backend is None:
         available = ", ".join(known for known, make in _BACKENDS.items() if make() is not None)
@@ -55,7 +55,7 @@ def find(name):
     return backend
 
 
-def describe(name, dtype):
+def describe(name: str, dtype: str) -> str:
     """Return the description of what computes `dtype` under backend `name`, such as "reference"."""
     backend = find(name)
     if dtype == "float32":

@@ -12,7 +12,9 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from typing import TYPE_CHECKING
 
 FLOAT16, BFLOAT16, FLOAT32 = 1, 2, 3
 AVX2, AVX512_BF16, AMX_BF16 = 0x7, 0xE7, 0xFEF  # bits of instruction sets
@@ -125,6 +127,10 @@ _DESCRIPTIONS = {
 class Library:
     """The loaded library with one CPU engine and one stream. Not created directly: see :func:`load`."""
 
+    if TYPE_CHECKING:  # the functions of _SIGNATURES are set by name
+
+        def __getattr__(self, name: str) -> Callable[..., int]: ...
+
     def __init__(self, path):
         self._dll = ctypes.CDLL(path)
         version = self._bind_version().contents
@@ -201,7 +207,7 @@ class Library:
         """Return the name of the implementation that oneDNN chose, such as ``brg_matmul:avx512_core_bf16``."""
         text = c_char_p()
         self.check(self.primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(text)), "query")
-        return text.value.decode()
+        return (text.value or b"").decode()
 
 
 def dimensions(values):

@@ -89,7 +89,7 @@ def _describe_packing(library, builder, *key):
     return library.description("reorder", builder.md(right), packed, None), (onednn.SRC, onednn.DST)
 
 
-def multiply(left, right, out, bias=None, post_ops=(), operands=()):
+def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     """Write ``left @ right (+ bias)``, after the post operations, to ``out``; all are views with as many axes.
 
     `operands` are the pointers to the second operands of binary post operations, laid out like rows of `out`.
@@ -134,7 +134,7 @@ def affine(x, weight, bias, post_ops=()):
         view(weight),
         matrix(out, rows, features),
         None if bias is None else matrix(bias, 1, features),
-        post_ops,
+        post_ops=post_ops,
     )
     return out
 

@@ -32,7 +32,7 @@ def _pooling(builder, kind, algorithm, source, target, window):
 
 @compiled.counterpart(compiled.pooling)
 def _describe_pooling(library, builder, kind, algorithm, source, target, window):
-    numbers = (onednn.SRC, onednn.DST)
+    numbers: tuple[int, ...] = (onednn.SRC, onednn.DST)
     if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
         numbers += (onednn.WORKSPACE,)
     return library.description(*_pooling(builder, kind, algorithm, source, target, window)), numbers

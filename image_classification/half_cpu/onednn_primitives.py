@@ -7,7 +7,7 @@ primitive with data pointers runs it to the end. The pointers must belong to ten
 import collections
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
 
     data_type: int
     shape: tuple
-    strides: tuple | None
+    strides: tuple | Any  # Any for None, so that users of a view, whose strides are known, need not ask
 
 
 def dense_strides(shape):

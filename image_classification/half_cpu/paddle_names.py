@@ -4,6 +4,7 @@ Checked with Paddle 3.3.1. An operator table is a module whose attributes are bu
 """
 
 import sys
+import types
 
 import paddle
 from paddle.base import core
@@ -22,7 +23,7 @@ cast = OPERATORS.cast
 empty = OPERATORS.empty
 full = OPERATORS.full
 scale = OPERATORS.scale
-scale_ = OPERATORS.scale_
+scale_ = OPERATORS.scale_  # type: ignore[attr-defined]  # Paddle's annotations leave this operator out
 transpose = OPERATORS.transpose
 
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
@@ -47,7 +48,7 @@ def is_parameter(tensor):
 
 def calling_layer():
     """Return the innermost layer whose call is running in this thread, or None."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _LAYER_CALL:
         frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]

@@ -32,7 +32,7 @@ class Operand(NamedTuple):
     """
 
     role: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an operand for
     layer: object
     axis: int
 

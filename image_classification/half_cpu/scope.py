@@ -46,7 +46,7 @@ class Scope:
 
 
 class _Active(threading.local):
-    scope = None
+    scope: "Scope | None" = None
 
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.

@@ -5,9 +5,14 @@ processes; `context.Context` answers it, and `single.SingleProcess` does when th
 """
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the protocol names Paddle, which is not to be imported before the threads are set
+    from ..config import Config
+    from .protocol import Parallel
 
 
-def connect(config):
+def connect(config: "Config") -> "Parallel":
     """Return what the trainer asks of the other processes: a Context, or a SingleProcess when there are none.
 
     `entry.prepare_processes` must have given this process its rank.

@@ -22,7 +22,7 @@ class Layout:
         self.pipeline = pipeline
         self.sharding = sharding
         self.cuts = {}
-        self.whole_names = frozenset()
+        self.whole_names: frozenset[str] = frozenset()
         self.local_shapes = {}
 
     @property

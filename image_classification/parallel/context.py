@@ -37,7 +37,8 @@ def init_processes(degrees):
         if os.environ["PADDLE_TRAINER_ID"] != "0":
             gloo.wait_for_master(os.environ["PADDLE_MASTER"])
     strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {f"{name}_degree": degrees[axis] for axis, name in FLEET_DEGREES.items()}
+    of_fleet = {f"{name}_degree": degrees[axis] for axis, name in FLEET_DEGREES.items()}
+    strategy.hybrid_configs = of_fleet  # type: ignore[assignment]  # to Paddle a TypedDict, which cannot be put together
     warnings.filterwarnings("ignore", message="Current global rank .* is not in group")
     with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
         fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")

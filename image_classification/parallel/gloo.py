@@ -146,7 +146,8 @@ def _add(name, number):
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
     try:
-        return collective._default_store.add(name, number)
+        store = collective._default_store
+        return store.add(name, number)  # type: ignore[attr-defined]  # Paddle says None, which it is before it is set
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -160,7 +161,7 @@ def self_test(groups):
     for group in groups:
         expected = sum(4.0**rank for rank in group.ranks)
         got = group.all_reduce(paddle.to_tensor([4.0**group.rank], dtype="float64")).item()
-        half = group.all_reduce(paddle.to_tensor(numpy.float16([group.index + 1]))).astype("float32").item()
+        half = group.all_reduce(paddle.to_tensor(numpy.array([group.index + 1], "float16"))).astype("float32").item()
         largest = group.all_reduce(paddle.to_tensor([group.index], dtype="int32"), op="max").item()
         if (got, half, largest) != (expected, group.size * (group.size + 1) / 2, group.size - 1):
             raise UserError(f"self-test of the {group.name} group {group.ranks} failed with Paddle "

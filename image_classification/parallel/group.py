@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import math
 import time
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
@@ -31,7 +32,8 @@ class Group:
         self.rank = rank
         self.index = self.ranks.index(rank)
         self.size = len(self.ranks)
-        self.traffic = collections.Counter()  # (operation, "calls" | "bytes") -> number
+        # (operation, "calls" or "bytes") -> number
+        self.traffic: collections.Counter[tuple[str, str]] = collections.Counter()
         self._group = process_group
         self._gloo = gloo.active()
 
@@ -66,7 +68,7 @@ class Group:
         if self.size == 1:
             return [tensor]
         self._count("all_gather", tensor)
-        pieces = []
+        pieces: list[paddle.Tensor] = []
         self._wait("all_gather", dist.all_gather, pieces, tensor.contiguous(), group=self._group)
         return pieces
 
@@ -74,7 +76,7 @@ class Group:
         """Return the members' picklable values in the order of the group."""
         if self.size == 1:
             return [value]
-        values = []
+        values: list[Any] = []
         self._wait("all_gather_object", dist.all_gather_object, values, value, group=self._group)
         return values
 

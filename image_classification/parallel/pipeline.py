@@ -9,6 +9,7 @@ backward, receive the next activation before sending the gradient back.
 """
 
 import collections
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -52,13 +53,13 @@ class Stage(nn.Layer):
         """Return the layers of the whole model."""
         return self._model[0].layer_groups()
 
-    def train(self):
-        super().train()
-        self._model[0].training = True
+    def train(self, mode: bool = True) -> "Stage":
+        self._model[0].training = mode
+        return super().train(mode)
 
-    def eval(self):
-        super().eval()
+    def eval(self) -> "Stage":
         self._model[0].training = False
+        return super().eval()
 
 
 def split_chain(chain, num_stages):
@@ -171,8 +172,8 @@ class _Window:
         self.precision = precision
         self.window = len(micro_batches)
         self.batches = iter(micro_batches)
-        self.waiting = None  # (input, labels) that the next forward takes
-        self.under_way = collections.deque()  # (input, output), oldest first
+        self.waiting: tuple[Any, Any, tuple[int, ...]]  # (input, labels, shape) that the next forward takes
+        self.under_way: collections.deque = collections.deque()  # (input, output), oldest first
         self.results, self.counts = [], []
 
     def receive(self):

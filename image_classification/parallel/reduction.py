@@ -66,7 +66,7 @@ class ParallelReduction(Reduction):
         flat.scale_(1.0 / self.data.size)  # before the sum, which could overflow
         self.data.all_reduce(flat)
         *pieces, present = paddle.split(flat, [piece.shape[0] for piece in pieces] + [len(params)])
-        for param, piece, exists in zip(params, pieces, present.tolist(), strict=True):
+        for param, piece, exists in zip(params, pieces, present.numpy(), strict=True):
             if exists == 0:
                 continue
             piece = piece.reshape(param.shape).astype(param.dtype)

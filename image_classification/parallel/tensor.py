@@ -159,7 +159,7 @@ def shard_model(model, group):
     ]
     if not any(plan for _, _, plan in plans):
         raise UserError(f"PARALLEL.TENSOR {group.size}: {type(model).__name__} has no layer that processes can share")
-    cuts = {}
+    cuts: dict[str, Cut] = {}
     for path, layer, plan in plans:
         for name, share in plan.items():
             owner, attribute = _resolve(layer, name)

@@ -6,8 +6,8 @@ import pytest
 
 from image_classification.config import build_config
 from image_classification.hooks import EmaHook, LogHook, TotalBatchSizeHook, load_hooks
+from image_classification.progress import Progress
 from image_classification.runtime import get_logger
-from image_classification.trainer import Progress
 from tests.hooks.trainers import EpochTrainer, StartingTrainer
 
 

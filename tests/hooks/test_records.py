@@ -4,8 +4,8 @@ import json
 
 from image_classification.hooks import ReportHook
 from image_classification.hooks.records import _jsonable
+from image_classification.progress import Progress
 from image_classification.run_folder import RunFolder
-from image_classification.trainer import Progress
 from tests.hooks.trainers import EpochTrainer
 
 

@@ -22,7 +22,7 @@ ORDER = [
     ["weights"],
     ["checkpoint_schema"],
     ["checkpoint", "run_folder"],
-    ["evaluation", "hooks", "class_files", "freeze"],
+    ["evaluation", "hooks", "progress", "class_files", "freeze"],
     ["trainer"],
     ["build"],
     ["launch", "zoo", "explain", "preview", "multiply_adds"],

@@ -7,13 +7,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import paddle
+from image_classification import amp, half_cpu
 from image_classification.config import load_config
+from image_classification.parallel import connect
+from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import progress_bar, seed_everything
 
 load_config(["-amp"])
 load_config(["-amp"], precision="auto")  # unexpected keyword
 seed_everything("7")  # wrong type
 progress_bar(10, "epoch")  # missing argument
+precision: amp.Precision = amp.build_precision("auto")
+amp.build_precision("auto", clip_grad_norm="1")  # wrong type
+precision.step(None).grad_norms  # no such attribute
+precision.backward()  # missing argument
+half_cpu.dispatch(backend=1)  # wrong type
+connect(load_config([])).gather()  # missing argument
+SingleProcess().sum(1, 2)  # too many arguments
 paddle.nn.Linear(2, outputs=3)  # unexpected keyword of Paddle
 """
 

@@ -233,7 +233,7 @@ def test_advice_is_a_configuration_that_the_entry_points_take(tmp_path):
     from image_classification.ViT.vit import build_model
 
     path = ROOT / "image_classification/ViT/configs/vit_tiny_digits.yaml"
-    from tools.amp_doctor import advice_yaml
+    from tools.amp_doctor_report import advice_yaml
 
     found = diagnosis("overflow")
     text = advice_yaml("O2", found)

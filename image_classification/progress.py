@@ -1,0 +1,85 @@
+"""How far a run is, how well it does and how fast: the counts, means and times of training."""
+
+import dataclasses
+import math
+from typing import Any, cast
+
+import numpy as np
+import paddle
+
+WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far the run is; everything here is part of a checkpoint."""
+
+    epoch: int = 0  # whole epochs done
+    batch: int = 0  # micro-batches of the running epoch done, always at the end of a window
+    step: int = 0  # optimizer steps applied; the learning rate follows this count
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    best_top1: float | None = None  # before the first evaluation
+    seconds: float = 0.0
+
+
+class RunningMean:
+    """Mean loss and top-1 of the running epoch, read from the device only when someone asks.
+
+    Without any finite loss both are NaN.
+    """
+
+    def __init__(self):
+        self.sums = np.zeros(3)  # loss x images, correct, images
+        self._pending: list[tuple[paddle.Tensor, Any, int]] = []
+        self.last_loss = 0.0
+
+    def add(self, loss: paddle.Tensor, correct: Any, count: int) -> None:
+        self._pending.append((loss.detach(), correct, count))
+
+    def flush(self) -> np.ndarray:
+        """Read what is pending and return the sums of loss x images, correct and images."""
+        for loss, correct, count in self._pending:
+            self.last_loss = cast(float, loss.item())
+            if math.isfinite(self.last_loss):  # one overflow must not hide the loss of a whole epoch
+                self.sums += (self.last_loss * count, float(correct), count)
+        self._pending.clear()
+        return self.sums
+
+    @property
+    def loss(self) -> float:
+        loss, _, count = self.flush()
+        return float(loss / count) if count else math.nan
+
+    @property
+    def top1(self) -> float:
+        _, correct, count = self.flush()
+        return float(correct / count) if count else math.nan
+
+
+class Timer:
+    """Seconds and images of the training steps of this process, without the first few."""
+
+    def __init__(self):
+        self.steps = 0
+        self.images = 0
+        self.seconds = 0.0
+        self.last = {"batch_cost": 0.0, "reader_cost": 0.0, "images": 0}
+
+    def add(self, seconds: float, reader_seconds: float, images: int) -> None:
+        self.last = {"batch_cost": seconds, "reader_cost": reader_seconds, "images": images}
+        self.steps += 1
+        if self.steps > WARMUP_STEPS:
+            self.images += images
+            self.seconds += seconds
+
+    @property
+    def seconds_per_step(self) -> float:
+        counted = self.steps - WARMUP_STEPS
+        return self.seconds / counted if counted > 0 else self.last["batch_cost"]
+
+    @property
+    def images_per_second(self) -> float:
+        if self.seconds:
+            return self.images / self.seconds
+        return self.last["images"] / self.last["batch_cost"] if self.last["batch_cost"] else 0.0
