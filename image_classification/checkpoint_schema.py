@@ -79,6 +79,14 @@ def _number(low, high):
     return check
 
 
+def _or_none(check):
+    def check_if_any(value, name):
+        if value is not None:
+            check(value, name)
+
+    return check_if_any
+
+
 def _flag(value, name):
     if type(value) is not bool:
         _fail(name, "true or false", value)
@@ -192,7 +200,7 @@ _PROGRESS = _record({
     "step": _COUNT,
     "skipped_steps": _COUNT,
     "skipped_in_a_row": _COUNT,
-    "best_top1": _number(0, 1),
+    "best_top1": _or_none(_number(0, 1)),  # before the first evaluation
     "seconds": _number(0, MOST),
     "sums": _list(_number(-math.inf, math.inf), 3, 3),
 })  # fmt: skip

@@ -3,15 +3,14 @@
 import argparse
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
-
-import yaml
 
 from ..runtime import UserError
 from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
+from .yaml_text import load_yaml
 
 # flag -> (key it sets, what the help text adds to the key's own)
 FLAGS = {
@@ -86,7 +85,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     arguments = make_parser(prog).parse_args(argv)
     if arguments.cfg is None:
         raise UserError("-cfg: a configuration file is needed, for example -cfg=./configs/vit_tiny_digits.yaml")
-    if not Path(arguments.cfg).is_file():
+    if not os.path.isfile(arguments.cfg):  # pathlib's raises where a name is too long
         raise UserError(f"-cfg: {arguments.cfg}: no such file")
     layers, smoke = split_smoke(read_yaml(arguments.cfg))
     of_files = len(layers)
@@ -261,7 +260,4 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _parse_value(word: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"-opts: {word!r}: the value is not YAML") from None
+    return load_yaml(text, f"-opts: {word[:200]!r}")

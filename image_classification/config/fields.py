@@ -41,12 +41,16 @@ def section(kind: type) -> Any:
 
 
 def check_limits(value: Any, limits: Mapping[str, Any]) -> None:
-    """Check a value of the right type against the limits of its field; None satisfies all.
+    """Check a value of the right type, or each entry of a tuple, against the limits of its field; None satisfies all.
 
     Raises:
         ValueError: the text says what was expected.
     """
     if value is None:
+        return
+    if isinstance(value, tuple):
+        for entry in value:
+            check_limits(entry, limits)
         return
     choices, minimum, above, maximum = (limits.get(name) for name in ("choices", "minimum", "above", "maximum"))
     if choices and value not in choices:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import yaml
-
+from ..files.plain import read_text
 from ..runtime import UserError
 from .fields import check_limits
 from .schema import Config, Model
-from .values import convert
+from .values import convert, shown
+from .yaml_text import load_yaml
 
 # A source of settings, as errors name it, and what it sets.
 Layer: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -22,6 +22,9 @@ Builder: TypeAlias = Callable[..., Any]
 
 # Arguments of build_model that other sections decide.
 FILLED_IN = {"num_classes", "image_size", "in_channels"}
+MOST_FILES = 100  # that a configuration is made of; each may name several
+# What holds for every argument of a model: it has sizes, counts, ratios and rates.
+SIZE, RATIO = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0}
 
 
 def build_config(layers: Iterable[Layer], build_model: Builder | None = None) -> Config:
@@ -46,7 +49,9 @@ def read_yaml(path: str | Path) -> list[Layer]:
 
     ``BASE`` is a file or a list of files, relative to the file that names them.
     """
-    return _read_yaml(Path(path), ())
+    layers: list[Layer] = []
+    _read_yaml(Path(path), (), layers)
+    return layers
 
 
 def split_smoke(layers: Iterable[Layer]) -> tuple[list[Layer], list[Layer]]:
@@ -64,26 +69,23 @@ def split_smoke(layers: Iterable[Layer]) -> tuple[list[Layer], list[Layer]]:
             mapping = dict(mapping)
             section = mapping.pop("SMOKE")
             if not isinstance(section, dict):
-                raise UserError(f"{source}: SMOKE: expected a section of keys, found {section!r}")
+                raise UserError(f"{source}: SMOKE: expected a section of keys, found {shown(section)}")
             smoke.append((f"{source}, SMOKE", section))
         plain.append((source, mapping))
     return plain, smoke
 
 
-def _read_yaml(path: Path, parents: tuple[Path, ...]) -> list[Layer]:
+def _read_yaml(path: Path, parents: tuple[Path, ...], layers: list[Layer]) -> None:
+    """Add a file's layer to ``layers``, behind those of its BASE files."""
+    try:
+        text = read_text(path)
+    except UserError as error:
+        raise UserError(f"{error} (BASE of {parents[-1]})" if parents else str(error)) from None
     if path.resolve() in parents:
         raise UserError(f"{path}: BASE goes in a circle")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        named_by = f" (BASE of {parents[-1]})" if parents else ""
-        raise UserError(f"{path}{named_by}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        mapping = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: is not YAML: {getattr(error, 'problem', error)}") from error
+    if len(parents) > MOST_FILES or len(layers) > MOST_FILES:
+        raise UserError(f"{path}: BASE leads to more than {MOST_FILES} files")
+    mapping = load_yaml(text, str(path))
     if mapping is None:
         raise UserError(f"{path}: is empty")
     if not isinstance(mapping, dict):
@@ -91,11 +93,10 @@ def _read_yaml(path: Path, parents: tuple[Path, ...]) -> list[Layer]:
     bases = mapping.pop("BASE", None) or []
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UserError(f"{path}: BASE: expected a file name or a list of file names, found {bases!r}")
-    layers: list[Layer] = []
+        raise UserError(f"{path}: BASE: expected a file name or a list of file names, found {shown(bases)}")
     for base in filter(None, bases):
-        layers += _read_yaml(path.parent / base, (*parents, path.resolve()))
-    return [*layers, (str(path), mapping)]
+        _read_yaml(path.parent / base, (*parents, path.resolve()), layers)
+    layers.append((str(path), mapping))
 
 
 class _Schema:
@@ -115,7 +116,8 @@ class _Schema:
                 kind = parameter.annotation
                 if kind is inspect.Parameter.empty:
                     kind = typing.Any if parameter.default is None else type(parameter.default)
-                self.keys[f"MODEL.{name.upper()}"] = (kind, {})
+                part = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+                self.keys[f"MODEL.{name.upper()}"] = (kind, {int: SIZE, float: RATIO}.get(part, {}))
                 self.argument_names[f"MODEL.{name.upper()}"] = name
 
     def merge(self, values: dict[str, Any], source: str, mapping: Mapping[str, Any], prefix: str = "") -> None:
@@ -126,7 +128,7 @@ class _Schema:
                 values["AMP.MODE"] = "auto" if value else "fp32"
             elif name in self.sections:
                 if not isinstance(value, dict):
-                    raise UserError(f"{source}: {name}: expected a section of keys, found {value!r}")
+                    raise UserError(f"{source}: {name}: expected a section of keys, found {shown(value)}")
                 self.merge(values, source, value, f"{name}.")
             elif prefix == "AMP." and name not in self.keys:
                 options = dict(values.get("AMP.OPTIONS", {}))
@@ -144,7 +146,7 @@ class _Schema:
             value = convert(value, kind)
             check_limits(value, limits)
         except ValueError as error:
-            raise UserError(f"{source}: {name}: {error}, found {value!r}") from None
+            raise UserError(f"{source}: {name}: {error}, found {shown(value)}") from None
         if name in self.argument_names:
             values["MODEL.ARGUMENTS"] = values.get("MODEL.ARGUMENTS", {}) | {self.argument_names[name]: value}
         else:

@@ -1,10 +1,19 @@
 """Turning what a YAML file or a command line says into a value of the type that the schema asks for."""
 
-import ast
+import contextlib
 import math
+import re
+import reprlib
 import types
 import typing
 from typing import Any, TypeAlias
+
+# Control characters, halves of characters (names of files that are not UTF-8), and what turns the direction of writing.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+LARGEST = 1 << 63
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 3, 200, 200
 
 Annotation: TypeAlias = Any  # what stands behind the colon of a field: a class, a union or a generic alias
 
@@ -30,6 +39,8 @@ def convert(value: object, kind: Annotation) -> Any:
     if kind is float:
         return _convert_float(value)
     if kind is str:
+        if isinstance(value, str) and UNPRINTABLE.search(value):
+            raise ValueError("expected a text without control characters, in UTF-8")
         if isinstance(value, str):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -41,6 +52,11 @@ def convert(value: object, kind: Annotation) -> Any:
         if isinstance(value, expected):
             return value
     raise ValueError(f"expected {name_of(kind)}")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, however large or deep it is."""
+    return _short.repr(value)
 
 
 def name_of(kind: Annotation) -> str:
@@ -73,18 +89,20 @@ def _convert_union(value: object, kinds: tuple[Annotation, ...]) -> Any:
 
 
 def _convert_tuple(value: object, kinds: tuple[Annotation, ...]) -> tuple:
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value if "," in value else f"({value},)")
-        except (ValueError, SyntaxError):
-            value = None
+    expected = f"expected {name_of(types.GenericAlias(tuple, kinds))}"
+    if isinstance(value, str):  # (0.9, 0.999)
+        parts = value.strip().removeprefix("(").removeprefix("[").removesuffix(")").removesuffix("]").split(",")
+        value = [part.strip().strip("'\"") for part in parts if part.strip()]
     if not isinstance(value, list | tuple):
-        raise ValueError(f"expected {name_of(types.GenericAlias(tuple, kinds))}")
+        raise ValueError(expected)
     if Ellipsis in kinds:
         kinds = (kinds[0],) * len(value)
     if len(value) != len(kinds):
         raise ValueError(f"expected {len(kinds)} values")
-    return tuple(convert(part, kind) for part, kind in zip(value, kinds, strict=True))
+    try:
+        return tuple(convert(part, kind) for part, kind in zip(value, kinds, strict=True))
+    except ValueError:
+        raise ValueError(expected) from None
 
 
 def _convert_bool(value: object) -> bool:
@@ -96,13 +114,13 @@ def _convert_bool(value: object) -> bool:
 
 
 def _convert_int(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
     if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) < LARGEST:
+            return value
+        raise ValueError("expected an integer of at most 63 bits")
     raise ValueError("expected an integer")
 
 
@@ -112,6 +130,8 @@ def _convert_float(value: object) -> float:
             value = float(value)
         except ValueError:
             value = None
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
-    raise ValueError("expected a number")
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise ValueError("expected a number" + (" that is finite" if isinstance(value, int | float) else ""))

@@ -5,14 +5,14 @@ import re
 
 from ..runtime import UserError
 
-NUMBER = re.compile(r"-?[0-9]{1,9}")
+NUMBER = re.compile(r"-?[0-9]{1,6}")  # of a class: where the data count them, each costs memory
 
 
 def text_label(text, where):
     """Return the integer that a text is.
 
     Raises:
-        UserError: naming ``where``, for anything but a decimal number of at most nine digits.
+        UserError: naming ``where``, for anything but a decimal number of at most six digits.
     """
     if not NUMBER.fullmatch(text.strip()):
         raise UserError(f"{where}: {text.strip()[:80]!r} is no label")
@@ -29,6 +29,6 @@ def json_label(text, where):
         label = json.loads(text)["label"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{where}: holds no label ({type(error).__name__} {str(error)[:80]})") from None
-    if type(label) is not int or abs(label) >= 10**9:
+    if type(label) is not int or abs(label) >= 10**6:
         raise UserError(f"{where}: holds no label: {str(label)[:80]!r} is no integer")
     return label

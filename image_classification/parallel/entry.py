@@ -4,13 +4,11 @@ import faulthandler
 import os
 import signal
 import sys
-from pathlib import Path
-
-import yaml
 
 from image_classification.config import build_config
 from image_classification.config.command_line import make_parser
 from image_classification.config.merge import read_yaml
+from image_classification.config.yaml_text import load_yaml
 from image_classification.runtime import (
     UserError,
     expected_kind,
@@ -118,7 +116,7 @@ def read_settings(argv):
     """Return the configuration of a command line as far as the start of the processes needs it."""
     arguments = make_parser().parse_args(argv)
     layers = []
-    if arguments.cfg and Path(arguments.cfg).is_file():  # else the complaint comes later, with the rest of them
+    if arguments.cfg and os.path.isfile(arguments.cfg):  # else the complaint comes later, with the rest of them
         layers = [(name, {key: mapping[key] for key in SECTIONS if key in mapping})
                   for name, mapping in read_yaml(arguments.cfg)]  # fmt: skip
     words = [(key, getattr(arguments, flag)) for flag, key in FLAGS.items()]
@@ -127,6 +125,6 @@ def read_settings(argv):
     for key, text in words:
         section, _, leaf = key.partition(".")
         if section in SECTIONS:
-            value = yaml.safe_load(str(text))
+            value = load_yaml(str(text), f"command line {key}")
             layers.append(("command line", {section: {leaf: value} if leaf else value}))
     return build_config(layers)

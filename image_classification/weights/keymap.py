@@ -1,6 +1,9 @@
 """Other projects' parameter names to ours, by the dialects that a model states."""
 
+import contextlib
 import re
+
+from ..runtime import UserError
 
 OWN_NAMES = "our own names"
 COUNTERS = (r".*\.num_batches_tracked", "StructuredToParameterName@@")  # PyTorch's and Paddle's
@@ -8,7 +11,11 @@ BATCH_NORM = ((re.compile(r"(.*)\.running_mean"), r"\1._mean"), (re.compile(r"(.
 
 
 def translate(tensors, model):
-    """Return (tensors under our names, name of the dialect they came in); values are not yet transposed."""
+    """Return (tensors under our names, name of the dialect they came in); values are not yet transposed.
+
+    Raises:
+        UserError: two tensors have one name among ours.
+    """
     dialect = next((d for d in model.dialects if any(re.fullmatch(d.marker, name) for name in tensors)), None)
     renamed = {}
     for name, value in tensors.items():
@@ -17,10 +24,14 @@ def translate(tensors, model):
         name = _rename(name, dialect.rules if dialect else ())
         for pattern, replacement in BATCH_NORM:
             name = pattern.sub(replacement, name)
+        if name in renamed:
+            raise UserError(f"-pretrained: two tensors of the file are {name}")
         renamed[name] = value
     if dialect is None:
         return renamed, OWN_NAMES
-    return dialect.finish(renamed, list(model.state_dict())), dialect.name
+    with contextlib.suppress(LookupError, ValueError):  # what is missing or misshapen is listed with the rest
+        renamed = dialect.finish(dict(renamed), list(model.state_dict()))
+    return renamed, dialect.name
 
 
 def _rename(name, rules):

@@ -77,11 +77,15 @@ def _replaceable_head(model, state, tensors):
     """Return the head's names whose number of classes differs, or that the source lacks or alone has."""
     head = {name for name in {*state, *tensors} if name.startswith(tuple(f"{part}." for part in model.head_names))}
 
+    shapes = {name: (tuple(tensors[name].shape), tuple(state[name].shape)) for name in head & {*state} & {*tensors}}
+    if len({loaded[-1:] for loaded, _ in shapes.values()}) > 1:  # no head of any number of classes
+        return []
+
     def differs(name):
-        if name not in state or name not in tensors:
+        if name not in shapes:
             return True
-        (*inputs, classes), (*own_inputs, own_classes) = tensors[name].shape, state[name].shape
-        return inputs == own_inputs and classes != own_classes
+        loaded, own = shapes[name]
+        return len(loaded) == len(own) > 0 and loaded[:-1] == own[:-1] and loaded[-1] not in (0, own[-1])
 
     return sorted(filter(differs, head))
 

@@ -23,7 +23,7 @@ from image_classification.runtime import UserError
 from tests.helpers.data_samples import encoded, make_config, photo, tar_bytes
 
 NO_LABELS = [
-    "", "x", "1.5", "1e3", "--1", "+1", "0x1", "1_000", "²", "٣", "9" * 5000, "9999999999", "nan", "None", "\x1b1",
+    "", "x", "1.5", "1e3", "--1", "+1", "0x1", "1_000", "²", "٣", "9" * 5000, "1000000", "nan", "None", "\x1b1",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_text_that_is_no_number_is_no_label(text):
     "text",
     [
         '{"label": "3"}', '{"label": 3.0}', '{"label": true}', '{"label": [3]}', '{"label": 1e9}', '"label"', "\0", "",
-        '{"label": 10000000000}', '{"label": ' + "9" * 5000 + "}", "[" * 100_000, "[]", "3", '{"Label": 3}', "{}",
+        '{"label": 1000000}', '{"label": ' + "9" * 5000 + "}", "[" * 100_000, "[]", "3", '{"Label": 3}', "{}",
         '{"label": null}',
     ],
 )  # fmt: skip

@@ -3,7 +3,6 @@
 import argparse
 import collections
 import io
-import json
 import os
 import pickle
 import re
@@ -18,6 +17,7 @@ import pytest
 from image_classification.files.unpickle import load_pickle
 from image_classification.runtime import UserError
 from image_classification.weights import read_weights, write_weights
+from tests.helpers.weight_files import legacy_torch_file, safetensors_file, torch_zip
 
 FORMATS = ("safetensors", "pth", "pdparams")
 
@@ -89,19 +89,6 @@ def test_every_pickle_protocol_of_numpy_arrays_is_read(tmp_path, tensors, protoc
     assert equal(read_weights(path).tensors, tensors)
 
 
-def legacy_torch_file(numbers):
-    """Return the bytes of a torch.save file of before PyTorch 1.6 with one float32 tensor "w" [2, 2], transposed."""
-    pid = b"(U\x07storagectorch\nFloatStorage\nU\x01aU\x03cpuK\x04NtQ"
-    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00K\x02K\x02\x86K\x01K\x02\x86\x89}tR"
-    out = io.BytesIO()
-    for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "protocol_version": 1001}):
-        out.write(pickle.dumps(value, protocol=2))
-    out.write(b"\x80\x02}U\x01w" + tensor + b"s.")
-    out.write(pickle.dumps(["a"], protocol=2))
-    out.write(struct.pack("<q", len(numbers)) + np.array(numbers, "<f4").tobytes())
-    return out.getvalue()
-
-
 def test_legacy_torch_file_with_strides_is_read(tmp_path):
     path = tmp_path / "old.pth"
     path.write_bytes(legacy_torch_file([1, 2, 3, 4]))
@@ -116,13 +103,6 @@ class Command:
 
     def __reduce__(self):
         return os.mkdir, (str(self.path),)
-
-
-def torch_zip(path, content, compression=zipfile.ZIP_STORED, storages=()):
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("archive/data.pkl", content)
-        for name, data in storages:
-            archive.writestr(f"archive/data/{name}", data)
 
 
 def hostile_files(folder, victim):
@@ -248,11 +228,6 @@ def test_tensor_larger_than_its_storage_is_refused(tmp_path):
     torch_zip(path, b"\x80\x02}U\x01w" + tensor + b"s.", storages=[("0", bytes(4))])
     with pytest.raises(UserError, match="2147483647 elements in a storage of 1"):
         read_weights(path)
-
-
-def safetensors_file(header, data=bytes(8)):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
 
 
 def tensor_entry(begin, end, shape=None, dtype="F32"):

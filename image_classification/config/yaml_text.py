@@ -1,0 +1,69 @@
+"""YAML for settings: empty values, true and false, numbers, texts, lists and mappings, within bounds.
+
+Dates stay the text that they are. Aliases and merge keys are errors, because a few lines of them unfold to more than a
+memory holds; BASE does what they are for.
+"""
+
+from typing import Any
+
+import yaml
+
+from ..runtime import UserError
+
+DEEPEST = 20
+MOST_VALUES = 50_000  # a factor for each class of ImageNet-21k is 21,841
+LONGEST = 10_000  # characters of a value
+_PREFIX = "tag:yaml.org,2002:"
+_KNOWN = {f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in _KNOWN]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.count = self.depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.count += 1
+        self.depth += 1
+        if self.check_event(yaml.AliasEvent):
+            self._refuse("an alias (*): repeat the value, or use BASE")
+        if self.count > MOST_VALUES or self.depth > DEEPEST:
+            self._refuse(f"more than {MOST_VALUES} values, or {DEEPEST} in each other")
+        node = super().compose_node(parent, index)
+        assert node is not None
+        self.depth -= 1
+        if node.tag not in _KNOWN:
+            self._refuse(f"the tag {node.tag[:80]}")
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST:
+            self._refuse(f"a value of {len(node.value)} characters")
+        if isinstance(node, yaml.MappingNode) and not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+            self._refuse("a list or a mapping as a key")
+        return node
+
+    def _refuse(self, what: str) -> None:
+        raise yaml.composer.ComposerError(problem=f"{what} is not allowed", problem_mark=self.peek_event().start_mark)
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """Return what a YAML text says: None, bool, int, float, str, lists, and dicts with plain keys.
+
+    Raises:
+        UserError: naming ``where`` and the line, for anything else.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_data()
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError) as error:
+        # ValueError, LookupError: what PyYAML raises for "!!int x" and its like
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}{line}: is not YAML: {getattr(error, 'problem', None) or error}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
