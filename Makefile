@@ -29,7 +29,7 @@ lint: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "slow and not device"
-	$(BIN)/python -m tests.device -q -m "device and slow" tests/device
+	$(BIN)/python -m tests.device -q -m "(device or gpu) and slow" tests/device tests/house
 
 # What a GPU would run, on a plug-in device of our own that computes on the CPU: docs/devices.md.
 test-device: $(VENV)/.installed-dev
@@ -38,7 +38,7 @@ test-device: $(VENV)/.installed-dev
 
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "gpu" tests/house/test_gpu_contract.py
+	$(BIN)/python -m pytest -q -m "gpu" tests/house
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python tools/make_api_reference.py

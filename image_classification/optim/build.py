@@ -2,7 +2,7 @@
 
 import paddle
 
-from ..runtime import UserError, get_logger
+from ..runtime import UserError, get_logger, has_kernel
 from .groups import parameter_settings
 from .rules import Lamb, Lars, Lion
 
@@ -47,6 +47,7 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
     tensors = [setting.tensor for setting in settings]
     lr = float(train_config.BASE_LR)
     kind = options.NAME.lower()
+    _check_kernel(options.NAME, tensors)
     if kind == "adamw":
         return paddle.optimizer.AdamW(
             lr,
@@ -106,3 +107,16 @@ def check_optimizer(train_config):
         raise UserError(f"TRAIN.OPTIMIZER.TRUST_COEFFICIENT: {options.TRUST_COEFFICIENT} is not above 0")
     if not train_config.WEIGHT_DECAY >= 0:
         raise UserError(f"TRAIN.WEIGHT_DECAY: {train_config.WEIGHT_DECAY} is below 0")
+
+
+def _check_kernel(name, tensors):
+    """Refuse a format in which Paddle's optimizer has no kernel here: Paddle 2.6 has no bfloat16 Momentum on a GPU."""
+    device = paddle.get_device().partition(":")[0]
+    if device == "cpu" or name.lower() not in ("adamw", "sgd", "momentum"):  # the other rules are ours
+        return
+    for dtype in sorted({str(tensor.dtype).removeprefix("paddle.") for tensor in tensors} - {"float32"}):
+        if not has_kernel(name.lower(), device, dtype):
+            raise UserError(
+                f"TRAIN.OPTIMIZER: {name} has no {dtype} kernel on {device} in Paddle {paddle.__version__}; take a "
+                "mode with float32 masters, such as O2"
+            )

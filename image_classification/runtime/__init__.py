@@ -20,6 +20,7 @@ from .devices import (
 from .errors import UserError
 from .files import atomic_write
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
+from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, get_logger, log_to_file, progress_bar, setup_logger
 from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
@@ -37,6 +38,8 @@ __all__ = [
     "hold_interrupts",
     "interrupted",
     "release_interrupts",
+    "has_kernel",
+    "kernel_registry",
     "log_to_file",
     "peak_memory_bytes",
     "prepare_process",

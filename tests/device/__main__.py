@@ -9,7 +9,7 @@ import sys
 
 from .build import build, missing
 
-DEFAULT = ["-q", "-m", "(device or gpu) and not slow", "tests/device", "tests/house/test_gpu_contract.py"]
+DEFAULT = ["-q", "-m", "(device or gpu) and not slow", "tests/device", "tests/house"]
 
 
 def main(arguments):

@@ -1,4 +1,4 @@
-"""The contract of every precision mode on a GPU, compared with the CPU: `make test-gpu` prints one table.
+"""The contract of every precision mode on a GPU, compared with the CPU: `make test-gpu` prints one report.
 
 The same tests run on the CPU in `make test`. Without a GPU the GPU half is skipped; with CONTRACT_DEVICE=cpu it runs
 on the CPU, which shows that the tests themselves work.
@@ -6,8 +6,6 @@ on the CPU, which shows that the tests themselves work.
 Tolerances: GPU and CPU add in different orders and both round to the half format, so results may differ by a few units
 in the last place: 2^-8 in float16, 2^-5 in bfloat16, relative to the largest value.
 """
-
-import os
 
 import numpy as np
 import paddle
@@ -17,7 +15,7 @@ from paddle.nn import functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from image_classification import amp, runtime
+from image_classification import amp
 from tests.amp.test_operator_casts import CASES, name_of
 from tests.helpers.amp_models import MODES, batch, network
 
@@ -36,31 +34,6 @@ DEVICE_CASTS = {} if paddle.is_compiled_with_cuda() else {"linear": "float32"}
 # Paddle's shape function of this loss says float32 for bfloat16 logits.
 DEVICE_RESULTS = {("cross_entropy", "bfloat16")}
 ALL = [("fp32", "float32"), *MODES]
-
-
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request):
-    """The device under test, selected; the CPU again afterwards."""
-    name = os.environ.get("CONTRACT_DEVICE", request.param) if request.param == "gpu" else "cpu"
-    if not runtime.device_of(name).count():
-        pytest.skip(f"Paddle sees no {name.upper()}; CONTRACT_DEVICE=cpu runs these tests on the CPU instead")
-    paddle.set_device(name)
-    yield name
-    paddle.set_device("cpu")
-
-
-@pytest.fixture(scope="module")
-def table(request):
-    """Rows to print when all tests are done."""
-    rows = []
-    yield rows
-    if rows:
-        rows.insert(0, ("mode", "dtype", "device", "first loss", "last loss", "largest difference from the CPU"))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            print()
-            for row in rows:
-                print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def precision_for(device, mode, dtype, **options):
@@ -142,15 +115,16 @@ def train(device, mode, dtype, steps=8):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), ALL)
-def test_training_agrees_with_the_cpu(device, mode, dtype, table, request):
+def test_training_agrees_with_the_cpu(device, mode, dtype, report):
     losses, results = train(device, mode, dtype)
     assert losses[-1] < losses[0]
     assert all(result.applied for result in results)
     paddle.set_device("cpu")
     reference, _ = train("cpu", mode, dtype)
     difference = max(abs(ours - theirs) for ours, theirs in zip(losses, reference, strict=True))
-    if request.node.get_closest_marker("gpu"):
-        table.append((mode, dtype, device, f"{losses[0]:.4f}", f"{losses[-1]:.4f}", f"{difference:.1e}"))
+    report(mode, dtype, "first loss", f"{losses[0]:.4f}")
+    report(mode, dtype, "last loss", f"{losses[-1]:.4f}")
+    report(mode, dtype, "largest difference from the CPU", f"{difference:.1e}")
     assert difference < 10 * TOLERANCE[dtype]
 
 

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <set>
@@ -109,7 +110,14 @@ struct Entry {
   std::vector<bool> optional;
   std::vector<phi::AttributeType> attributes;
   bool random = false, synchronous = false, moves_bits = false;
+  mutable std::atomic<bool> ran{false};  // since `testdev_ran` was asked last
 };
+
+// Every entry, for as long as the process lives.
+std::vector<Entry*>& entries() {
+  static auto& all = *new std::vector<Entry*>;
+  return all;
+}
 
 // One operator as the framework asked for it. A missing optional input is a single nullptr.
 struct Call {
@@ -322,6 +330,7 @@ void use_master(Work* work, int multi_precision) {
 
 void launch(const Entry& entry, Call call) {
   check_device(entry.name);
+  entry.ran = true;
   Work work;
   work.entry = &entry;
   work.attributes = std::move(call.attributes);
@@ -642,6 +651,15 @@ Call call_of(const Entry& entry, phi::KernelContext* given) {
 
 }  // namespace
 
+// "kernel dtype" of each line: what ran since the last call.
+extern "C" const char* testdev_ran() {
+  static std::string text;
+  text.clear();
+  for (auto* entry : entries())
+    if (entry->ran.exchange(false)) text += entry->name + " " + phi::DataTypeToString(entry->dtype) + "\n";
+  return text.c_str();
+}
+
 void register_kernels() {
   auto backend = phi::TransToPhiBackend(phi::CustomPlace(device_type(), 0));
   auto& kernels = phi::KernelFactory::Instance().kernels();
@@ -649,7 +667,7 @@ void register_kernels() {
   for (auto& named : kernels) {
     const std::string& name = named.first;
     if (starts_with_any(name, std::begin(kLeftOut), std::end(kLeftOut))) continue;
-    std::vector<std::unique_ptr<Entry>> entries;
+    std::vector<std::unique_ptr<Entry>> made;
     auto add = [&](const phi::KernelKey& key, const phi::Kernel& cpu) {
       auto entry = std::make_unique<Entry>();
       entry->name = name;
@@ -659,7 +677,7 @@ void register_kernels() {
       for (auto* part : kRandom) entry->random |= !is_gradient && name.find(part) != std::string::npos;
       entry->synchronous = kSynchronous.count(name) > 0;
       entry->moves_bits = kMoveBits.count(name) > 0;
-      if (describe(entry.get())) entries.push_back(std::move(entry));
+      if (describe(entry.get())) made.push_back(std::move(entry));
     };
     phi::KernelKey wide(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, DataType::FLOAT32);
     for (auto& keyed : named.second) {
@@ -673,8 +691,11 @@ void register_kernels() {
       for (auto dtype : {DataType::FLOAT16, DataType::BFLOAT16})
         add(phi::KernelKey(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, dtype), found->second);
     }
-    for (auto& owned : entries) {
-      Entry* entry = owned.release();  // for as long as the process lives
+    for (auto& owned : made) {
+      const char* without = getenv("TESTDEV_WITHOUT");  // "momentum bfloat16": a device that lacks this kernel
+      if (without && name + " " + phi::DataTypeToString(owned->dtype) == without) continue;
+      Entry* entry = owned.release();
+      entries().push_back(entry);
       phi::Kernel kernel([entry](phi::KernelContext* given) { launch(*entry, call_of(*entry, given)); },
                          stubs.add(entry));
       *kernel.mutable_args_def() = entry->cpu.args_def();

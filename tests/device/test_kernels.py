@@ -1,0 +1,70 @@
+"""tools/kernels.json is what the modes really run: recorded here, compared, and written anew with UPDATE_KERNELS=1."""
+
+import ctypes
+import json
+import os
+
+import paddle
+import pytest
+
+from image_classification import amp
+from image_classification.config import build_config
+from image_classification.optim import build_optimizer
+from image_classification.optim.build import NAMES as OPTIMIZERS
+from image_classification.runtime import kernel_registry
+from tests.device.conftest import DEVICE
+from tests.device.test_models import train_step
+from tests.helpers.model_zoo import FOLDERS
+from tests.tools.test_model_tools import tool
+
+check = tool("check_kernels")
+HALF_MODES = ("auto", "O1", "O2", "O3", "naive")
+MODES = [("fp32", None), *((mode, dtype) for mode in HALF_MODES for dtype in ("float16", "bfloat16"))]
+
+
+def ran(library):
+    library.testdev_ran.restype = ctypes.c_char_p
+    return {tuple(line.split()) for line in library.testdev_ran().decode().splitlines()}
+
+
+def record(library, mode, dtype):
+    """Return {kernel: [dtypes]} of a training step of every family, and of every optimizer, in a mode."""
+    ran(library)
+    options = {"init_scale": 128.0} if dtype == "float16" else {}
+    for folder in FOLDERS:
+        precision = amp.build_precision(mode, dtype=dtype, device=DEVICE, options=options)
+        train_step(DEVICE, folder, precision)
+    for name in OPTIMIZERS:
+        precision = amp.build_precision(mode, dtype=dtype, device=DEVICE, options=options)
+        model = precision.convert_model(paddle.nn.Linear(4, 3))
+        config = build_config([("test", {"TRAIN": {"OPTIMIZER": {"NAME": name}, "GRAD_CLIP": 1.0}})])
+        optimizer = build_optimizer(precision.master_params(model), config.TRAIN, set())
+        with precision.forward_context():
+            loss = model(paddle.ones([2, 4])).astype("float32").mean()
+        precision.backward(loss)
+        precision.step(optimizer)
+    kernels = {}
+    for name, dtype_name in sorted(ran(library)):
+        if dtype_name in ("float16", "bfloat16", "float32", "float64"):
+            kernels.setdefault(name, []).append(dtype_name)
+    return kernels
+
+
+@pytest.mark.slow
+def test_recorded_kernels_are_those_of_the_modes(board, _library):
+    found = {f"{mode} {dtype or 'float32'}": record(_library, mode, dtype) for mode, dtype in MODES}
+    if os.environ.get("UPDATE_KERNELS"):
+        check.NEEDED.write_text(json.dumps(found, indent=0, separators=(",", ":")) + "\n")
+    assert found == json.loads(check.NEEDED.read_text()), "write it anew: UPDATE_KERNELS=1"
+
+
+def test_registry_of_the_test_device_has_what_every_mode_needs(board):
+    registry = kernel_registry()
+    for mode, needed in json.loads(check.NEEDED.read_text()).items():
+        assert check.missing(registry, needed, DEVICE) == [], mode
+    assert ("momentum", "float16", "none at all") in check.missing(registry, {"momentum": ["float16"]}, "cpu")
+
+
+def test_registry_without_the_device_is_one_line(board, capsys):
+    assert check.main(["-device", "gpu"]) == 2
+    assert "no kernel for it" in capsys.readouterr().err

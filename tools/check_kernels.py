@@ -1,0 +1,69 @@
+r"""Print which kernels a precision mode needs and a device's Paddle does not have.
+
+    python tools/check_kernels.py                              # this Paddle, the first device it sees
+    python tools/check_kernels.py -device gpu -registry FILE   # another Paddle's registry, as -dump wrote it there
+    python tools/check_kernels.py -dump FILE                   # write this Paddle's registry; needs no GPU
+
+Expected: one line for each mode; exit code 1 when anything is missing. What a mode needs was recorded on the test
+device (docs/devices.md) from every family of the zoo and every optimizer: tools/kernels.json. A registry can be read
+wherever that Paddle can be imported: paddlepaddle-gpu lists its GPU kernels on machines without a GPU too.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import UserError, atomic_write, expected_kind, kernel_registry, prepare_process
+
+NEEDED = Path(__file__).with_name("kernels.json")
+
+def missing(registry, needed, kind):
+    """Return [(kernel, dtype, why)] of what a mode needs and the device lacks."""
+    result = []
+    for name, dtypes in sorted(needed.items()):
+        have = {tuple(key) for key in registry.get(name, [])}
+        for dtype in dtypes:
+            if not have & {(kind, dtype), ("any", dtype)}:
+                result.append((name, dtype, "the CPU's runs instead" if ("cpu", dtype) in have else "none at all"))
+    return result
+
+
+def main(arguments=None):
+    """Print the lines and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-device", default="auto", help="kind of device: gpu, xpu, a plug-in's name (default: auto)")
+    parser.add_argument("-registry", type=Path, help="file that -dump wrote with another Paddle")
+    parser.add_argument("-dump", type=Path, help="write this Paddle's registry and stop")
+    options = parser.parse_args(arguments)
+    try:
+        if options.dump:
+            with atomic_write(options.dump) as file:
+                file.write(json.dumps(kernel_registry()).encode())
+            return 0
+        if options.registry and not options.registry.is_file():
+            raise UserError(f"-registry: {options.registry}: no such file")
+        kind = expected_kind(options.device)
+        registry = json.loads(options.registry.read_text()) if options.registry else kernel_registry()
+        if not any(key[0] == kind for keys in registry.values() for key in keys):
+            raise UserError(f"-device: {kind}: this registry has no kernel for it")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    failed = False
+    for mode, needed in json.loads(NEEDED.read_text()).items():
+        lacking = missing(registry, needed, kind)
+        failed |= bool(lacking)
+        count = sum(len(dtypes) for dtypes in needed.values())
+        print(f"{mode} on {kind}: {count} kernels needed, {len(lacking)} missing")
+        for name, dtype, instead in lacking:
+            print(f"    {name} {dtype}: {instead}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    prepare_process()
+    sys.exit(main())
