@@ -17,7 +17,7 @@ import paddle
 from . import checkpoint
 from .config import to_yaml
 from .evaluation import evaluate
-from .metrics import num_correct
+from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .runtime import UserError, get_logger
 
@@ -167,6 +167,7 @@ class Trainer:
         self.mean = RunningMean()
         self.timer = Timer()
         self.evaluation = None
+        self.class_report = None  # of the evaluation after the last epoch
         self.last_result = None
         self.stop_requested = False  # on this process, at any moment
         self.stop_reason = "a signal"  # to this process or another
@@ -261,8 +262,12 @@ class Trainer:
     def evaluate(self):
         """Evaluate the averaged weights where there are some, else the model's own."""
         self.call("before_evaluation")
+        if self.progress.epoch == self.config.TRAIN.NUM_EPOCHS:
+            self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
         with self.ema.applied(self.model):
-            self.evaluation = evaluate(self.model, self.precision, self.eval_loader, self.parallel)
+            self.evaluation = evaluate(
+                self.model, self.precision, self.eval_loader, self.parallel, self.class_report
+            )
         best, top1 = self.progress.best_top1, self.evaluation["top1"]
         self.evaluation["is_best"] = best is None or top1 > best
         self.progress.best_top1 = top1 if self.evaluation["is_best"] else best
