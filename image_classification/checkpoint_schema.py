@@ -79,6 +79,14 @@ def _number(low, high):
     return check
 
 
+def _number_or_none(low, high):
+    def check(value, name):
+        if value is not None:
+            _number(low, high)(value, name)
+
+    return check
+
+
 def _flag(value, name):
     if type(value) is not bool:
         _fail(name, "true or false", value)
@@ -192,7 +200,7 @@ _PROGRESS = _record({
     "step": _COUNT,
     "skipped_steps": _COUNT,
     "skipped_in_a_row": _COUNT,
-    "best_top1": _number(0, 1),
+    "best_top1": _number_or_none(0, 1),
     "seconds": _number(0, MOST),
     "sums": _list(_number(-math.inf, math.inf), 3, 3),
 })  # fmt: skip
