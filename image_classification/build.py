@@ -41,8 +41,8 @@ class Parts:
     @property
     def class_names(self):
         """The name of each output of the model; a number where the data know no name."""
-        names = [str(name) for name in self.eval_loader.dataset.class_names]
-        return names + [str(index) for index in range(len(names), self.config.MODEL.NUM_CLASSES)]
+        model = self.config.MODEL
+        return list(model.CLASS_NAMES) or [str(index) for index in range(model.NUM_CLASSES)]
 
 
 def build_parts(config, build_model, parallel):

@@ -1,5 +1,6 @@
 """Images as a model sees them, without a data set: for predictions, pictures and checks of exported models."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from .data.normalize import Normalize
 from .files.plain import read_plain, read_text
 from .runtime import UserError
 
+WORDNET_NUMBER = re.compile(r"n\d{8}")  # the names of ImageNet's class folders, in the order of its classes
 IMAGENET_CLASSES = Path(__file__).resolve().parent / "weights" / "imagenet_classes.txt"
 
 
@@ -36,11 +38,15 @@ def normalised(config, pixels):
 
 
 def class_names(config, path=None):
-    """Return the name of each class: of a file, of ImageNet-1k where there are 1000 classes, else their numbers.
+    """Return the name of each class: of a file, of the configuration, of ImageNet-1k for 1000 classes, else numbers.
 
     A file has one class a line, `name` or PaddleClas's `0 tench, Tinca tinca`.
     """
-    count = config.MODEL.NUM_CLASSES
+    count, known = config.MODEL.NUM_CLASSES, config.MODEL.CLASS_NAMES
+    if path is None and known and not (count == 1000 and all(map(WORDNET_NUMBER.fullmatch, known))):
+        if len(known) != count:
+            raise UserError(f"MODEL.CLASS_NAMES: {len(known)} names, the model has {count} classes")
+        return list(known)
     if path is None and count != 1000:
         return [str(index) for index in range(count)]
     lines = read_text(path or IMAGENET_CLASSES).splitlines()
