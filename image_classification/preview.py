@@ -7,7 +7,7 @@ import numpy as np
 
 from .data.build import build_eval_transform
 from .data.datasets import LARGEST_FILE
-from .data.decode import CorruptImage
+from .data.decode import CorruptImage, decode
 from .data.normalize import Normalize
 from .files.plain import read_plain, read_text
 from .runtime import UserError
@@ -30,6 +30,13 @@ def eval_pixels(config, paths):
         except CorruptImage as error:
             raise UserError(f"{path}: is no image that can be read: {str(error)[:80]}") from None
     return np.stack(crops)
+
+
+def whole_photo(config, path):
+    """Return an image file as uint8 [height, width, channels], and (top, left, bottom, right) of what a model sees."""
+    transform = build_eval_transform(config.DATA)
+    pixels = decode(read_plain(path, LARGEST_FILE), "pil", config.DATA.IMAGE_CHANNELS, upright=transform.upright)
+    return pixels, transform.box(*pixels.shape[:2])
 
 
 def normalised(config, pixels):

@@ -25,7 +25,7 @@ ORDER = [
     ["evaluation", "hooks", "freeze"],
     ["trainer"],
     ["build"],
-    ["launch", "zoo", "explain", "preview", "multiply_adds"],
+    ["launch", "zoo", "explain", "preview", "annotate", "multiply_adds"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")
