@@ -10,6 +10,7 @@ from .freeze import freeze
 from .hooks import (
     CheckpointHook,
     EmaHook,
+    FiguresHook,
     Hook,
     LogHook,
     ProfilerHook,
@@ -37,6 +38,12 @@ class Parts:
     criterion: object
     train_loader: object
     eval_loader: object
+
+    @property
+    def class_names(self):
+        """The name of each output of the model; a number where the data know no name."""
+        model = self.config.MODEL
+        return list(model.CLASS_NAMES) or [str(index) for index in range(model.NUM_CLASSES)]
 
 
 def build_parts(config, build_model, parallel):
@@ -131,7 +138,7 @@ def folder_hooks(parts, folder, report):
     """Return the hooks that write to the run folder; the checkpoints are made on every process, the rest on one."""
     hooks: list[Hook] = [CheckpointHook(folder)]
     if parts.parallel.is_main:
-        hooks += [RecordHook(folder), ReportHook(folder, report)]
+        hooks += [RecordHook(folder), ReportHook(folder, report), FiguresHook(folder, parts.class_names)]
         if parts.config.TRAIN.PROFILE_STEP is not None:
             hooks.append(ProfilerHook(folder, parts.config.TRAIN.PROFILE_STEP))
     return hooks

@@ -8,6 +8,7 @@ import numpy as np
 
 NUM_WORST = 10
 LARGEST_LABELLED = 40  # classes; beyond it names would overlap in the picture
+LARGEST_NUMBERED = 20  # classes; beyond it there is no room for a number in each cell
 
 
 def write_class_files(folder, report, class_names):
@@ -59,6 +60,10 @@ def draw_confusion(confusion, class_names, path):
     if count <= LARGEST_LABELLED:
         axes.set_xticks(range(count), [str(name)[:16] for name in class_names], rotation=90)
         axes.set_yticks(range(count), [str(name)[:16] for name in class_names])
+    if count <= LARGEST_NUMBERED:
+        for label, prediction in np.ndindex(confusion.shape):
+            colour = "black" if shares[label, prediction] > 0.6 else "white"  # viridis ends bright
+            axes.text(prediction, label, str(confusion[label, prediction]), color=colour, ha="center", va="center")
     figure.savefig(path, dpi=120)
 
 

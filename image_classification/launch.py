@@ -194,11 +194,9 @@ def evaluate(parts, folder, report, build_model):
     if parts.config.EVAL_FP32 and not parts.precision.is_plain:
         figures |= compare_with_float32(parts, result, build_model)
     if parts.parallel.is_main:
-        names = [str(name) for name in parts.eval_loader.dataset.class_names]
-        names += [str(index) for index in range(len(names), parts.config.MODEL.NUM_CLASSES)]
-        for line in write_class_files(folder, classes, names):
+        for line in write_class_files(folder, classes, parts.class_names):
             logger.info(line)
-        write_summary(folder, figures | summary(classes, names))
+        write_summary(folder, figures | summary(classes, parts.class_names))
 
 
 def load_resumed_weights(parts):

@@ -4,6 +4,7 @@ A folder belongs to one run. Only ``-resume`` from a checkpoint in it continues 
 POSIX record lock (which also holds between hosts on NFS) keeps every other out.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -77,6 +78,14 @@ class RunFolder:
         """Add one line to ``metrics.jsonl``."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def read_metrics(self):
+        """Return the records of ``metrics.jsonl``; what somebody else or a killed process put there is left out."""
+        path, records = self.path / "metrics.jsonl", []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [record for record in records if isinstance(record, dict) and {"kind", "step"} <= record.keys()]
 
 
 def check_output(config):

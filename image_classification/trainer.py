@@ -21,7 +21,7 @@ from .amp import Precision, StepResult
 from .config import to_yaml
 from .evaluation import evaluate
 from .hooks import Hook
-from .metrics import num_correct
+from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel
 from .progress import Progress, RunningMean, Timer
@@ -100,6 +100,7 @@ class Trainer:
         self.mean = RunningMean()
         self.timer = Timer()
         self.evaluation: dict[str, Any] | None = None
+        self.class_report: ClassReport | None = None  # of the evaluation after the last epoch
         self.last_result: StepResult | None = None
         self.stop_requested = False  # on this process, at any moment
         self.stop_reason = "a signal"  # to this process or another
@@ -194,8 +195,12 @@ class Trainer:
     def evaluate(self) -> None:
         """Evaluate the averaged weights where there are some, else the model's own."""
         self.call("before_evaluation")
+        if self.progress.epoch == self.config.TRAIN.NUM_EPOCHS:
+            self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
         with self.ema.applied(self.model):
-            self.evaluation = evaluate(self.model, self.precision, self.eval_loader, self.parallel)
+            self.evaluation = evaluate(
+                self.model, self.precision, self.eval_loader, self.parallel, self.class_report
+            )
         best, top1 = self.progress.best_top1, self.evaluation["top1"]
         self.evaluation["is_best"] = best is None or top1 > best
         self.progress.best_top1 = top1 if self.evaluation["is_best"] else best

@@ -12,6 +12,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.parallel.single import SingleProcess
+from image_classification.progress import Progress
 from image_classification.runtime import UserError
 from tests.helpers.checkpoints import make_state
 from tests.helpers.model_zoo import CONFIGS, builder
@@ -32,10 +33,24 @@ def test_checkpoint_loads_with_paddle_itself(tmp_path):
     assert found["rng"][0]["numpy"]["keys"].tolist() == np.random.get_state()[1].tolist()
 
 
+def test_state_from_before_the_first_evaluation_is_a_state(tmp_path):
+    state = make_state()
+    state["progress"]["best_top1"] = Progress().best_top1
+    checkpoint.save(tmp_path / "a.pdparams", state)
+    assert checkpoint.load(tmp_path / "a.pdparams")["progress"]["best_top1"] is None
+
+
 @pytest.mark.parametrize("given", ["a", "a.pdparams"])
 def test_path_is_found_with_and_without_its_ending(tmp_path, given):
     (tmp_path / "a.pdparams").write_bytes(b"")
     assert checkpoint.find(tmp_path / given, "-resume") == tmp_path / "a.pdparams"
+
+
+def test_run_folder_means_its_latest(tmp_path):
+    with pytest.raises(UserError, match="the folder has no latest.pdparams"):
+        checkpoint.find(tmp_path, "-resume")
+    (tmp_path / "latest.pdparams").write_bytes(b"")
+    assert checkpoint.find(tmp_path, "-resume") == tmp_path / "latest.pdparams"
 
 
 def test_missing_file_is_named_with_its_flag(tmp_path):

@@ -62,6 +62,16 @@ def test_picture_is_brightest_where_predictions_are(tmp_path):
     assert len(columns) and columns.min() > picture.shape[1] // 2  # first row, last column
 
 
+@pytest.mark.parametrize(("classes", "has_numbers"), [(20, True), (21, False)])
+def test_cells_have_numbers_where_there_is_room(tmp_path, classes, has_numbers):
+    draw_confusion(np.diag(np.full(classes, 888)), [""] * classes, tmp_path / "c.png")
+    picture = np.asarray(Image.open(tmp_path / "c.png").convert("RGB")).astype(int)
+    yellow = (picture[:, :, 0] > 240) & (picture[:, :, 1] > 220) & (picture[:, :, 2] < 60)  # viridis at 1
+    cell = picture[yellow.any(axis=1)][:30, : picture.shape[1] * 3 // 4]  # the rows of the first cells
+    inside = cell[:, yellow[yellow.any(axis=1)][0, : cell.shape[1]]]
+    assert (inside.max(axis=2) < 60).any() == has_numbers
+
+
 def test_picture_of_many_classes_has_no_names(tmp_path):
     draw_confusion(np.eye(200, dtype=np.int64), [f"{index:050}" for index in range(200)], tmp_path / "c.png")
     assert Image.open(tmp_path / "c.png").size == (960, 840)

@@ -35,7 +35,8 @@ def trained(tmp_path_factory):
 
 def test_training_leaves_every_file_of_the_contract(trained):
     folder, _ = trained
-    for name in ("config.yaml", "log.txt", "metrics.jsonl", "report.json", "best.pdparams", "latest.pdparams"):
+    for name in ("config.yaml", "log.txt", "metrics.jsonl", "report.json", "best.pdparams", "latest.pdparams",
+                 "curves.png", "confusion.png", "per_class.csv"):  # fmt: skip
         assert (folder / name).stat().st_size > 0, name
     assert [path.stat().st_size > 0 for path in (folder / "visualdl").iterdir()] == [True]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

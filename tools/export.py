@@ -46,6 +46,18 @@ import sys, paddle2onnx
 prefix, path = sys.argv[1:]
 files = f"{prefix}.json", f"{prefix}.pdiparams", path
 paddle2onnx.export(*files, opset_version=17, optimize_tool="None", verbose=False)
+import onnx
+model = onnx.load(path)
+graph = model.graph
+old = graph.output[0].name
+for node in graph.node:
+    for names in (node.input, node.output):
+        names[:] = ["logits" if name == old else name for name in names]
+graph.output[0].name = "logits"
+for value in (graph.input[0], graph.output[0]):
+    value.type.tensor_type.shape.dim[0].dim_param = "batch"
+onnx.checker.check_model(model)
+onnx.save(model, path)
 """
 # the converter's own limits would clip weights at 1e4 and raise small ones to 1e-7
 HALVE = """
@@ -66,7 +78,7 @@ def main(arguments=None):
     parser.add_argument("-output", type=Path, required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
     parser.add_argument("-dtype", choices=tuple(TOLERANCES), default="float32", help="also export in this format")
-    parser.add_argument("-class_names", help="file with one class a line (default: ImageNet-1k's, or numbers)")
+    parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
     try:
@@ -123,7 +135,7 @@ def write_preprocessing(path, config, names):
     content = {
         "image_size": data.IMAGE_SIZE,
         "exif_orientation": "applied" if data.EXIF_ORIENTATION else "ignored",
-        "resize_short_side": int(data.IMAGE_SIZE / data.CROP_PCT),
+        "resize_short_side" if data.KEEP_ASPECT else "resize_square": int(data.IMAGE_SIZE / data.CROP_PCT),
         "interpolation": data.INTERPOLATION,
         "resize_library": data.RESIZE_LIBRARY,
         "crop": "center",

@@ -18,7 +18,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from tqdm import tqdm
 
 from image_classification.data.datasets import require_folder
 from image_classification.data.folders import read_class_folders, read_list_file
@@ -32,7 +31,7 @@ from image_classification.data.tfrecord import (
     unframe,
 )
 from image_classification.data.tfrecord_dataset import FOLDERS, IMAGE_FEATURE, LABEL_FEATURE
-from image_classification.runtime import UserError, atomic_write
+from image_classification.runtime import UserError, atomic_write, progress_bar
 
 MAX_CLASSES = 1 << 20
 
@@ -93,8 +92,12 @@ def write_shards(dataset, split, options, num_shards):
     # spawn: a fork would copy the threads' locks of whatever the libraries started
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, options.workers), mp_context=context) as pool:
-        results = pool.map(_write_shard, jobs)
-        return sum(tqdm(results, total=len(jobs), desc=split, unit="shard", disable=not sys.stderr.isatty()))
+        written = 0
+        with progress_bar(len(jobs), split, "shards") as bar:
+            for result in pool.map(_write_shard, jobs):
+                written += result
+                bar.update()
+        return written
 
 
 def _write_shard(job):

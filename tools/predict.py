@@ -11,13 +11,14 @@ its best class; with -explain next to it where the model looked, by Grad-CAM or 
 import argparse
 import glob
 import json
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from image_classification.runtime import UserError, atomic_write, prepare_process
+from image_classification.runtime import UserError, atomic_write, prepare_process, progress_bar
 
 prepare_process()
 
@@ -26,24 +27,24 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
+from image_classification.annotate import annotate
 from image_classification.explain import heatmap
-from image_classification.preview import class_names, eval_pixels, normalised
+from image_classification.preview import class_names, eval_pixels, normalised, whole_photo
 from image_classification.zoo import load_model
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-SMALLEST_PICTURE = 224  # pixels; smaller ones are enlarged so that the text can be read
-CAPTION = 22
+CAPTIONS = 3  # classes below a picture
 
 
 def main(arguments=None):
-    """Print the predictions and return the exit code."""
+    """Print the predictions and return the exit code: 0 all done, 1 some images cannot be read, 2 nothing was done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("images", nargs="+", help="images, folders, patterns")
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
     parser.add_argument("-top_k", type=int, default=5, help="classes an image (default: 5)")
     parser.add_argument("-batch_size", type=int, default=32, help="images at a time (default: 32)")
-    parser.add_argument("-class_names", help="file with one class a line (default: ImageNet-1k's, or numbers)")
+    parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-json", action="store_true", help="print JSON as PaddleClas does instead of a table")
     parser.add_argument("-output", type=Path, help="folder for annotated pictures")
     parser.add_argument("-explain", action="store_true", help="add where the model looked to the pictures")
@@ -57,37 +58,59 @@ def main(arguments=None):
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(results, indent=1, ensure_ascii=False) if options.json else table(results))
-    return 0
+    return 1 if any("error" in result for result in results) else 0
 
 
 def run(options):
-    """Return one dictionary an image: file_name, class_ids, scores, label_names; best class first."""
+    """Return one dictionary an image: file_name, class_ids, scores, label_names, best class first; or its error.
+
+    Raises:
+        UserError: there is no image, or none that can be read.
+    """
     paths = find_images(options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     names = class_names(config, options.class_names)
     count = min(max(options.top_k, 1), len(names))
-    results = []
-    for start in range(0, len(paths), max(options.batch_size, 1)):
-        batch = paths[start : start + options.batch_size]
-        pixels = eval_pixels(config, batch)
-        images = paddle.to_tensor(normalised(config, pixels))
-        with paddle.no_grad():
-            scores = F.softmax(model(images), axis=1).numpy()
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        for path, ids, row in zip(batch, best, scores, strict=True):
-            results.append({
-                "file_name": str(path),
-                "class_ids": ids.tolist(),
-                "scores": [round(float(row[index]), 5) for index in ids],
-                "label_names": [names[index] for index in ids],
-            })
-        if options.output is not None:
-            maps = [None] * len(batch)
+    results = dict.fromkeys(paths)
+    root = os.path.commonpath([path.resolve().parent for path in paths])
+    with progress_bar(len(paths), "predict", "images") as bar:
+        for start in range(0, len(paths), max(options.batch_size, 1)):
+            crops = read_crops(config, paths[start : start + max(options.batch_size, 1)], results, bar)
+            if not crops:
+                continue
+            images = paddle.to_tensor(normalised(config, np.concatenate(list(crops.values()))))
+            with paddle.no_grad():
+                scores = F.softmax(model(images), axis=1).numpy()
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+            maps = [None] * len(crops)
             if options.explain:
                 maps = heatmap(model, images, paddle.to_tensor(best[:, 0])).numpy()
-            for picture, heat, result in zip(pixels, maps, results[start:], strict=True):
-                save_picture(options.output, picture, heat, result)
-    return results
+            for path, ids, row, heat in zip(crops, best, scores, maps, strict=True):
+                results[path] = {
+                    "file_name": str(path),
+                    "class_ids": ids.tolist(),
+                    "scores": [round(float(row[index]), 5) for index in ids],
+                    "label_names": [names[index] for index in ids],
+                }
+                if options.output is not None:
+                    save_picture(options.output / path.resolve().relative_to(root).parent, config, heat, results[path])
+            bar.update(len(crops))
+    if all("error" in result for result in results.values()):
+        raise UserError(next(iter(results.values()))["error"])
+    return list(results.values())
+
+
+def read_crops(config, paths, results, bar):
+    """Return {path: uint8 [1, size, size, channels]} of the images that can be read; say which others there are."""
+    crops = {}
+    for path in paths:
+        try:
+            crops[path] = eval_pixels(config, [path])
+        except UserError as error:
+            results[path] = {"file_name": str(path), "error": str(error)}
+            bar.write(f"skipped: {error}", file=sys.stderr)
+            bar.update()
+    return crops
 
 
 def find_images(words):
@@ -109,20 +132,14 @@ def find_images(words):
     return list(dict.fromkeys(found))
 
 
-def save_picture(folder, pixels, heat, result):
-    """Write the crop that the model saw, with its best class below and the heat map beside it."""
-    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
-    side = max(SMALLEST_PICTURE, pixels.shape[0])
-    picture = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_NEAREST)[:, :, ::-1]
-    if heat is not None:
-        smooth = cv2.resize(heat.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC).clip(0, 1)
-        colours = cv2.applyColorMap((smooth * 255).astype(np.uint8), cv2.COLORMAP_JET)
-        picture = np.hstack([picture, cv2.addWeighted(np.ascontiguousarray(picture), 0.5, colours, 0.5, 0)])
-    caption = np.zeros((CAPTION, picture.shape[1], 3), np.uint8)
-    text = f"{result['label_names'][0]} {result['scores'][0]:.3f}"
-    cv2.putText(caption, text, (4, 15), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
-    content = cv2.imencode(".png", np.vstack([picture, caption]))[1]
+def save_picture(folder, config, heat, result):
+    """Write the photograph with what the model saw of it outlined, where it looked, and the classes in words."""
     source = Path(result["file_name"])
+    photo, box = whole_photo(config, source)
+    lines = [f"{100 * score:.1f} %  {name if not name.isdigit() else f'class {name}'}"
+             for name, score in zip(result["label_names"][:CAPTIONS], result["scores"], strict=False)]  # fmt: skip
+    picture = annotate(photo, box, heat, lines)
+    content = cv2.imencode(".png", picture[:, :, ::-1])[1]
     with atomic_write(folder / f"{source.stem}-{source.suffix.lstrip('.')}.png") as file:
         file.write(content.tobytes())
 
@@ -132,6 +149,9 @@ def table(results):
     lines = []
     for result in results:
         lines.append(result["file_name"])
+        if "error" in result:
+            lines.append(f"  {result['error'].removeprefix(result['file_name'] + ': ')}")
+            continue
         for index, score, name in zip(result["class_ids"], result["scores"], result["label_names"], strict=True):
             lines.append(f"  {score:7.4f}  {index:>5}  {name}")
     return "\n".join(lines)

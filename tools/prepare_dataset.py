@@ -8,20 +8,17 @@
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tqdm import tqdm
-
 from image_classification.config import build_config
 from image_classification.data import build_dataset
 from image_classification.data.decode import CorruptImage, decode
 from image_classification.data.sources import DATASETS, DOWNLOADS
-from image_classification.runtime import UserError
-
-NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "caltech101": 101, "digits": 10}
+from image_classification.runtime import UserError, progress_bar
 
 
 def main(arguments=None):
@@ -32,12 +29,14 @@ def main(arguments=None):
     parser.add_argument("--check", action="store_true", help="decode every image, download nothing")
     parser.add_argument("--num-classes", type=int, help="as in MODEL.NUM_CLASSES (default: that of the data set)")
     options = parser.parse_args(arguments)
-    num_classes = options.num_classes or NUM_CLASSES.get(options.dataset, 1000)
+    model = {"NUM_CLASSES": options.num_classes} if options.num_classes else {}
     download = options.dataset in DOWNLOADS and not options.check
     data = {"DATASET": options.dataset, "DATA_PATH": options.folder, "DOWNLOAD": download}
     num_corrupt = 0
     try:
-        config = build_config([("arguments", {"DATA": data, "MODEL": {"NUM_CLASSES": num_classes}})])
+        config = build_config([("arguments", {"DATA": data, "MODEL": model})])
+        if not model:  # then the data say it
+            config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
         for split in ("train", "val"):
             dataset = build_dataset(config, split)
             if options.check:
@@ -52,13 +51,15 @@ def main(arguments=None):
 def _check(dataset, split):
     """Decode every image, print the corrupt ones and return how many they are."""
     found = 0
-    for index in tqdm(range(len(dataset)), desc=split, unit="image", disable=not sys.stderr.isatty()):
-        try:
-            content, _ = dataset.read(index)
-            decode(content)
-        except CorruptImage as error:
-            found += 1
-            print(f"corrupt: {dataset.describe(index)} ({error})")
+    with progress_bar(len(dataset), split, "images") as bar:
+        for index in range(len(dataset)):
+            try:
+                content, _ = dataset.read(index)
+                decode(content)
+            except CorruptImage as error:
+                found += 1
+                bar.write(f"corrupt: {dataset.describe(index)} ({error})")
+            bar.update()
     return found
 
 

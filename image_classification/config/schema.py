@@ -85,6 +85,7 @@ class Model:
         recipe=False,
     )
     RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams", recipe=False)
+    CLASS_NAMES: tuple[str, ...] = option((), "name of each class; those of the data, where they have names")
     CLASSES_GIVEN: bool = derived(True, "whether NUM_CLASSES was set for the very data that were named")
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
 

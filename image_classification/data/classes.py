@@ -10,15 +10,18 @@ MOST_NAMED = 5
 
 
 def settle_classes(config, dataset):
-    """Return the configuration with the MODEL.NUM_CLASSES of the data, where nobody has set another for these data.
+    """Return the configuration with NUM_CLASSES and CLASS_NAMES of the data, where nobody has set others for them.
 
     Args:
         dataset: the training set; in an evaluation the evaluation set.
 
     Raises:
-        UserError: a number that was set is not that of the data, or there is nothing to tell apart.
+        UserError: what was set, or what the model was trained for, are not the classes of the data, or there is nothing
+            to tell apart.
     """
     model, found = config.MODEL, dataset.num_classes
+    names = tuple(map(str, dataset.class_names))
+    names = () if names == tuple(map(str, range(found))) else names
     where = f"{config.DATA.DATASET} at {config.DATA.DATA_PATH}"
     if found == 1:
         raise UserError(f"DATA.DATA_PATH: {where} has one class, {dataset.class_names[0]}: nothing to tell apart")
@@ -30,7 +33,13 @@ def settle_classes(config, dataset):
             f"data: {found} classes ({_some(dataset.class_names)}), so the model has {found} outputs instead of "
             f"{model.NUM_CLASSES}"
         )
-    return dataclasses.replace(config, MODEL=dataclasses.replace(model, NUM_CLASSES=found, CLASSES_GIVEN=True))
+    trained = config.EVAL or model.RESUME or model.CLASSES_GIVEN
+    if trained and names and model.CLASS_NAMES and names != model.CLASS_NAMES:
+        raise UserError(f"MODEL.CLASS_NAMES: {_some(model.CLASS_NAMES)}, but the classes of {where} are "
+                        f"{_some(names)}")  # fmt: skip
+    names = names or (model.CLASS_NAMES if trained else ())
+    settled = dataclasses.replace(model, NUM_CLASSES=found, CLASS_NAMES=names, CLASSES_GIVEN=True)
+    return dataclasses.replace(config, MODEL=settled)
 
 
 def describe_classes(dataset):

@@ -33,7 +33,7 @@ def _imagenet2012(config, split):
     if os.path.isfile(list_path):
         return read_list_file(list_path, root, _classes_of_lists(config))
     if os.path.isdir(os.path.join(root, split)):
-        return _class_folders(root, split)
+        return _class_folders(config, split)
     if split == "val" and os.path.isfile(os.path.join(root, IMAGENET_VAL_TAR)):
         return read_imagenet_val_tar(root)
     tar = f" nor {IMAGENET_VAL_TAR}" if split == "val" else ""
@@ -51,10 +51,14 @@ def _classes_of_lists(config):
     return config.MODEL.NUM_CLASSES if config.MODEL.CLASSES_GIVEN or config.EVAL else None
 
 
-def _class_folders(root, split):
-    # The training folders number the classes, so that an evaluation set with fewer of them gets the same labels.
+def _class_folders(config, split):
+    # What the model was trained for numbers the classes, else the training folders do, so that an evaluation set with
+    # fewer of them gets the same labels.
+    root = config.DATA.DATA_PATH
     train = os.path.join(root, "train")
-    class_names = list_class_names(train) if split == "val" and os.path.isdir(train) else None
+    class_names = list(config.MODEL.CLASS_NAMES) if config.EVAL else None
+    if split == "val" and not class_names and os.path.isdir(train):
+        class_names = list_class_names(train)
     return read_class_folders(os.path.join(root, split), class_names)
 
 
@@ -69,7 +73,7 @@ def _folder(config, split):
                 f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: give both, or class folders alone, of which a "
                 "fixed fifth is for evaluation"
             )
-        return _class_folders(root, split)
+        return _class_folders(config, split)
     everything = read_class_folders(root)
     chosen = stratified_split(everything.labels, split)
     paths = [os.path.relpath(everything.describe(index), root) for index in chosen]

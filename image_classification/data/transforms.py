@@ -215,6 +215,15 @@ class EvalTransform:
         scaled = resize(pixels, height, width, self.interpolation, self.library)
         return center_crop(scaled, self.image_size, self.library)
 
+    def box(self, height, width):
+        """Return (top, left, bottom, right), in an image's own pixels, of the part that is left of it."""
+        edges = []
+        for side, scaled in zip((height, width), self.scaled_size(height, width), strict=True):
+            first = max(0.0, (scaled - self.image_size) / 2) * side / scaled
+            edges.append((first, side - first))
+        (top, bottom), (left, right) = edges
+        return top, left, bottom, right
+
     def scaled_size(self, height, width):
         """Return the (height, width) to which an image is scaled before its centre is cut out."""
         if not self.keep_aspect:

@@ -6,6 +6,7 @@ A hook is an object with a priority (lower runs first) and any of the methods of
 
 from .averages import EmaHook
 from .checkpoints import CheckpointHook
+from .figures import FiguresHook
 from .hook import Hook, load_hooks
 from .log import LogHook, TotalBatchSizeHook
 from .profiling import ProfilerHook
@@ -14,6 +15,7 @@ from .records import RecordHook, ReportHook
 __all__ = [
     "CheckpointHook",
     "EmaHook",
+    "FiguresHook",
     "Hook",
     "LogHook",
     "ProfilerHook",

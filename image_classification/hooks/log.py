@@ -1,9 +1,10 @@
 """What a run says while it trains."""
 
 import math
+import time
 from datetime import timedelta
 
-from ..runtime import get_logger, progress_bar
+from ..runtime import SILENT_SECONDS, get_logger, progress_bar
 from .hook import Hook
 
 
@@ -22,7 +23,7 @@ class TotalBatchSizeHook(Hook):
 
 
 class LogHook(Hook):
-    """Log lines every REPORT_FREQ steps, a progress bar on a terminal, one line an epoch."""
+    """Log lines every REPORT_FREQ steps and after each long silence, a progress bar on a terminal, a line an epoch."""
 
     priority = 10
 
@@ -30,6 +31,7 @@ class LogHook(Hook):
         self.logger = get_logger()
         self.bar = None
         self.seconds_before = 0.0  # of the run, when the epoch began
+        self.last_line = time.monotonic()
 
     def before_train(self, trainer):
         names = ", ".join(f"{type(hook).__name__} ({hook.priority})" for hook in trainer.hooks)
@@ -40,7 +42,8 @@ class LogHook(Hook):
         num_batches = len(trainer.train_loader)
         name = f"epoch {trainer.progress.epoch + 1}/{trainer.config.TRAIN.NUM_EPOCHS}"
         self.seconds_before = trainer.progress.seconds
-        self.bar = progress_bar(num_batches, name, "batch", trainer.parallel.is_main, trainer.progress.batch)
+        shown, done = trainer.parallel.is_main, trainer.progress.batch
+        self.bar = progress_bar(num_batches, name, "batch", shown, done, lines=False)
 
     def after_step(self, trainer):
         self.bar.update(trainer.progress.batch - self.bar.n)
@@ -50,8 +53,10 @@ class LogHook(Hook):
                 f"step skipped: gradients of {trainer.last_result.first_bad} are not finite, loss scale is now "
                 f"{trainer.precision.loss_scale:g} ({trainer.progress.skipped_steps} skipped so far)"
             )
-        if step % trainer.config.REPORT_FREQ == 0 or step == trainer.steps_per_epoch:
+        due = step % trainer.config.REPORT_FREQ == 0 or step == trainer.steps_per_epoch
+        if due or (self.bar.disable and time.monotonic() - self.last_line > SILENT_SECONDS):
             self.logger.info(step_line(trainer, step))
+            self.last_line = time.monotonic()
             self.bar.set_postfix_str(f"loss {trainer.mean.loss:.4f}, top1 {trainer.mean.top1:.4f}")
 
     def after_epoch(self, trainer):

@@ -21,12 +21,13 @@ from .errors import UserError
 from .files import atomic_write
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
-from .log import LOGGER_NAME, get_logger, log_to_file, progress_bar, setup_logger
+from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
 from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
 
 __all__ = [
     "LOGGER_NAME",
+    "SILENT_SECONDS",
     "UserError",
     "atomic_write",
     "cards_variable",

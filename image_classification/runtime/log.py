@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 LOGGER_NAME = "image_classification"
+SILENT_SECONDS = 10.0  # after so long without a word a person wonders whether the run still lives
 
 
 def get_logger() -> logging.Logger:
@@ -77,12 +78,40 @@ class _TerminalHandler(logging.Handler):
         sys.stdout.flush()
 
 
-def progress_bar(total: int, description: str, unit: str, is_main: bool = True, initial: int = 0) -> "tqdm":
-    """Return a tqdm bar with ETA that shows itself on a terminal of the main process only, and not for short work."""
+def progress_bar(
+    total: int, description: str, unit: str, is_main: bool = True, initial: int = 0, lines: bool = True
+) -> "tqdm":
+    """Return a tqdm bar with ETA for the main process; it shows itself on a terminal, and not for short work.
+
+    Elsewhere it is a plain line every SILENT_SECONDS, in the log or, where there is none, on standard error; with
+    `lines` False it is nothing.
+    """
     from tqdm import tqdm
 
-    shown = is_main and sys.stderr.isatty()
+    if is_main and lines and not sys.stderr.isatty():
+        return _progress_lines(total, description, unit, initial)
     return tqdm(
-        total=total, initial=initial, desc=description, unit=unit, disable=not shown, leave=False, delay=0.5,
-        dynamic_ncols=True, file=sys.stderr,
+        total=total, initial=initial, desc=description, unit=unit, disable=not (is_main and sys.stderr.isatty()),
+        leave=False, delay=0.5, dynamic_ncols=True, file=sys.stderr,
+    )  # fmt: skip
+
+
+def _progress_lines(total: int, description: str, unit: str, initial: int) -> "tqdm":
+    from tqdm import tqdm
+
+    class Lines(tqdm):
+        monitor_interval = 0  # no thread of its own
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            text = str(self) if msg is None else msg
+            if not text:  # the end
+                return
+            if get_logger().handlers:
+                get_logger().info(text)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    return Lines(
+        total=total, initial=initial, desc=description, unit=unit, leave=False, delay=SILENT_SECONDS,
+        mininterval=SILENT_SECONDS, bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, eta {remaining}",
     )  # fmt: skip

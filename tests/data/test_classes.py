@@ -84,3 +84,27 @@ def test_labels_that_start_at_one_are_recognised(tmp_path):
         build_dataset(config, "train")
     with pytest.raises(UserError, match="the smallest label is 1: labels start at 0"):
         build_dataset(not_given(config), "train")
+
+
+def test_names_of_the_classes_go_with_the_model_and_must_fit_it(photos, tmp_path_factory):
+    config = not_given(make_config(DATASET="folder", DATA_PATH=photos))
+    settled = settle_classes(config, build_dataset(config, "train"))
+    assert settled.MODEL.CLASS_NAMES == ("cat", "dog", "owl")
+    other = tmp_path_factory.mktemp("other")
+    write_class_folders(other / "val", {"ant": 1, "bee": 1, "cow": 1})
+    trained = dataclasses.replace(settled, EVAL=True, DATA=dataclasses.replace(settled.DATA, DATA_PATH=str(other)))
+    with pytest.raises(UserError, match="ant: the training set has no class of this name"):
+        build_dataset(trained, "val")
+    training = not_given(dataclasses.replace(trained, EVAL=False))
+    with pytest.raises(UserError, match="CLASS_NAMES: cat, dog, owl, but the classes of .* are ant, bee, cow"):
+        settle_classes(settled, build_dataset(training, "val"))
+    assert settle_classes(training, build_dataset(training, "val")).MODEL.CLASS_NAMES == ("ant", "bee", "cow")
+
+
+def test_evaluation_folders_without_every_class_keep_the_models_numbers(photos, tmp_path_factory):
+    config = not_given(make_config(DATASET="folder", DATA_PATH=photos))
+    settled = settle_classes(config, build_dataset(config, "train"))
+    other = tmp_path_factory.mktemp("other")
+    write_class_folders(other / "val", {"cat": 1, "owl": 2})
+    trained = dataclasses.replace(settled, EVAL=True, DATA=dataclasses.replace(settled.DATA, DATA_PATH=str(other)))
+    assert build_dataset(not_given(trained), "val").labels.tolist() == [0, 2, 2]

@@ -247,3 +247,20 @@ def test_key_of_the_aspect_ratio_reaches_the_evaluation_loader():
         data = {"DATASET": "digits", "IMAGE_SIZE": 224, "NUM_WORKERS": 0, **settings}
         loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
         assert loader._maker.transform.scaled_size(300, 500) == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "options", "expected"),
+    [
+        (200, 400, {}, (0, 100, 200, 300)),  # the short side is 100 pixels then, and whole
+        (200, 400, {"keep_aspect": False}, (0, 0, 200, 400)),
+        (200, 200, {"crop_pct": 0.5}, (50, 50, 150, 150)),
+    ],
+)
+def test_box_is_the_part_of_the_photograph_that_the_model_sees(height, width, options, expected):
+    transform = EvalTransform(100, **{"crop_pct": 1.0, **options})
+    assert transform.box(height, width) == expected
+    photo = np.zeros((height, width, 3), np.uint8)
+    top, left, bottom, right = expected
+    photo[top:bottom, left:right] = 255
+    assert transform(photo)[2:-2, 2:-2].min() == 255 and transform(photo).shape == (100, 100, 3)

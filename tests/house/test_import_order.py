@@ -21,11 +21,11 @@ ORDER = [
     ["optim", "losses", "ema"],
     ["weights"],
     ["checkpoint_schema"],
-    ["checkpoint", "run_folder"],
-    ["evaluation", "hooks", "progress", "class_files", "freeze"],
+    ["checkpoint", "run_folder", "class_files", "curves"],
+    ["evaluation", "hooks", "progress", "freeze"],
     ["trainer"],
     ["build"],
-    ["launch", "zoo", "explain", "preview", "multiply_adds"],
+    ["launch", "zoo", "explain", "preview", "annotate", "multiply_adds"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")

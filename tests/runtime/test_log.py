@@ -3,6 +3,7 @@
 import warnings
 
 from image_classification import runtime
+from image_classification.runtime import log
 
 
 def test_terminal_log_goes_to_the_standard_output_of_the_moment(capsys, monkeypatch, tmp_path):
@@ -27,3 +28,19 @@ def test_file_begins_with_what_was_said_before_it_existed_and_holds_warnings_and
     assert any("UserWarning: of a library" in line for line in lines)
     assert lines[-1].endswith("error: the last line")
     assert "last line" not in capsys.readouterr().out
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(log, "SILENT_SECONDS", 0.0)
+    with runtime.progress_bar(4, "evaluate", "img") as bar:
+        for _ in range(2):
+            bar.update(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"evaluate: {done} of 4 img" for done in (0, 2, 4)]
+    assert ", eta 0" in lines[1]
+    with runtime.progress_bar(4, "epoch", "batch", lines=False) as bar:
+        bar.update(2)
+    monkeypatch.undo()
+    with runtime.progress_bar(4, "evaluate", "img") as bar:  # short work says nothing
+        bar.update(4)
+    assert capsys.readouterr() == ("", "")

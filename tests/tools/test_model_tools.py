@@ -104,13 +104,31 @@ def test_predict_gives_the_models_own_scores(weights, photos, capsys):
     np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
 
 
-def test_predict_writes_pictures_with_and_without_explanation(weights, photos, tmp_path, capsys):
+def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_path, capsys):
     predict = tool("predict")
-    words = [VARIANT, str(photos / "*.png"), f"-pretrained={weights}", "-output", str(tmp_path)]
-    assert predict.main(words) == 0
-    narrow = Image.open(tmp_path / "a-png.png").size
-    assert predict.main([*words, "-explain"]) == 0
-    assert Image.open(tmp_path / "a-png.png").size == (2 * narrow[0], narrow[1])
+    rng = np.random.default_rng(0)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(rng.integers(0, 255, (300, 500, 3), np.uint8)).save(tmp_path / folder / "a.png")
+    (tmp_path / "two" / "cut.png").write_bytes((tmp_path / "two" / "a.png").read_bytes()[:900])
+    output = tmp_path / "out"
+    words = [VARIANT, str(tmp_path / "one"), str(tmp_path / "two"), f"-pretrained={weights}", f"-output={output}"]
+    assert predict.main([*words, "-json"]) == 1
+    out, err = capsys.readouterr()
+    results = json.loads(out)
+    assert [sorted(result) for result in results[:2]] == 2 * [["class_ids", "file_name", "label_names", "scores"]]
+    assert "two/cut.png: is no image that can be read" in results[2]["error"] and "skipped: " in err
+    assert sorted(path.relative_to(output).as_posix() for path in output.rglob("*.png")) == [
+        "one/a-png.png", "two/a-png.png"
+    ]  # fmt: skip
+    picture = np.asarray(Image.open(output / "one" / "a-png.png"))
+    photo = np.asarray(Image.open(tmp_path / "one" / "a.png"))
+    assert picture.shape[1] == 500 and picture.shape[0] > 300
+    np.testing.assert_array_equal(picture[:300, :90], photo[:, :90])  # left of the square that the model saw
+    assert picture[300:].any()  # the caption
+    assert predict.main([*words, "-explain"]) == 1
+    assert "two/cut.png\n  is no image" in capsys.readouterr().out
+    assert Image.open(output / "one" / "a-png.png").size[0] == 1000
 
 
 @pytest.mark.parametrize(("word", "message"), [("gone.png", "gone.png: no such image"), ("TEXT", "is no image")])
@@ -137,6 +155,11 @@ def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path
     steps = json.loads((tmp_path / "preprocessing.json").read_text())
     side = steps["image_size"]
     assert (steps["resize_short_side"], steps["mean"], len(steps["class_names"])) == (side, [0.5, 0.5, 0.5], 10)
+    words = [VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-opts", "DATA.KEEP_ASPECT=False"]
+    assert tool("export").main([*words, f"MODEL.CLASS_NAMES={list('abcdefghij')}"]) == 0
+    steps = json.loads((tmp_path / "preprocessing.json").read_text())
+    assert "resize_short_side" not in steps and steps["resize_square"] == side
+    assert steps["class_names"] == list("abcdefghij")
     again = paddle.jit.load(str(tmp_path / "inference"))
     again.eval()
     assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
@@ -203,9 +226,13 @@ def test_zoo_finds_a_run_folders_config_by_its_model_name(tmp_path):
 
 def test_export_to_onnx_answers_the_same(weights, tmp_path, capfd):
     pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
-    pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime")
     assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"]) == 0
     assert "onnxruntime: 10 images, largest difference" in capfd.readouterr().out
+    session = onnxruntime.InferenceSession(tmp_path / "inference.onnx")
+    ends = {end.name: end.shape for end in (*session.get_inputs(), *session.get_outputs())}
+    side = json.loads((tmp_path / "preprocessing.json").read_text())["image_size"]
+    assert ends == {"images": ["batch", 3, side, side], "logits": ["batch", 10]}
 
 
 def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
