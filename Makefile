@@ -3,6 +3,10 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# make demo DEVICE=gpu CUDA=cu126: Paddle for CUDA 12.6 from Paddle's own package page (cu118, cu126, cu129, cu130)
+DEVICE ?= auto
+CUDA   ?= cu126
+INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
 
 .PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs clean
 
@@ -16,8 +20,8 @@ help:
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
 
-demo: $(VENV)/.installed
-	cd image_classification/ViT && ../../$(BIN)/python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
+demo: $(INSTALLED)
+	cd image_classification/ViT && ../../$(BIN)/python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp -device=$(DEVICE)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not peers and not device"
@@ -55,8 +59,15 @@ $(VENV)/.installed: requirements.txt requirements-common.txt | $(VENV)/bin/pytho
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.installed-cu%: requirements-gpu.txt requirements-common.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip uninstall --quiet --yes paddlepaddle
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check paddlepaddle-gpu==3.3.1 \
+		-i https://www.paddlepaddle.org.cn/packages/stable/cu$*/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
 	touch $@
 
 # PyTorch, timm and torchvision stay out of the zoo's own environment. torchvision without its dependencies: it would

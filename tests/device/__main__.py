@@ -9,7 +9,7 @@ import sys
 
 from .build import build, missing
 
-DEFAULT = ["-q", "-m", "(device or gpu) and not slow", "tests/device", "tests/house"]
+DEFAULT = ["-q", "-n", "2", "--dist", "loadgroup", "-m", "(device or gpu) and not slow", "tests/device", "tests/house"]
 
 
 def main(arguments):
