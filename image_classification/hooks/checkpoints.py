@@ -4,15 +4,21 @@ import time
 
 from .. import checkpoint
 from ..runtime import get_logger
+from ..weights import torch_tensors, write_weights
 from .hook import Hook
 
 
 class CheckpointHook(Hook):
-    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested."""
+    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested.
+
+    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it.
+    """
 
     priority = 90
 
-    def __init__(self, run):
+    def __init__(self, run, linears=frozenset()):
+        self.linears = linears
+        self.weights = run.path / "best_weights.safetensors"
         self.store = checkpoint.Store(run.path, keep=1)
         self.saved_best = False
         self.path = None
@@ -38,5 +44,8 @@ class CheckpointHook(Hook):
         if trainer.parallel.is_main:
             start = time.time()
             self.path = self.store.save(state, name, is_best)
+            if is_best:
+                evaluated = checkpoint.to_arrays(state["ema"] or state["model"])
+                write_weights(self.weights, torch_tensors(evaluated, self.linears))
             get_logger().info(f"saved {self.path} ({time.time() - start:.1f} s)")
         trainer.parallel.barrier()
