@@ -23,7 +23,7 @@ from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_optimizer, check_schedule
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
-from .weights import load_pretrained, with_preprocessing
+from .weights import linear_weights, load_pretrained, with_preprocessing
 
 
 @dataclasses.dataclass
@@ -38,6 +38,7 @@ class Parts:
     criterion: object
     train_loader: object
     eval_loader: object
+    linears: frozenset = frozenset()  # names of linear layers' weights, for files in PyTorch's layout
 
     @property
     def class_names(self):
@@ -71,6 +72,7 @@ def build_parts(config, build_model, parallel):
         # a training run may have another number of classes than its weights
         load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
     freeze(model, config.TRAIN.FREEZE)
+    linears = linear_weights(model)
     model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
     try:
         model = precision.convert_model(model)
@@ -80,7 +82,7 @@ def build_parts(config, build_model, parallel):
     seed_everything(config.SEED + parallel.data_rank)
     parallel.seed_dropout(config.SEED)
     criterion = build_criterion(config, train_loader.dataset if train_loader else None)
-    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader)
+    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader, linears)
 
 
 def build_precision(config, device, parallel):
@@ -136,7 +138,7 @@ def build_trainer(parts):
 
 def folder_hooks(parts, folder, report):
     """Return the hooks that write to the run folder; the checkpoints are made on every process, the rest on one."""
-    hooks: list[Hook] = [CheckpointHook(folder)]
+    hooks: list[Hook] = [CheckpointHook(folder, parts.linears)]
     if parts.parallel.is_main:
         hooks += [RecordHook(folder), ReportHook(folder, report), FiguresHook(folder, parts.class_names)]
         if parts.config.TRAIN.PROFILE_STEP is not None:

@@ -211,7 +211,8 @@ def load_resumed_weights(parts):
 
     path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
     state = checkpoint.load(path)
-    own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(state["model"])
+    evaluated = state["ema"] or state["model"]  # as in training
+    own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
     checkpoint.check_matches(own, loaded, path, "-resume")
     parts.precision.load_model_state_dict(parts.model, loaded)
     return path

@@ -15,6 +15,7 @@ import pytest
 
 from image_classification import checkpoint
 from image_classification.launch import run_guarded
+from image_classification.zoo import load_model
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
 
 REPORT_KEYS = [
@@ -106,6 +107,15 @@ def test_folder_of_another_run_is_refused_and_stays_as_it_is(trained):
 def test_log_file_holds_what_the_terminal_showed(trained):
     folder, out = trained
     assert (folder / "log.txt").read_text() == out
+
+
+def test_best_weights_are_those_of_the_best_state_and_load_into_the_model(trained):
+    """The file has PyTorch's layout, the state Paddle's; reading both as -pretrained does ends in the same model."""
+    words = ["MODEL.DEPTH=1", "MODEL.EMBED_DIM=32", "MODEL.NUM_HEADS=2"]
+    loaded = [load_model("vit_tiny_digits", trained[0] / name, words)[0].state_dict()
+              for name in ("best.pdparams", "best_weights.safetensors")]  # fmt: skip
+    for name, value in loaded[0].items():
+        np.testing.assert_array_equal(value.numpy(), loaded[1][name].numpy(), err_msg=name)
 
 
 def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):

@@ -16,9 +16,11 @@ import paddle
 
 from .build import build_precision
 from .options import levels
+from .private import cast_in_place
 from .wrappers import AmpCriterion, AmpModel, AmpOptimizer, unscale
 
 logger = logging.getLogger(__name__)
+HALF = (paddle.float16, paddle.bfloat16)
 
 
 class AMP_TYPE(enum.Enum):
@@ -157,6 +159,9 @@ def load_state_dict(optimizer, state):
 def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduction=None):
     """Return (model, optimizer, criterion) in one of ColossalAI's modes; call `optimizer.backward(loss)` then.
 
+    A model that was created in half precision is widened first, in the parameters that the optimizer holds: its float32
+    masters then begin at the rounded weights, and the log says so.
+
     Args:
         mode: AMP_TYPE, or "paddle" (also "torch"), "apex", "naive".
         amp_config: options of the mode under ColossalAI's names, of any of the systems' names, and `dtype`.
@@ -167,8 +172,9 @@ def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduct
     """
     config = dict(amp_config or {})
     mode = _amp_type(mode)
-    _check_models([model])
+    _check_models([model], in_half=True)
     _check_optimizers([optimizer])
+    _widen(model)
     name = {AMP_TYPE.PADDLE: "auto", AMP_TYPE.NAIVE: "naive"}.get(mode) or config.pop("opt_level", "O1")
     precision = build_precision(
         name, dtype=config.pop("dtype", None), device=_device(), options=config, reduction=reduction
@@ -202,7 +208,19 @@ def _device():
     return paddle.get_device().partition(":")[0]
 
 
-def _check_models(models):
+def _widen(model):
+    """Make float32 of the model's half parameters and buffers, in place, and say how many there were."""
+    halves = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in HALF]
+    for tensor in halves:
+        cast_in_place(tensor, "float32")
+    if halves:
+        logger.warning(
+            "%d tensors of the model are half already: the float32 masters are made from them, with their rounding",
+            len(halves),
+        )
+
+
+def _check_models(models, in_half=False):
     for model in models:
         if not isinstance(model, paddle.nn.Layer):
             raise TypeError(f"models must be a paddle.nn.Layer or a list of them, not {type(model).__name__}")
@@ -211,7 +229,7 @@ def _check_models(models):
         if isinstance(model, paddle.DataParallel):
             raise ValueError("this model is a DataParallel: call amp first and wrap what it returns")
         for name, param in model.named_parameters():
-            if param.dtype in (paddle.float16, paddle.bfloat16):
+            if param.dtype in HALF and not in_half:
                 raise ValueError(f"parameter {name!r} is {param.dtype}: give the model in float32")
 
 

@@ -26,6 +26,7 @@ FLAGS = {
     },
     "Training": {
         "num_epochs": ("TRAIN.NUM_EPOCHS", ""),
+        "lr": ("TRAIN.BASE_LR", ""),
         "accum_iter": ("TRAIN.ACCUM_ITER", ""),
         "resume": ("MODEL.RESUME", ""),
         "last_epoch": ("TRAIN.LAST_EPOCH", ""),
@@ -46,6 +47,7 @@ FLAGS = {
         "launcher": ("PARALLEL.LAUNCHER", ""),
         "rank": ("PARALLEL.RANK", ""),
         "world_size": ("PARALLEL.WORLD_SIZE", ""),
+        "local_rank": ("PARALLEL.LOCAL_RANK", ""),
         "host": ("PARALLEL.HOST", ""),
         "port": ("PARALLEL.PORT", ""),
     },
@@ -59,9 +61,24 @@ SWITCHES = {
     "dry_run": ("DRY_RUN", "resolve the configuration, build everything, run one batch, print what would happen"),
 }
 
+# Apex's spellings of its ImageNet example, as words of their own: as short options they would swallow typing mistakes.
+ALIASES = {
+    "-a": "--arch",
+    "-b": "--batch_size",
+    "--b": "--batch_size",
+    "-j": "--num_workers",
+    "--workers": "--num_workers",
+    "--epochs": "--num_epochs",
+    "-e": "--eval",
+    "--evaluate": "--eval",
+}
+RECIPES = Path(__file__).resolve().parents[2] / "configs" / "recipes"
+
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
 precedence: defaults < BASE files of the YAML < YAML < its SMOKE section (with RUNTIME.SMOKE=True) < command line
+
+Apex's spellings work, too: -b, -j or --workers, --epochs, -e or --evaluate, and the data folder as the last word
 
 examples, from a model's folder:
   python main_single_gpu.py -cfg=./configs/vit_tiny_digits.yaml -amp
@@ -91,6 +108,8 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     of_files = len(layers)
     if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
         layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
+    if arguments.data is not None:
+        layers.append(("command line", _nested("DATA.DATA_PATH", arguments.data)))
     for group in FLAGS.values():
         for flag, (key, _) in group.items():
             value = getattr(arguments, flag.replace("-", "_"))
@@ -198,6 +217,8 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML configuration of the model (required)")
+    parser.add_argument("--arch", metavar="NAME", help="Apex: its recipe of this model (configs/recipes), for -cfg")
+    parser.add_argument("data", nargs="?", help="Apex: folder of the data set, as -data_path")
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag, (key, note) in flags.items():
@@ -222,7 +243,10 @@ class _Parser(argparse.ArgumentParser):
 
     # argparse declares overloads for a namespace, which nobody gives here.
     def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        arguments, unknown = self.parse_known_args(args)
+        names = (word.partition("=") for word in args)
+        arguments, unknown = self.parse_known_args(["".join((ALIASES.get(name, name), *rest)) for name, *rest in names])
+        if arguments.data is not None and "=" in arguments.data:
+            unknown.insert(0, arguments.data)
         if unknown:
             word = unknown[0].split("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
@@ -231,6 +255,12 @@ class _Parser(argparse.ArgumentParser):
             if "=" in unknown[0] and not word.startswith("-"):
                 hint = f"; keys are set with -opts {unknown[0]}"
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
+        for one, other in (("arch", "cfg"), ("data", "data_path")):
+            if getattr(arguments, one) is not None and getattr(arguments, other) is not None:
+                raise UserError(f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}: give one of them")
+        if arguments.arch is not None:
+            recipe = RECIPES / f"{arguments.arch}_apex.yaml"
+            arguments.cfg = str(recipe if recipe.is_file() else Path("configs") / f"{arguments.arch}.yaml")
         return arguments
 
 

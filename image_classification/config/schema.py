@@ -202,6 +202,9 @@ class Parallel:
         None, "rank of this process, set by hand together with the next three", minimum=0, recipe=False
     )
     WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1, recipe=False)
+    LOCAL_RANK: int | None = option(
+        None, "rank among the processes of this host, where the launcher says it no other way", minimum=0, recipe=False
+    )
     HOST: str = option("127.0.0.1", "address of rank 0's host, set by hand", recipe=False)
     PORT: int = option(29500, "free port on rank 0's host, set by hand", minimum=1, maximum=65535, recipe=False)
     TIMEOUT: float | None = option(

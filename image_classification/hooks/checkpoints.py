@@ -4,6 +4,7 @@ import time
 
 from .. import checkpoint
 from ..runtime import UserError, get_logger
+from ..weights import torch_tensors, write_weights
 from .hook import Hook
 
 
@@ -11,11 +12,14 @@ class CheckpointHook(Hook):
     """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested.
 
     One that cannot be written ends the run, on every process; the one before is intact.
+    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it.
     """
 
     priority = 90
 
-    def __init__(self, run):
+    def __init__(self, run, linears=frozenset()):
+        self.linears = linears
+        self.weights = run.path / "best_weights.safetensors"
         self.store = checkpoint.Store(run.path, keep=1)
         self.path = None
 
@@ -44,6 +48,9 @@ class CheckpointHook(Hook):
             state["run"] |= {"name": name, "is_best": is_best}
             start = time.monotonic()
             try:
+                if is_best:  # before the commit: a run that is killed in between comes here again
+                    evaluated = checkpoint.to_arrays(state["ema"] or state["model"])
+                    write_weights(self.weights, torch_tensors(evaluated, self.linears))
                 self.path = self.store.save(state, name, is_best)
                 get_logger().info(f"saved {self.path} ({time.monotonic() - start:.1f} s)")
             except UserError as error:

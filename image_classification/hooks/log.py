@@ -42,7 +42,7 @@ class LogHook(Hook):
     def before_epoch(self, trainer):
         num_batches = len(trainer.train_loader)
         name = f"epoch {trainer.progress.epoch + 1}/{trainer.config.TRAIN.NUM_EPOCHS}"
-        self.seconds_before = trainer.progress.seconds
+        self.seconds_before, self.last_line = trainer.progress.seconds, time.monotonic()
         shown, done = trainer.parallel.is_main, trainer.progress.batch
         self.bar = progress_bar(num_batches, name, "batch", shown, done, lines=False)
 

@@ -27,7 +27,7 @@ DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
 LAUNCHERS_ALONE = ("PADDLE_LOG_DIR", "TORCHELASTIC_RUN_ID")
 FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", "rank": "PARALLEL.RANK",
          "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT",
-         "sync_bn": "PARALLEL.SYNC_BN", "eval": "EVAL"}  # fmt: skip
+         "local_rank": "PARALLEL.LOCAL_RANK", "sync_bn": "PARALLEL.SYNC_BN", "eval": "EVAL"}  # fmt: skip
 
 
 def prepare_processes(alone=False, argv=None):
@@ -117,11 +117,13 @@ def find_place(settings, environ=os.environ):
         return env.prepare("paddle", environ)
     if any(name in environ for name in LAUNCHERS_ALONE):
         spawn.die_with_parent()
+    if parallel.LOCAL_RANK is not None:
+        environ.setdefault("LOCAL_RANK", str(parallel.LOCAL_RANK))
     if parallel.RANK is None and parallel.WORLD_SIZE is None:
         return env.prepare(parallel.LAUNCHER, environ)
     if parallel.RANK is None or parallel.WORLD_SIZE is None:
         raise UserError("-rank and -world_size: give both or none")
-    place = env.hand_set(parallel.RANK, parallel.WORLD_SIZE, parallel.HOST, parallel.PORT)
+    place = env.hand_set(parallel.RANK, parallel.WORLD_SIZE, parallel.HOST, parallel.PORT, parallel.LOCAL_RANK)
     if place.world_size > 1:
         env.export(place, environ)
     return place

@@ -1,5 +1,6 @@
 """What a run says: the logger, its files, progress bars."""
 
+import io
 import logging
 import os
 import sys
@@ -134,5 +135,6 @@ def _progress_lines(total: int, description: str, unit: str, initial: int) -> "t
 
     return Lines(
         total=total, initial=initial, desc=description, unit=unit, leave=False, delay=SILENT_SECONDS,
+        file=io.StringIO(),  # no terminal, so that tqdm.write has nothing to clear and to draw again
         mininterval=SILENT_SECONDS, bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, eta {remaining}",
     )  # fmt: skip

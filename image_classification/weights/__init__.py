@@ -1,7 +1,7 @@
 """Pretrained weights: where they are, how they are read safely, and how they fit our models."""
 
-from .export import export_tensors
-from .load import LoadReport, load_pretrained, transpose_linears
+from .export import export_tensors, torch_tensors
+from .load import LoadReport, linear_weights, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, read_registry, read_variants
@@ -13,11 +13,13 @@ __all__ = [
     "export_tensors",
     "find_entry",
     "find_weights",
+    "linear_weights",
     "load_pretrained",
     "preprocessing_of",
     "read_registry",
     "read_variants",
     "read_weights",
+    "torch_tensors",
     "transpose_linears",
     "with_preprocessing",
     "write_weights",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..runtime import UserError
-from .load import transpose_linears
+from .load import linear_weights, transpose_linears
 
 LAYOUTS = ("torch", "paddle")
 
@@ -19,8 +19,13 @@ def export_tensors(model, layout):
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
     if layout == "paddle":
         return tensors
+    return torch_tensors(tensors, linear_weights(model))
+
+
+def torch_tensors(tensors, linears):
+    """Return Paddle's own state as PyTorch has it; `linears` are the names of :func:`linear_weights`."""
     exported = {}
-    for name, value in transpose_linears(model, tensors).items():
+    for name, value in transpose_linears(linears, tensors).items():
         if name.endswith("._mean"):
             exported[name.removesuffix("_mean") + "num_batches_tracked"] = np.array(0, np.int64)
         renamed = name.replace("._mean", ".running_mean").replace("._variance", ".running_var")

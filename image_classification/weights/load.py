@@ -42,7 +42,7 @@ def load_pretrained(model, source, replace_head=False):
     state = model.state_dict()
     tensors, dialect = translate(file.tensors, model)
     if file.layout == "torch":
-        tensors = transpose_linears(model, tensors)
+        tensors = transpose_linears(linear_weights(model), tensors)
     tensors, resized = _fit_position_embeddings(model, state, tensors)
     replaced = _replaceable_head(model, state, tensors) if replace_head else ()
     _check(source, dialect, state, tensors, replaced)
@@ -54,12 +54,16 @@ def load_pretrained(model, source, replace_head=False):
     return report
 
 
-def transpose_linears(model, tensors):
-    """Return the tensors with the weights of linear layers transposed between PyTorch's and Paddle's layout.
+def linear_weights(model):
+    """Return the names of the weights of linear layers: [in, out] in Paddle, [out, in] in PyTorch.
 
     The layer's type decides, never the shape: a square weight looks the same both ways.
     """
-    linears = {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
+    return frozenset(f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear))
+
+
+def transpose_linears(linears, tensors):
+    """Return the tensors with those of the names `linears` transposed between PyTorch's and Paddle's layout."""
     return {name: value.T if name in linears and value.ndim == 2 else value for name, value in tensors.items()}
 
 

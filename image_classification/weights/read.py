@@ -19,7 +19,7 @@ from .safetensors import read_safetensors
 from .torch_file import LEGACY_MAGIC, ZIP_MAGIC, read_legacy, read_zip
 
 # Where a training state keeps the model; the average is what its authors evaluate.
-WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict")
+WRAPPERS = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
 
 
 class WeightFile(NamedTuple):
@@ -80,7 +80,7 @@ def _named(path, tree, kind):
     if not isinstance(tree, dict):
         return {}
     for key in WRAPPERS:
-        if isinstance(tree.get(key), dict):
+        if isinstance(tree.get(key), dict) and tree[key]:  # an average may not have begun
             return _named(path, tree[key], kind)
     tensors = {}
     for name, value in tree.items():

@@ -435,6 +435,28 @@ def test_only_operator_casts_wrap_the_criterion():
         assert (result is not criterion) == wrapped
 
 
+@pytest.mark.parametrize("mode", ["torch", "naive", "apex"])
+def test_convert_to_amp_takes_models_that_were_created_in_half(mode, caplog):
+    """The same bits as a float32 model with the rounded weights; the optimizer updates what it was built with."""
+    results = []
+    for in_half in (True, False):
+        model = network()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.set_value(tensor.astype("float16").astype("float32"))
+        model = model.to(dtype="float16") if in_half else model
+        with caplog.at_level("WARNING"):
+            model, optimizer, _ = amp.convert_to_amp(model, adamw(model), None, mode, {"dtype": "float16"})
+        for _ in range(3):
+            loss = F.cross_entropy(model(batch()[0]).astype("float32"), batch()[1])
+            optimizer.backward(loss)
+            optimizer.step()
+            optimizer.clear_grad()
+        assert {param.dtype for param in amp.master_params(optimizer)} == {paddle.float32}
+        results.append((loss.item(), bits(model.state_dict())))
+    assert results[0] == results[1]
+    assert caplog.text.count("are half already: the float32 masters are made from them, with their rounding") == 1
+
+
 def test_convert_to_amp_takes_apexs_options():
     model = network()
     model, _, _ = amp.convert_to_amp(model, adamw(model), None, "apex", {"opt_level": "O2", "loss_scale": 128.0})

@@ -71,6 +71,8 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         elif page.name == "benchmarks.md" and words[1].startswith("tools/"):
             check_options(words)  # measuring takes minutes to hours
+        elif "photos" in line and page.name == "README.md":
+            assert (ROOT / words[1]).is_file()  # tests/house/test_own_photographs.py runs them
         elif any(mark in line for mark in NOT_HERE):
             if any(word.startswith("main_") for word in words) and "<" not in line and "..." not in line:
                 check_configuration(folder, words)

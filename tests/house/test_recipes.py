@@ -301,3 +301,46 @@ def test_wrong_key_in_a_smoke_section_names_the_section(tmp_path):
     path.write_text("SMOKE: {DATA: {BATCHSIZE: 4}}\n")
     with pytest.raises(UserError, match=r"recipe\.yaml, SMOKE: DATA\.BATCHSIZE is not a key.*DATA\.BATCH_SIZE"):
         load_config([f"-cfg={path}", "-opts", "RUNTIME.SMOKE=True"])
+
+
+APEX_COMMANDS = """
+main_single_gpu.py -a resnet50 --b 128 --workers 4 --opt-level O0 ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O3 ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O3 --keep-batchnorm-fp32 True ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O1 ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O1 --loss-scale 128.0 ./
+main_multi_gpu.py --local_rank=1 -a resnet50 --b 224 --workers 4 --opt-level O1 ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O2 ./
+main_single_gpu.py -a resnet50 --b 224 --workers 4 --opt-level O2 --loss-scale 128.0 ./
+main_multi_gpu.py --local_rank=1 -a resnet50 --b 224 --workers 4 --opt-level O2 ./
+"""
+
+
+@pytest.mark.parametrize("line", APEX_COMMANDS.strip().splitlines())
+def test_commands_of_apexs_readme_are_accepted_as_they_are_written(line, monkeypatch):
+    """NVIDIA/apex, examples/imagenet/README.md, with our program's name; ./ is the folder with train/ and val/."""
+    monkeypatch.chdir(PACKAGE / "ResNet")
+    words = line.split()[1:]
+    config = load_config(words, builder(PACKAGE / "ResNet"))
+    assert config.MODEL.NAME == "resnet50" and config.DATA.DATA_PATH == "./" and config.DATA.NUM_WORKERS == 4
+    assert str(config.DATA.BATCH_SIZE) == words[words.index("--b") + 1]
+    assert words[words.index("--opt-level") + 1] == config.AMP.MODE
+    assert config.TRAIN.LINEAR_SCALED_LR == 256 and config.TRAIN.LR_SCHEDULER.NAME == "apexstep"
+    assert (1 if "--local_rank=1" in words else None) == config.PARALLEL.LOCAL_RANK
+    assert dict(config.AMP.OPTIONS).get("loss_scale") == ("128.0" if "--loss-scale" in words else None)
+
+
+def test_other_flags_of_apex_mean_the_same_and_a_typing_mistake_is_none_of_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(PACKAGE / "ResNet")
+    words = ["--arch=resnet50", "-b", "32", "-j", "2", "--epochs", "3", "--lr", "0.2", "-e", str(tmp_path)]
+    config = load_config(words, builder(PACKAGE / "ResNet"))
+    assert (config.DATA.BATCH_SIZE, config.DATA.NUM_WORKERS, config.TRAIN.NUM_EPOCHS) == (32, 2, 3)
+    assert (0.2, True, str(tmp_path)) == (config.TRAIN.BASE_LR, config.EVAL, config.DATA.DATA_PATH)
+    for wrong, message in (
+        ("-batchsize=3", "did you mean -batch_size"),
+        ("-ammp", "did you mean -amp"),
+        ("-cfg=x", "resnet50 and -cfg=x"),
+        ("-data_path=x", "-data_path=x: give one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_config([*words, wrong], builder(PACKAGE / "ResNet"))

@@ -18,6 +18,7 @@ from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model as build_vit
 from image_classification.weights import (
     find_weights,
+    linear_weights,
     load_pretrained,
     preprocessing_of,
     read_registry,
@@ -56,7 +57,7 @@ def save(model, path):
     """Write a model the way its format's owner would: PyTorch's layout except for .pdparams."""
     tensors = arrays_of(model)
     if path.suffix != ".pdparams":
-        tensors = transpose_linears(model, tensors)
+        tensors = transpose_linears(linear_weights(model), tensors)
     write_weights(path, tensors)
     return str(path)
 
@@ -72,7 +73,7 @@ def test_model_survives_each_format_bit_equal(tmp_path, ending):
 
 def test_square_linear_weight_is_transposed_by_layer_type(tmp_path):
     model = randomise(tiny_vit())
-    tensors = transpose_linears(model, arrays_of(model))
+    tensors = transpose_linears(linear_weights(model), arrays_of(model))
     square = "blocks.0.attn.proj.weight"
     assert tensors[square].shape == (8, 8)
     np.testing.assert_array_equal(tensors[square], arrays_of(model)[square].T)
@@ -120,7 +121,7 @@ def test_permission_for_the_head_covers_its_number_of_classes_only(tmp_path):
 
 
 def test_headless_weights_load_where_the_head_is_replaced(tmp_path):
-    tensors = transpose_linears(tiny_vit(), arrays_of(tiny_vit()))
+    tensors = transpose_linears(linear_weights(tiny_vit()), arrays_of(tiny_vit()))
     backbone = {name: value for name, value in tensors.items() if not name.startswith("head.")}
     write_weights(tmp_path / "w.pth", backbone)
     with pytest.raises(UserError, match="lacks head.weight, head.bias"):
@@ -178,7 +179,7 @@ def test_positions_of_no_square_grid_are_named(tmp_path):
 def test_batch_norm_statistics_of_pytorch_find_their_place(tmp_path):
     model = randomise(tiny_resnet())
     tensors = {}
-    for name, value in transpose_linears(model, arrays_of(model)).items():
+    for name, value in transpose_linears(linear_weights(model), arrays_of(model)).items():
         tensors[name.replace("._mean", ".running_mean").replace("._variance", ".running_var")] = value
     tensors["bn1.num_batches_tracked"] = np.array(3, np.int64)
     write_weights(tmp_path / "w.pth", tensors)

@@ -335,3 +335,10 @@ def test_plain_values_of_a_training_state_survive(tmp_path):
     state = {"epoch": 3, "rng": [b"\x00\xff", (1, 2)], "x": 1.5, "name": "ä", "none": None, "big": 2**70}
     found = load_pickle(io.BytesIO(pickle.dumps(state, protocol=4)), "state")
     assert found.tree == state
+
+
+@pytest.mark.parametrize(("average", "expected"), [({"w": np.full(2, 5.0, "f4")}, 5.0), ({}, 1.0)])
+def test_training_state_gives_the_average_that_was_evaluated_where_there_is_one(tmp_path, average, expected):
+    with open(tmp_path / "best.pdparams", "wb") as file:
+        pickle.dump({"model": {"w": np.ones(2, "f4")}, "optimizer": {}, "ema": average}, file, protocol=4)
+    assert read_weights(tmp_path / "best.pdparams").tensors["w"].tolist() == [expected, expected]
