@@ -30,11 +30,15 @@ class Primitive:
         self._call(*pointers)
 
 
-def counterpart(build):
-    """Return a decorator that says how the primitive of a describing function is built without oneDNN."""
+def counterpart(build, preferred=lambda *key: False):
+    """Return a decorator that says how the primitive of a describing function is built without oneDNN.
+
+    `preferred(*key)` is true where the compiled kernel is the faster one though oneDNN has one too.
+    """
 
     def decorate(describe):
         describe.compiled = build
+        describe.preferred = preferred
         return describe
 
     return decorate
@@ -60,7 +64,7 @@ def _partial(name, *constants):
 
 def reorder(source, target):
     """Copy to another memory order, or to another format, both dense."""
-    if source.data_type == target.data_type:
+    if source.data_type == target.data_type != onednn.FLOAT32:
         constants = numbers(*source.shape, *source.strides, *target.strides)
         return Primitive(_partial("move", len(source.shape), constants), 2)
     if source._replace(data_type=0) != target._replace(data_type=0):

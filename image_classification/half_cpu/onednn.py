@@ -10,6 +10,9 @@ import platform
 
 from . import (
     compiled,
+    compiled_activations,
+    compiled_broadcast,
+    compiled_concat,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -47,8 +50,8 @@ KERNELS = {
     "layer_norm": onednn_normalization.layer_norm,
 }
 
-# All of them are faster than Paddle's own float32 kernels, which use one thread or an MKL of 2019.
-FLOAT32_KERNELS = frozenset(KERNELS) - {"cast"}
+# Where the compiled library is; what both have, oneDNN is asked for first.
+COMPILED_KERNELS = {**compiled_activations.KERNELS, **compiled_broadcast.KERNELS, **compiled_concat.KERNELS}
 
 
 def available():
@@ -81,16 +84,33 @@ def _guarded(kernel):
     return guarded
 
 
+def _first_of(first, second):
+    """Return the kernel that asks the second one where the first declines."""
+
+    def kernel(original, args, kwargs):
+        result = first(original, args, kwargs)
+        return second(original, args, kwargs) if result is NotImplemented else result
+
+    return kernel
+
+
 def _backend():
-    """Return this backend where the machine and Paddle's wheel can run it."""
+    """Return this backend where the machine and Paddle's wheel can run it.
+
+    All of its kernels serve float32 too, but the cast: Paddle's own use one thread or an MKL of 2019.
+    """
     if not available():
         return None
+    table = dict(KERNELS)
+    if compiled.formats():
+        for name, kernel in COMPILED_KERNELS.items():
+            table[name] = _first_of(KERNELS[name], kernel) if name in KERNELS else kernel
     names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
-    table = {operator: _guarded(kernel) for operator, kernel in KERNELS.items()}
-    return kernels.Backend(NAME, descriptions, table, FLOAT32_KERNELS)
+    table = {operator: _guarded(kernel) for operator, kernel in table.items()}
+    return kernels.Backend(NAME, descriptions, table, frozenset(table) - {"cast"})
 
 
 def register():

@@ -243,6 +243,8 @@ class Cache:
         try:
             if any(isinstance(part, Layout) and part.data_type in compiled.formats() for part in key):
                 return build.compiled(*key)
+            if compiled.formats() and hasattr(build, "preferred") and build.preferred(*key):
+                return build.compiled(*key)
             with Builder(library) as builder:
                 description, argument_numbers = build(library, builder, *key)
                 return Primitive(library, description, argument_numbers)

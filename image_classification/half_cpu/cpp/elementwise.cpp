@@ -90,7 +90,14 @@ struct HardSigmoid {
     }
 };
 
-template <class F, class... Others>
+struct Scale {  // the gradient needs nothing kept
+    static constexpr const char* NAME = "scale";
+    float factor, addend;
+    Vector forward(Vector x) const { return x * all(factor) + all(addend); }
+    Vector backward(Vector, Vector g) const { return g * all(factor); }
+};
+
+template <class F>
 int for_activation(const char* name, float alpha, float beta, F f) {
     bool found = false;
     auto attempt = [&](auto activation) {
@@ -100,6 +107,7 @@ int for_activation(const char* name, float alpha, float beta, F f) {
     };
     attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu{}), attempt(GeluTanh{});
     attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
+    attempt(Scale{alpha, beta});
     return found ? 0 : 1;
 }
 
@@ -123,9 +131,12 @@ void combine(const long* sizes, const long* left, const long* right, const T* a,
         else if (left[3]) {
             Vector same = all(value(y));
             walk(n, [&](long i, long count) { give(z + i, f(take(x + i, count), same), count); });
-        } else {
+        } else if (right[3]) {
             Vector same = all(value(x));
             walk(n, [&](long i, long count) { give(z + i, f(same, take(y + i, count)), count); });
+        } else {
+            Vector same = f(all(value(x)), all(value(y)));
+            walk(n, [&](long i, long count) { give(z + i, same, count); });
         }
     };
     if (rows == 1) {

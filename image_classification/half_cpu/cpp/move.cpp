@@ -33,6 +33,14 @@ void transpose_strip(const uint16_t* from, uint16_t* target, const long* to, lon
 
 }  // namespace
 
+// Rows of bytes, with the distances between them.
+EXPORT int copy_rows(long rows, long bytes, long from_step, long to_step, const char* from, char* to) {
+    for_ranges(rows, 32768 / std::max(1L, bytes), [&](long first, long last) {
+        for (long r = first; r < last; r++) memcpy(to + r * to_step, from + r * from_step, bytes);
+    });
+    return 0;
+}
+
 // shape, strides of the source and strides of the target, each of `axes` numbers; both are dense in some order.
 EXPORT int move(int axes, const long* numbers, const uint16_t* from, uint16_t* to) {
     std::vector<Axis> kept;

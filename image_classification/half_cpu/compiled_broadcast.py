@@ -1,0 +1,170 @@
+"""Sums and products of two tensors of which one is broadcast, on all formats; float32 arithmetic, rounded once.
+
+The larger tensor decides the memory order. Neighbouring axes that are treated alike are taken as one, so that most
+calls have two or three: a squeeze-and-excitation gate is [B, H * W, C] times [B, 1, C].
+"""
+
+import itertools
+import math
+
+import paddle
+from paddle.autograd import PyLayer
+
+from .compiled_library import load, numbers
+from .onednn_memory import (
+    channels_last,
+    contiguous,
+    is_channels_last,
+    new_channels_last,
+    new_like,
+    ordered_like,
+    settled,
+)
+from .onednn_primitives import DATA_TYPES, bound, dense_strides, new_tensor, numel, servable
+
+_FLOAT32 = paddle.float32
+
+
+def _memory_axes(tensor):
+    """Return the axes of a settled tensor from the slowest to the fastest in memory."""
+    return (0, 2, 3, 1) if not tensor.is_contiguous() else tuple(range(tensor.ndim))
+
+
+def _runs(sizes, repeated):
+    """Return [(size, whether the small tensor is repeated along it)] with neighbours of a kind as one, without ones."""
+    pairs = [pair for pair in zip(sizes, repeated, strict=True) if pair[0] != 1]
+    groups = itertools.groupby(pairs, key=lambda pair: pair[1])
+    return [(math.prod(size for size, _ in group), kind) for kind, group in groups]
+
+
+def _plan(large, small_shape):
+    """Return the runs of a settled tensor in the order of memory."""
+    axes = _memory_axes(large)
+    shape = [1] * (large.ndim - len(small_shape)) + list(small_shape)
+    return _runs([large.shape[axis] for axis in axes], [shape[axis] != large.shape[axis] for axis in axes])
+
+
+def _in_order_of(small, large):
+    """Return the small tensor dense in the memory order of a settled large one, None where it lies in another."""
+    if large.is_contiguous() or sum(size != 1 for size in small.shape[-3:]) <= 1:
+        return contiguous(small)
+    return small if is_channels_last(small) else None
+
+
+def _arithmetic(name, large, small, runs):
+    """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
+    runs = [(1, True)] * (4 - len(runs)) + runs
+    sizes, strides, step = [size for size, _ in runs], [], 1
+    for size, repeated in reversed(runs):
+        strides.append(0 if repeated else step)
+        step *= 1 if repeated else size
+    out = new_like(large)
+    constants = numbers(*sizes), numbers(*dense_strides(sizes), *reversed(strides))
+    pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
+    load().arithmetic(name, DATA_TYPES[large.dtype], *constants, *pointers)
+    return out
+
+
+def _sum(tensor, other, runs, out, factor=1.0):
+    """Write the sum of a settled tensor, or of its product with another, over the runs that repeat; float32 between."""
+    sizes, kinds = [size for size, _ in runs], [repeated for _, repeated in runs]
+    while True:
+        at = max((index for index, repeated in enumerate(kinds) if repeated), default=None)
+        if at is None:
+            at, sizes, kinds = 0, [1, *sizes], [True, *kinds]
+        outer, middle, inner = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
+        del sizes[at], kinds[at]
+        last = not any(kinds)
+        target = out if last else new_tensor(_FLOAT32, [outer * inner])
+        strides = numbers(*(middle * inner, inner, 1) * 2)
+        load().reduce(
+            DATA_TYPES[tensor.dtype], DATA_TYPES[target.dtype], numbers(outer, middle, inner), strides,
+            tensor.data_ptr(), None if other is None else other.data_ptr(), factor if last else 1.0, target.data_ptr(),
+        )  # fmt: skip
+        if last:
+            return out
+        tensor, other = target, None
+
+
+class Broadcast(PyLayer):
+    """The sum or the product of a settled tensor and a smaller one."""
+
+    @staticmethod
+    def forward(ctx, large, small, name, runs):
+        """Return the result in the memory order of the large tensor."""
+        ctx.needs = (not large.stop_gradient, not small.stop_gradient)
+        ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
+        small = _in_order_of(small, large)
+        if name == b"multiply":
+            ctx.save_for_backward(large, small)
+        return _arithmetic(name, large, small, runs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of both tensors."""
+        name, runs, small_shape, ordered = ctx.constants
+        gradient = ordered(gradient)
+        large, small = ctx.saved_tensor() if name == b"multiply" else (None, None)
+        large_gradient = small_gradient = None
+        if ctx.needs[0]:
+            large_gradient = gradient if small is None else _arithmetic(name, gradient, small, runs)
+        if ctx.needs[1]:
+            small_gradient = _sum(gradient, large, runs, _new_small(gradient, small_shape))
+        return large_gradient, small_gradient
+
+
+def _new_small(large, shape):
+    """Return a tensor with arbitrary content in the memory order that `_in_order_of` gives it."""
+    if large.is_contiguous() or sum(size != 1 for size in shape[-3:]) <= 1:
+        return new_tensor(large.dtype, shape)
+    return new_channels_last(large.dtype, shape)
+
+
+class Product(PyLayer):
+    """The product of two tensors of one shape and dtype."""
+
+    @staticmethod
+    def forward(ctx, left, right):
+        """Return left * right in the memory order of left."""
+        ctx.needs = (not left.stop_gradient, not right.stop_gradient)
+        left = settled(left)
+        right = ordered_like(right, left)
+        ctx.save_for_backward(left, right)
+        return _arithmetic(b"multiply", left, right, [(numel(left), False)])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of both factors."""
+        factors = ctx.saved_tensor()
+        gradient = ordered_like(gradient, factors[0])
+        runs = [(numel(gradient), False)]
+        return tuple(
+            _arithmetic(b"multiply", gradient, other, runs) if needed else None
+            for other, needed in zip(reversed(factors), ctx.needs, strict=True)
+        )
+
+
+def _kernel(name):
+    def kernel(original, args, kwargs):
+        values = bound(args, kwargs, ("x", "y"), ())
+        if values is None or not servable(*values):
+            return NotImplemented
+        left, right = values
+        if left.shape == right.shape:
+            return Product.apply(left, right) if name == b"multiply" else NotImplemented
+        large, small = (left, right) if numel(left) >= numel(right) else (right, left)
+        if small.ndim > large.ndim:
+            return NotImplemented
+        aligned = [1] * (large.ndim - small.ndim) + small.shape
+        if any(size not in (1, whole) for size, whole in zip(aligned, large.shape, strict=True)):
+            return NotImplemented
+        large = settled(large)
+        runs = _plan(large, small.shape)
+        if len(runs) > 4 or _in_order_of(small, large) is None:
+            return NotImplemented
+        return Broadcast.apply(large, small, name, runs)
+
+    return kernel
+
+
+KERNELS = {"add": _kernel(b"add"), "multiply": _kernel(b"multiply")}

@@ -1,0 +1,235 @@
+"""The compiled kernels: how they are built, and their numbers where blocks, memory orders, threads and bits matter."""
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification.half_cpu import compiled, compiled_library
+from image_classification.half_cpu import onednn_library as onednn
+from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
+from tests.helpers.half_cpu_rounding import DTYPES, round_half, widen
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATS = {"float16": onednn.FLOAT16, "bfloat16": onednn.BFLOAT16, "float32": onednn.FLOAT32}
+
+needs_library = pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler and AVX2")
+
+
+# Building
+
+
+def test_library_is_built_once_into_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    folder = tmp_path / "cache"
+    path = compiled_library.build(folder)
+    stamp = path.stat().st_mtime_ns
+    assert compiled_library.build(folder) == path
+    assert path.stat().st_mtime_ns == stamp
+    assert sorted(entry.name for entry in folder.iterdir()) == sorted([path.name, "lock"])
+
+
+def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    before = compiled_library.build(tmp_path / "cache")
+    (tmp_path / "cpp" / "one.cpp").write_text('extern "C" int two() { return 2; }')
+    assert compiled_library.build(tmp_path / "cache") != before
+
+
+def small_sources(folder):
+    folder.mkdir()
+    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    return folder
+
+
+@pytest.mark.parametrize("sources", ["no compiler", "no folder", "broken sources"])
+def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if sources == "no compiler":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    elif sources == "no folder":
+        (tmp_path / "cache").write_text("a file where the folder should be")
+    else:
+        (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
+    with caplog.at_level(logging.WARNING):
+        assert compiled_library.load.__wrapped__() is None
+    (record,) = caplog.records
+    assert "without its compiled kernels" in record.message and "\n" not in record.message
+
+
+# Numbers
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conversion_of_every_pattern_and_back_is_exact(dtype):
+    patterns = np.arange(2**16, dtype=np.uint16)
+    wide, back = np.zeros(2**16, np.float32), np.zeros(2**16, np.uint16)
+    library = compiled_library.load()
+    library.convert(FORMATS[dtype], onednn.FLOAT32, 2**16, patterns.ctypes.data, wide.ctypes.data)
+    library.convert(onednn.FLOAT32, FORMATS[dtype], 2**16, wide.ctypes.data, back.ctypes.data)
+    expected = widen(patterns, dtype)
+    np.testing.assert_array_equal(wide, expected)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(back[number], patterns[number])  # subnormals and both zeros among them
+    assert np.isnan(widen(back, dtype)[~number]).all()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conversion_rounds_once_to_nearest_even(dtype):
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0, 2**32, 100_001, dtype=np.uint32)  # every exponent, and a tail shorter than a vector
+    ties = widen(np.arange(2**16, dtype=np.uint16), dtype)
+    ties = ties[np.isfinite(ties)]
+    middles = ((ties[:-1].astype(np.float64) + ties[1:]) / 2).astype(np.float32)
+    special = np.array([65519.99, 65520, 2.0**-25, 2.0**-24 * 1.5, -0.0], np.float32)
+    values = np.concatenate([bits.view(np.float32), middles, special])
+    result = np.zeros(len(values), np.uint16)
+    compiled_library.load().convert(
+        onednn.FLOAT32, FORMATS[dtype], len(values), values.ctypes.data, result.ctypes.data
+    )
+    number = ~np.isnan(values)
+    np.testing.assert_array_equal(result[number], round_half(values, dtype)[number])
+
+
+ORDERS = [
+    ((2, 40, 9, 7), (0, 1, 2, 3), (0, 2, 3, 1)),  # images to channels last
+    ((2, 40, 9, 7), (0, 2, 3, 1), (0, 1, 2, 3)),
+    ((35, 17, 3, 3), (0, 1, 2, 3), (2, 3, 1, 0)),  # filters
+    ((2, 3, 4, 5, 7), (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)),  # windows
+    ((70, 50), (0, 1), (1, 0)),
+    ((1, 1), (0, 1), (1, 0)),
+    ((5, 1, 6), (0, 1, 2), (2, 1, 0)),
+]
+
+
+@needs_library
+@pytest.mark.parametrize(("shape", "source", "target"), ORDERS)
+def test_copy_to_another_memory_order_moves_every_bit(shape, source, target):
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, 2**16, shape, dtype=np.uint16)
+    memory = np.ascontiguousarray(values.transpose(source))
+    result = np.zeros([shape[axis] for axis in target], np.uint16)
+    layouts = [Layout(onednn.FLOAT16, shape, strides_of(shape, order)) for order in (source, target)]
+    compiled.reorder(*layouts)(memory.ctypes.data, result.ctypes.data)
+    np.testing.assert_array_equal(result, values.transpose(target))
+
+
+def strides_of(shape, order):
+    dense = dense_strides([shape[axis] for axis in order])
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
+# M, N, K: odd, shorter than every block, and longer than what is packed at a time (1 << 20 floats of the right factor)
+SIZES = [(1, 1, 1), (15, 33, 17), (40, 31, 800), (3, 2100, 1000), (200, 70, 385), (29, 1, 5000)]
+
+
+@needs_library
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("size", SIZES)
+def test_product_of_any_size_equals_numpy(size, dtype, transposed):
+    M, N, K = size
+    left, right = draw((M, K), dtype, 0), draw((K, N), dtype, 1)
+    result = multiply(left, right, dtype, transposed)
+    expected = left.astype(np.float64) @ right
+    # One rounding, and a float32 sum of K terms: their random errors grow as the square root of K.
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}[dtype]
+    bound = rounding * np.abs(expected) + 2.0**-23 * math.sqrt(K) * np.abs(left) @ np.abs(right) + 2.0**-24
+    assert (np.abs(result - expected) <= bound).all()
+
+
+def draw(shape, dtype, seed):
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return values if dtype == "float32" else widen(round_half(values, dtype), dtype)
+
+
+def multiply(left, right, dtype, transposed=(False, False)):
+    """Return the product by the compiled kernel, float64; a transposed factor lies in memory column by column."""
+    layouts, memory = [], []
+    out = np.zeros((len(left), right.shape[1]))
+    for values, columns in ((left, transposed[0]), (right, transposed[1]), (out, False)):
+        order = (1, 0) if columns else (0, 1)
+        layouts.append(Layout(FORMATS[dtype], values.shape, strides_of(values.shape, order)))
+        values = np.ascontiguousarray(values.transpose(order).astype(np.float32))
+        memory.append(values if dtype == "float32" else round_half(values, dtype))
+    compiled.matmul(layouts[0], layouts[1], None, layouts[2], ())(*(one.ctypes.data for one in memory))
+    result = memory[2] if dtype == "float32" else widen(memory[2], dtype)
+    return result.astype(np.float64)
+
+
+THREADS = """
+import sys
+sys.path.insert(0, {root!r})
+import numpy as np, paddle
+import paddle.nn.functional as F
+from image_classification import half_cpu
+paddle.seed(0)
+x, w = paddle.randn([2, 24, 17, 15]), paddle.randn([40, 24, 3, 3])
+s, b = paddle.randn([40]), paddle.randn([40])
+inputs = [tensor.astype("float16") for tensor in (x, w, s, b)]
+for tensor in inputs:
+    tensor.stop_gradient = False
+x, w, s, b = inputs
+with half_cpu.dispatch():
+    y = F.conv2d(x, w, padding=1)
+    y = F.relu(F.batch_norm(y, paddle.zeros([40]), paddle.ones([40]), s.astype("float32"), b.astype("float32"), True))
+    y = F.max_pool2d(y, 3, 2, 1).transpose([0, 2, 3, 1])
+    y = F.softmax(paddle.matmul(F.gelu(y), w.flatten(1)[:, :40]))
+    y = F.layer_norm(y, 40, s, b)
+y.backward(paddle.linspace(-1, 1, y.size).reshape(y.shape).astype("float16"))
+tensors = [y, *(tensor.grad for tensor in inputs)]
+np.savez({path!r}, *(tensor.numpy() for tensor in tensors))
+print(half_cpu.backend_name("float16"))
+"""
+
+
+@needs_library
+def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
+    results = []
+    for threads in ("1", "3"):
+        path = str(tmp_path / f"{threads}.npz")
+        program = THREADS.format(root=str(ROOT), path=path)
+        environment = os.environ | {"OMP_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("compiled")
+        results.append(np.load(path))
+    for name in results[0].files:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+        assert np.isfinite(results[0][name]).all() and results[0][name].any()
+
+
+@pytest.mark.slow
+@needs_library
+def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
+    """The processor here may have more; the compiler is told to use AVX2 only."""
+    wrapper = tmp_path / "c++"
+    wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()}" "$@" -march=x86-64-v3\n')
+    wrapper.chmod(0o755)
+    environment = os.environ | {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    files = ["tests/half_cpu/test_compiled.py", "tests/half_cpu/test_onednn.py"]
+    probe = "from image_classification import half_cpu; print(half_cpu.backend_name('float16'))"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "compiled avx2", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@needs_library
+def test_conversion_of_paddle_tensors_equals_paddle(dtype="float16"):
+    x = paddle.randn([1000]) * 1e5
+    result = paddle.empty([1000], dtype)
+    compiled_library.load().convert(onednn.FLOAT32, FORMATS[dtype], 1000, x.data_ptr(), result.data_ptr())
+    np.testing.assert_array_equal(result.numpy(), x.astype(dtype).numpy())
