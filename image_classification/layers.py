@@ -4,12 +4,14 @@ Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 Nothing here knows of number formats: a layer computes in the dtype of what it is given.
 """
 
+import functools
+
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.half_cpu import composite
-from image_classification.model import Column, Count, Draw, Row
+from image_classification.model import Column, Draw, Row
 from image_classification.runtime import UserError
 
 # timm's initialisation of every transformer weight; linear biases start at zero
@@ -77,7 +79,7 @@ def rearrange(x, split: list[int], order: list[int], shape: list[int]):
 class PatchEmbed(nn.Layer):
     """Image to tokens, [B, in_channels, H, W] -> [B, N, C], by one strided convolution."""
 
-    def __init__(self, image_size: int, patch_size: int, in_channels: int, embed_dim: int):
+    def __init__(self, image_size: int, patch_size: int, in_channels: int, embed_dim: int, bias: bool = True):
         super().__init__()
         if patch_size < 1 or image_size % patch_size:
             raise UserError(f"DATA.IMAGE_SIZE {image_size} is not a multiple of MODEL.PATCH_SIZE {patch_size}")
@@ -91,7 +93,7 @@ class PatchEmbed(nn.Layer):
             kernel_size=patch_size,
             stride=patch_size,
             weight_attr=TRUNC_NORMAL,
-            bias_attr=ZERO,
+            bias_attr=ZERO if bias else False,
         )
 
     def forward(self, images):
@@ -124,37 +126,6 @@ def attention(qkv, num_heads: int, scale: float, dropout=None, bias=None):
     return paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([batch, tokens, width // 3])
 
 
-class Attention(nn.Layer):
-    """Multi-head self-attention over [B, N, C], with query, key and value in one packed projection."""
-
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, attention_dropout: float = 0.0,
-                 dropout: float = 0.0):
-        super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
-        self.scale = self.head_dim**-0.5
-        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
-        self.attn_drop = Dropout(attention_dropout)
-        self.proj = linear(dim, dim)
-        self.proj_drop = Dropout(dropout)
-
-    def forward(self, x):
-        dropout = self.attn_drop if self.training and self.attn_drop.p else None
-        return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout)))
-
-    def attention_weights(self, x):
-        """Return how much each token of `x`, [B, N, C], takes from each, [B, h, N, N]."""
-        batch, tokens, _ = x.shape
-        query, key, _ = self.qkv(x).reshape([batch, tokens, 3, self.num_heads, self.head_dim]).unbind(2)
-        return F.softmax(paddle.einsum("bnhd,bmhd->bhnm", query * self.scale, key), axis=-1)
-
-    def tensor_parallel_plan(self):
-        """Divided by heads; one sum after the projection."""
-        return {"num_heads": Count("attention heads"), "qkv": Column(blocks=3), "attn_drop": Draw(), "proj": Row()}
-
-
 # With gradients one by one: the backward pass needs what goes into GELU.
 @composite("linear_gelu", casts_as="linear", inference_only=True)
 def linear_gelu(layer, x):
@@ -162,38 +133,30 @@ def linear_gelu(layer, x):
     return F.gelu(layer(x))
 
 
-class Mlp(nn.Layer):
-    """Two linear layers with exact (erf) GELU between them."""
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate=True),
+    "quick_gelu": lambda x: x * F.sigmoid(1.702 * x),  # OpenAI's CLIP
+}
 
-    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0):
+
+class Mlp(nn.Layer):
+    """Two linear layers with an activation of `ACTIVATIONS` between them, by default the exact (erf) GELU."""
+
+    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0, activation: str = "gelu"):
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise UserError(f"MODEL.ACTIVATION {activation!r}: allowed are {', '.join(ACTIVATIONS)}")
+        self.activation = activation
         self.fc1 = linear(dim, hidden_dim)
         self.drop1 = Dropout(dropout)
         self.fc2 = linear(hidden_dim, dim)
         self.drop2 = Dropout(dropout)
 
     def forward(self, x):
-        x = self.drop1(linear_gelu(self.fc1, x))
-        return self.drop2(self.fc2(x))
+        x = linear_gelu(self.fc1, x) if self.activation == "gelu" else ACTIVATIONS[self.activation](self.fc1(x))
+        return self.drop2(self.fc2(self.drop1(x)))
 
     def tensor_parallel_plan(self):
         """Divided by hidden units; one sum after the second layer."""
         return {"fc1": Column(), "drop1": Draw(), "fc2": Row()}
-
-
-class TransformerBlock(nn.Layer):
-    """Pre-norm transformer encoder block, [B, N, C] -> [B, N, C]."""
-
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
-                 attention_dropout: float = 0.0, drop_path: float = 0.0):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
-        self.attn = Attention(dim, num_heads, qkv_bias, attention_dropout, dropout)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), dropout)
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x):
-        x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.drop_path(self.attn(self.norm1(x))))
-        return shortcut + self.drop_path(self.mlp(self.norm2(x)))

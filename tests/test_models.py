@@ -9,9 +9,10 @@ import paddle
 import pytest
 
 from image_classification.config import load_config
-from image_classification.layers import Attention, Dropout, DropPath, PatchEmbed
+from image_classification.layers import Dropout, DropPath, PatchEmbed
 from image_classification.optim.groups import layer_scales
 from image_classification.runtime import UserError
+from image_classification.transformer import Attention
 from tests.helpers.model_zoo import (
     CONFIGS,
     FOLDERS,

@@ -4,8 +4,8 @@ import paddle
 import pytest
 
 from image_classification.config import load_config
-from image_classification.layers import Attention
 from image_classification.multiply_adds import count_multiply_adds
+from image_classification.transformer import Attention
 from tests.helpers.model_zoo import CONFIGS, build, builder, published
 
 FAST_PARAMETERS = 30e6  # larger models are counted by `make test-slow`

@@ -8,15 +8,9 @@ Shapes use: B batch, N tokens (class and distillation token included), C = embed
 import paddle
 from paddle import nn
 
-from image_classification.layers import (
-    TRUNC_NORMAL,
-    Dropout,
-    PatchEmbed,
-    TransformerBlock,
-    drop_path_rates,
-    linear,
-)
+from image_classification.layers import TRUNC_NORMAL, Dropout, PatchEmbed, drop_path_rates, linear
 from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding
+from image_classification.transformer import TransformerBlock
 
 from .dialects import DIALECTS
 

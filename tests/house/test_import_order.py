@@ -14,6 +14,7 @@ ORDER = [
     ["model"],
     ["half_cpu"],
     ["layers"],
+    ["transformer"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],

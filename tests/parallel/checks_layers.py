@@ -10,11 +10,12 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification.layers import Attention, Mlp, TransformerBlock, attention, linear
+from image_classification.layers import Mlp, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
 from image_classification.parallel import tensor, watch
 from image_classification.parallel.group import Group
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
+from image_classification.transformer import Attention, TransformerBlock
 
 from .checks_parity import BATCH, build, context_of, forward_backward, share
 

@@ -1,0 +1,119 @@
+"""The encoder block of vision transformers and its parts, with the options that came after ViT.
+
+Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from image_classification.layers import Dropout, DropPath, Mlp, attention, fork, linear
+from image_classification.model import Column, Count, Draw, Row, Whole
+from image_classification.runtime import UserError
+
+
+class Attention(nn.Layer):
+    """Multi-head self-attention over [B, N, C], with query, key and value in one packed projection.
+
+    `qk_norm` is the epsilon of a LayerNorm over each head's query and key (Dehghani et al. 2023, ViT-22B), which bounds
+    the scores; None for none.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, attention_dropout: float = 0.0,
+                 dropout: float = 0.0, qk_norm: float | None = None):
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
+        self.has_qk_norm = qk_norm is not None
+        if self.has_qk_norm:
+            self.q_norm = nn.LayerNorm(self.head_dim, epsilon=qk_norm)
+            self.k_norm = nn.LayerNorm(self.head_dim, epsilon=qk_norm)
+        self.attn_drop = Dropout(attention_dropout)
+        self.proj = linear(dim, dim)
+        self.proj_drop = Dropout(dropout)
+
+    def packed(self, x):
+        """Return query, key and value of `x`, [B, N, C], as `attention` takes them."""
+        qkv = self.qkv(x)
+        if not self.has_qk_norm:
+            return qkv
+        query, key, value = paddle.split(qkv.reshape([*x.shape[:2], -1, self.head_dim]), 3, axis=2)
+        return paddle.concat([self.q_norm(query), self.k_norm(key), value.astype(key.dtype)], axis=2).flatten(2)
+
+    def forward(self, x):
+        dropout = self.attn_drop if self.training and self.attn_drop.p else None
+        return self.proj_drop(self.proj(attention(self.packed(x), self.num_heads, self.scale, dropout)))
+
+    def attention_weights(self, x):
+        """Return how much each token of `x`, [B, N, C], takes from each, [B, h, N, N]."""
+        batch, tokens, _ = x.shape
+        query, key, _ = self.packed(x).reshape([batch, tokens, 3, self.num_heads, self.head_dim]).unbind(2)
+        return F.softmax(paddle.einsum("bnhd,bmhd->bhnm", query * self.scale, key), axis=-1)
+
+    def tensor_parallel_plan(self):
+        """Divided by heads; one sum after the projection."""
+        norms = {"q_norm": Whole(), "k_norm": Whole()} if self.has_qk_norm else {}
+        heads = {"num_heads": Count("attention heads"), "qkv": Column(blocks=3)}
+        return heads | norms | {"attn_drop": Draw(), "proj": Row()}
+
+
+class SwiGlu(nn.Layer):
+    """Gated MLP (Shazeer 2020): `fc1` gives gate and value, half of `hidden_dim` each; SiLU(gate) weights the value."""
+
+    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0):
+        super().__init__()
+        self.fc1 = linear(dim, hidden_dim)
+        self.drop1 = Dropout(dropout)
+        self.fc2 = linear(hidden_dim // 2, dim)
+        self.drop2 = Dropout(dropout)
+
+    def forward(self, x):
+        gate, value = self.fc1(x).chunk(2, axis=-1)
+        return self.drop2(self.fc2(self.drop1(F.silu(gate) * value)))
+
+    def tensor_parallel_plan(self):
+        """Divided by hidden units; one sum after the second layer."""
+        return {"fc1": Column(blocks=2), "drop1": Draw(), "fc2": Row()}
+
+
+class LayerScale(nn.Layer):
+    """A learned factor for each channel of a residual branch (Touvron et al. 2021, CaiT)."""
+
+    def __init__(self, dim: int, value: float):
+        super().__init__()
+        self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(value))
+
+    def forward(self, x):
+        return x * self.gamma
+
+
+class TransformerBlock(nn.Layer):
+    """Pre-norm transformer encoder block, [B, N, C] -> [B, N, C].
+
+    Args:
+        layer_scale: start of the factors on both branches; None for none.
+        qk_norm: whether attention normalises queries and keys.
+        gated: a SwiGLU in place of the MLP.
+    """
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
+                 attention_dropout: float = 0.0, drop_path: float = 0.0, layer_scale: float | None = None,
+                 qk_norm: bool = False, gated: bool = False, activation: str = "gelu", epsilon: float = 1e-6):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, epsilon=epsilon)
+        self.attn = Attention(dim, num_heads, qkv_bias, attention_dropout, dropout, epsilon if qk_norm else None)
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.norm2 = nn.LayerNorm(dim, epsilon=epsilon)
+        hidden_dim = int(dim * mlp_ratio)
+        self.mlp = SwiGlu(dim, hidden_dim, dropout) if gated else Mlp(dim, hidden_dim, dropout, activation)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x):
+        x, shortcut = fork(x)
+        x, shortcut = fork(shortcut + self.drop_path(self.ls1(self.attn(self.norm1(x)))))
+        return shortcut + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
