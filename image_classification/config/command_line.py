@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..runtime import UserError

@@ -24,7 +24,7 @@ class Concat(PyLayer):
         last = axis == 1 and is_channels_last(tensors[0]) and not tensors[0].is_contiguous()
         ctx.needs = [not tensor.stop_gradient for tensor in tensors]
         ordered = channels_last if last else contiguous
-        tensors = [ordered(tensor) for tensor in tensors]
+        tensors = tuple(ordered(tensor) for tensor in tensors)
         shape = list(tensors[0].shape)
         shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         out = (new_channels_last if last else new_tensor)(tensors[0].dtype, shape)
