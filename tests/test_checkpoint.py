@@ -236,7 +236,7 @@ def test_completing_a_commit_twice_changes_nothing_and_leaves_no_link_behind(tmp
     store.save(make_state(1), "epoch_0001", is_best=True)
     latest = store.save(make_state(2), "epoch_0002")
     for _ in range(2):
-        store.complete(tmp_path / "latest.pdparams", True, 2)  # killed before `best`
+        store.complete(tmp_path / "latest.pdparams", "epoch_0002", True)  # killed before `best`
     names = sorted(os.listdir(tmp_path))
     assert names == ["best.pdparams", "epoch_0002.pdparams", "latest.pdparams"]
     assert (tmp_path / "best.pdparams").samefile(latest)
@@ -246,7 +246,7 @@ def test_continuing_from_an_older_checkpoint_leaves_best_alone(tmp_path):
     store = checkpoint.Store(tmp_path, keep=3)
     first = store.save(make_state(1), "epoch_0001", is_best=True)
     second = store.save(make_state(2), "epoch_0002", is_best=True)
-    store.complete(first, True, 1)
+    store.complete(first, "epoch_0001", True)
     assert (tmp_path / "best.pdparams").samefile(second) and first.exists()
 
 
