@@ -131,7 +131,7 @@ class ReportHook(Hook):
         self.run.write_report(self.report)
 
     def _update(self, trainer):
-        if trainer.progress.batch or self.report["epochs"] == trainer.progress.epoch:
+        if trainer.progress.batch or self.report.get("epochs") == trainer.progress.epoch:
             return  # nothing new since the last whole epoch
         loss = trainer.mean.loss
         self.report.update(

@@ -18,8 +18,8 @@ def assert_survives(server, folder, undisturbed, *faults):
 
 def commits(calls):
     """Return points inside the last commit, one of the last of each kind of call and file, and torn records."""
-    wanted = [("write", "metrics.jsonl"), ("write", ".epoch_"), ("rename", "epoch_"), ("link", ".latest"),
-              ("rename", "latest"), ("rename", "best"), ("unlink", "epoch_"), ("rename", "report")]  # fmt: skip
+    wanted = [("write", "metrics.jsonl"), ("write", ".latest"), ("rename", "latest"), ("link", ".epoch_"),
+              ("rename", "epoch_"), ("rename", "best"), ("unlink", "epoch_"), ("rename", "report")]  # fmt: skip
     points = []
     for what, name in wanted:
         number = max(int(number) for number, call, path in calls if call == what and name in path.rsplit("/", 1)[1])
