@@ -11,11 +11,13 @@ precision  mode, dtype and the scaler's state
 ema        the averaged weights, or nothing
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
 units      images of a batch and of a step, steps of an epoch: what the progress counts
+run        what else the run folder holds then: this file's name, whether it is the best, metrics' length, the report
 rng        generators of Python, NumPy and Paddle, one entry a process
 config     the effective configuration as YAML
 ========== ==========================================================================================
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -97,33 +99,68 @@ def _read(path, key):
 
 
 class Store:
-    """The checkpoints of one run: ``epoch_0003.pdparams`` of the last few epochs, ``latest`` and ``best``."""
+    """The checkpoints of one run: ``epoch_0003.pdparams`` of the last few epochs, ``latest`` and ``best``.
+
+    Saving is one commit, so that the process may be killed between any two system calls. The metrics are flushed
+    before it, the report is written after it (`hooks`). What is true when the process is killed
+
+    * before ``latest`` is renamed into place: nothing has changed but for a hidden leftover, which the next start
+      removes; a resume from ``latest`` repeats the steps since then and cuts the metrics back to them;
+    * later: the checkpoint counts. Its own name, ``best``, the report and the epochs to drop follow from what is in it,
+      and :meth:`complete` brings them up to date on a resume from ``latest``, be it that nothing is left to train.
+    """
 
     def __init__(self, folder, keep):
         self.folder = Path(folder)
         self.keep = keep
 
     def save(self, state, name, is_best=False):
-        """Write ``<name>.pdparams``, point ``latest`` (and ``best``) at it, drop what is older than the last few."""
-        path = self.folder / f"{name}.pdparams"
-        save(path, state)
-        self._alias(path, "latest")
-        if is_best:
-            self._alias(path, "best")
-        for old in self._epochs()[: -self.keep]:
-            old.unlink()
-        return path
+        """Write ``latest``, give it the name ``<name>.pdparams`` (and ``best``), drop what is older than the last few.
+
+        Raises:
+            UserError: the folder cannot be written to; ``latest`` is the old checkpoint or the new one, whole.
+        """
+        latest = self.folder / "latest.pdparams"
+        save(latest, state)
+        self.complete(latest, name, is_best)
+        return self.folder / f"{name}.pdparams"
+
+    def complete(self, path, name, is_best=False):
+        """Do what comes after ``latest`` was written, once or again; any other file than it changes nothing."""
+        latest = self.folder / "latest.pdparams"
+        with self._writing():
+            if not (latest.exists() and latest.samefile(path)):
+                return
+            self._alias(latest, name)
+            if is_best:
+                self._alias(latest, "best")
+            if name != "step":
+                for old in [file for file in self._epochs() if file.stem <= name][: -self.keep]:
+                    old.unlink()
 
     def _alias(self, path, name):
-        # A hard link stays whole when the epoch's own file is dropped; it is renamed into place, never half there.
-        temporary = self.folder / f".{name}.tmp"
+        # A hard link stays whole when `latest` is replaced; it is renamed into place, never half there.
+        target = self.folder / f"{name}.pdparams"
+        if target.exists() and target.samefile(path):
+            return  # to rename one link of a file onto another does nothing, and both names would stay
+        temporary = self.folder / f".{target.name}.new_link"
         temporary.unlink(missing_ok=True)
         try:
             os.link(path, temporary)
-        except OSError:  # a file system without links
-            shutil.copyfile(path, temporary)
-        temporary.replace(self.folder / f"{name}.pdparams")
+        except OSError:  # a file system without links; a full one complains about the copy
+            with open(path, "rb") as source, atomic_write(target) as file:
+                shutil.copyfileobj(source, file)
+        else:
+            temporary.replace(target)
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be written to: {error.strerror or error}") from error
 
     def _epochs(self):
+        """Return the files of whole epochs, oldest first."""
         files = [path for path in self.folder.glob("epoch_*.pdparams") if re.fullmatch(r"epoch_\d+", path.stem)]
         return sorted(files, key=lambda path: int(path.stem.split("_")[1]))

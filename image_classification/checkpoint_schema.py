@@ -238,6 +238,12 @@ _STATE = _record(
     },
     {
         "topology": _text(1000),
+        "run": _record({}, {
+            "name": _matching(re.compile(r"step|epoch_\d{4,12}"), "step or epoch_<number>"),
+            "is_best": _flag,
+            "metrics_bytes": _or_none(_COUNT),
+            "report": _record({}, others=(r"\w{1,40}", _or_none(_number(0, math.inf)))),
+        }),
         "units": _record({"images_per_batch": _SIZE, "images_per_step": _SIZE, "steps_per_epoch": _SIZE}),
     },
 )  # fmt: skip

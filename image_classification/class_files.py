@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 
+from .runtime import atomic_write
+
 NUM_WORST = 10
 LARGEST_LABELLED = 40  # classes; beyond it names would overlap in the picture
 LARGEST_NUMBERED = 20  # classes; beyond it there is no room for a number in each cell
@@ -21,7 +23,8 @@ def write_class_files(folder, report, class_names):
     """
     folder.write_text("per_class.csv", _per_class(report, class_names))
     folder.write_text("confusion.csv", _confusion(report, class_names))
-    draw_confusion(report.confusion, class_names, folder.path / "confusion.png")
+    with atomic_write(folder.path / "confusion.png") as file:
+        draw_confusion(report.confusion, class_names, file)
     lines = [f"expected calibration error: {report.expected_calibration_error():.4f}"]
     for index, accuracy, images in report.worst_classes(NUM_WORST):
         if accuracy < 1:
@@ -45,7 +48,7 @@ def write_summary(folder, values):
     folder.write_text("evaluation.json", json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def draw_confusion(confusion, class_names, path):
+def draw_confusion(confusion, class_names, file):
     """Write the confusion matrix as a picture: rows are labels, columns predictions, colours shares of the label."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,7 +67,7 @@ def draw_confusion(confusion, class_names, path):
         for label, prediction in np.ndindex(confusion.shape):
             colour = "black" if shares[label, prediction] > 0.6 else "white"  # viridis ends bright
             axes.text(prediction, label, str(confusion[label, prediction]), color=colour, ha="center", va="center")
-    figure.savefig(path, dpi=120)
+    figure.savefig(file, dpi=120, format="png")
 
 
 def _per_class(report, class_names):

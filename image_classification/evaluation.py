@@ -17,7 +17,7 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     """
     parallel.average_buffers(model)
     model.eval()
-    start = time.time()
+    start = time.monotonic()
     accumulator = Accumulator()
     with paddle.no_grad(), progress_bar(loader.num_images, "evaluate", "img", parallel.is_main) as bar:
         for images, labels in loader:
@@ -33,7 +33,7 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     total.merge(_sum(accumulator.sums, parallel))
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
-    return total.result() | {"seconds": time.time() - start}
+    return total.result() | {"seconds": time.monotonic() - start}
 
 
 def _sum(integers, parallel):

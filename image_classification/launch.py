@@ -9,7 +9,9 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
+from .parallel import watch
 from .parallel.exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TRAINING_ERROR, EXIT_USER_ERROR, PeerLost
 from .runtime import (
     UserError,
@@ -78,6 +80,7 @@ def _first_line(text):
 def _fail(message, code):
     log_to_file(f"error: {message}")
     print(f"error: {message}", file=sys.stderr, flush=True)
+    watch.leave(code, str(message))
     return code
 
 
@@ -141,12 +144,16 @@ def resume(trainer):
     from . import checkpoint
 
     path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
-    trainer.load_state(checkpoint.load(path), path)
+    state = checkpoint.load(path)
+    trainer.load_state(state, path)
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
     get_logger().info(
         f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"
     )
-    if progress.epoch >= epochs:
+    output = trainer.config.OUTPUT
+    is_own = output is not None and Path(output).resolve() == path.resolve().parent
+    # in its own folder a finished run is resumed to write what a kill left unwritten
+    if progress.epoch >= epochs and not (is_own and "run" in state):
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
         )
@@ -163,7 +170,6 @@ def train(trainer, parts, folder, report):
     if trainer.stopping and trainer.progress.epoch < epochs:
         logger.info(f"stopped by {trainer.stop_reason}; continue with -resume={folder.path / 'latest'}")
     elif parts.parallel.is_main:
-        folder.write_report(report)
         logger.info(_result_table(report))
 
 

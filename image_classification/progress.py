@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,14 @@ class Progress:
     skipped_in_a_row: int = 0
     best_top1: float | None = None  # before the first evaluation
     seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a training continues from, and what it says of its run folder (`checkpoint.Store`)."""
+
+    path: Path
+    run: dict[str, Any]
 
 
 class RunningMean:

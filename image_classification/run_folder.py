@@ -5,6 +5,7 @@ POSIX record lock (which also holds between hosts on NFS) keeps every other out.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 from .config import invocation_yaml, to_yaml
-from .runtime import UserError, atomic_write, get_logger
+from .runtime import UserError, atomic_write, get_logger, remove_leftovers
 
 RESULTS = ("report.json", "*.pdparams")  # a run that died before it had any of them lost nothing; it may start over
 LOCK = ".lock"
@@ -24,6 +25,9 @@ class RunFolder:
     def __init__(self, path, lock=None):
         self.path = Path(path)
         self._lock = lock  # an open file; closing it, or the end of the process, frees the lock
+        self._metrics = self.path / "metrics.jsonl"
+        self._waiting = []  # lines of metrics.jsonl that could not be written yet
+        self._complained = False
 
     @classmethod
     def create(cls, config):
@@ -38,14 +42,16 @@ class RunFolder:
             path = cls._make(config)
             if not os.access(path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
+            lock = _take_lock(path)
         except OSError as error:
             raise UserError(f"-output: {error.filename or config.OUTPUT}: cannot be written to: "
                             f"{error.strerror or error}") from None  # fmt: skip
-        lock = _take_lock(path)
         check_output(config)  # again: now nobody else can begin
         folder = cls(path, lock)
-        if not config.MODEL.RESUME:
-            (path / "metrics.jsonl").unlink(missing_ok=True)  # of a start that came to nothing
+        with folder.writing():
+            remove_leftovers(path)
+            if not config.MODEL.RESUME:
+                (path / "metrics.jsonl").unlink(missing_ok=True)  # of a start that came to nothing
         folder.write_text("config.yaml", to_yaml(config))
         folder.write_text("invocation.yaml", invocation_yaml(config))
         return folder
@@ -66,6 +72,18 @@ class RunFolder:
                 continue
         raise FileExistsError(17, "holds a thousand runs of this second", config.SAVE)
 
+    def holds(self, path):
+        """Return whether a file is of this folder."""
+        return Path(path).resolve().parent == self.path.resolve()
+
+    @contextlib.contextmanager
+    def writing(self):
+        """A context in which an error of the system is one of the user's: the folder cannot be written to."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written to: {error.strerror or error}") from error
+
     def write_text(self, name, text):
         with atomic_write(self.path / name) as file:
             file.write(text.encode("utf-8"))
@@ -75,17 +93,57 @@ class RunFolder:
         self.write_text("report.json", json.dumps(report, indent=1) + "\n")
 
     def append_metrics(self, record):
-        """Add one line to ``metrics.jsonl``."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add one line to ``metrics.jsonl``; on a full disk it waits for the next call, and a warning says so once."""
+        self._waiting.append(json.dumps(record).encode() + b"\n")
+        self._write_waiting()
+
+    def sync_metrics(self):
+        """Return the length of ``metrics.jsonl`` in bytes, once that much of it outlives a power cut; None: unknown."""
+        self._write_waiting()
+        try:
+            with open(self._metrics, "ab") as file:
+                os.fsync(file.fileno())
+                return file.tell()
+        except OSError:
+            return None
+
+    def cut_metrics(self, size):
+        """Drop what ``metrics.jsonl`` has beyond `size` bytes: lines of steps that will be repeated, or a torn one."""
+        with self.writing():
+            if self._metrics.exists() and self._metrics.stat().st_size > size:
+                os.truncate(self._metrics, size)
 
     def read_metrics(self):
-        """Return the records of ``metrics.jsonl``; what somebody else or a killed process put there is left out."""
-        path, records = self.path / "metrics.jsonl", []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
+        """Return the records of ``metrics.jsonl``; lines that somebody else put there are left out."""
+        records = []
+        if self._metrics.exists():
+            for line in self._metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    records.append(json.loads(line))
         return [record for record in records if isinstance(record, dict) and {"kind", "step"} <= record.keys()]
+
+    def _write_waiting(self):
+        if not self._waiting:
+            return
+        try:
+            with open(self._metrics, "ab", buffering=0) as file:
+                while self._waiting:
+                    end, line = file.tell(), self._waiting[0]
+                    try:
+                        written = file.write(line)
+                        if written < len(line):
+                            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    except OSError:
+                        file.truncate(end)  # a part of a line must not stay
+                        raise
+                    del self._waiting[0]
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                get_logger().warning(
+                    f"{self._metrics}: cannot be written: {error.strerror or error}; the training goes on, the lines "
+                    "wait until it can"
+                )
 
 
 def check_output(config):

@@ -24,7 +24,7 @@ from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel
-from .progress import Progress, RunningMean, Timer
+from .progress import Progress, Resumed, RunningMean, Timer
 from .runtime import UserError, get_logger
 
 Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
@@ -102,6 +102,7 @@ class Trainer:
         self.evaluation: dict[str, Any] | None = None
         self.class_report: ClassReport | None = None  # of the evaluation after the last epoch
         self.last_result: StepResult | None = None
+        self.resumed: Resumed | None = None
         self.stop_requested = False  # on this process, at any moment
         self.stop_reason = "a signal"  # to this process or another
         self.stopping = False  # agreed on by all processes; nothing but this decides what they do next
@@ -120,11 +121,13 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the last epoch, or to the end of the step in which a stop was requested."""
-        start = time.time() - self.progress.seconds
+        start = time.monotonic() - self.progress.seconds
         self.call("before_train")
+        if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:  # only what a kill left unwritten is left to do
+            self._evaluate_classes()
         while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stopping:
             self.train_epoch(start)
-            self.progress.seconds = time.time() - start
+            self.progress.seconds = time.monotonic() - start
         self.call("after_train")
 
     def train_epoch(self, start: float) -> None:
@@ -137,7 +140,7 @@ class Trainer:
         batches = self.train_loader.iterate(progress.batch)
         while progress.batch < num_batches:
             self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch))
-            progress.seconds = time.time() - start
+            progress.seconds = time.monotonic() - start
             self.stopping = self.parallel.any(self.stop_requested)
             self.call("after_step")
             if self.stopping:
@@ -195,16 +198,17 @@ class Trainer:
     def evaluate(self) -> None:
         """Evaluate the averaged weights where there are some, else the model's own."""
         self.call("before_evaluation")
-        if self.progress.epoch == self.config.TRAIN.NUM_EPOCHS:
-            self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
-        with self.ema.applied(self.model):
-            self.evaluation = evaluate(
-                self.model, self.precision, self.eval_loader, self.parallel, self.class_report
-            )
+        self.evaluation = self._evaluate_classes()
         best, top1 = self.progress.best_top1, self.evaluation["top1"]
         self.evaluation["is_best"] = best is None or top1 > best
         self.progress.best_top1 = top1 if self.evaluation["is_best"] else best
         self.call("after_evaluation")
+
+    def _evaluate_classes(self) -> dict[str, Any]:
+        if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
+            self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
+        with self.ema.applied(self.model):
+            return evaluate(self.model, self.precision, self.eval_loader, self.parallel, self.class_report)
 
     def state(self) -> dict[str, Any]:
         """Return the complete state of the run; every process must call it."""
@@ -223,7 +227,15 @@ class Trainer:
             "topology": self.parallel.describe(),
             "units": self._units(),
             "config": to_yaml(self.config),
+            "run": self._of_run_folder(),
         }
+
+    def _of_run_folder(self) -> dict[str, Any]:
+        run: dict[str, Any] = {}
+        if self.parallel.is_main:
+            for hook in self.hooks:
+                hook.on_save(self, run)
+        return run
 
     def load_state(self, state, path):
         """Continue from what :meth:`state` returned, in this or in another precision mode."""
@@ -253,6 +265,7 @@ class Trainer:
         else:  # draws that some processes must share cannot be taken from others
             self.parallel.seed_dropout(self.config.SEED + self.progress.step)
             get_logger().info(f"-resume: saved by {state['topology']}; dropout goes on with new draws")
+        self.resumed = Resumed(path, state.get("run", {}))
 
     def _units(self):
         """Return what a batch and a step of ``progress`` stand for, over all replicas."""

@@ -224,6 +224,32 @@ def test_store_keeps_the_last_few_and_best_and_latest(tmp_path):
     assert checkpoint.load(tmp_path / "latest.pdparams")["model"]["weight"][0, 0] == 5
 
 
+def test_epochs_of_a_later_time_stay_when_an_older_one_is_continued(tmp_path):
+    store = checkpoint.Store(tmp_path, keep=1)
+    for epoch in (1, 5, 2):
+        store.save(make_state(epoch), f"epoch_{epoch:04d}")
+    assert sorted(path.name for path in tmp_path.glob("epoch*")) == ["epoch_0002.pdparams", "epoch_0005.pdparams"]
+
+
+def test_completing_a_commit_twice_changes_nothing_and_leaves_no_link_behind(tmp_path):
+    store = checkpoint.Store(tmp_path, keep=1)
+    store.save(make_state(1), "epoch_0001", is_best=True)
+    latest = store.save(make_state(2), "epoch_0002")
+    for _ in range(2):
+        store.complete(tmp_path / "latest.pdparams", "epoch_0002", True)  # killed before `best`
+    names = sorted(os.listdir(tmp_path))
+    assert names == ["best.pdparams", "epoch_0002.pdparams", "latest.pdparams"]
+    assert (tmp_path / "best.pdparams").samefile(latest)
+
+
+def test_continuing_from_an_older_checkpoint_leaves_best_alone(tmp_path):
+    store = checkpoint.Store(tmp_path, keep=3)
+    first = store.save(make_state(1), "epoch_0001", is_best=True)
+    second = store.save(make_state(2), "epoch_0002", is_best=True)
+    store.complete(first, "epoch_0001", True)
+    assert (tmp_path / "best.pdparams").samefile(second) and first.exists()
+
+
 def test_store_on_a_file_system_without_links_copies(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError("no links here")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -312,6 +313,18 @@ def test_resume_of_a_finished_run_says_that_nothing_is_left(trained, tmp_path):
     words = [*SMALL_VIT, "-num_epochs", 2, "-resume", trained[0]]  # the folder means its latest
     assert_one_line(["nothing to train"], *words, "-output", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_of_a_finished_run_in_its_own_folder_writes_what_a_kill_left_unwritten(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained[0], folder)
+    for name in ("best.pdparams", "report.json"):
+        (folder / name).unlink()
+    out = run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-resume", folder / "latest", "-output", folder)
+    before, after = report_of(trained[0]), report_of(folder)
+    assert after == before | {"checkpoint": str(folder / "latest.pdparams")}
+    assert f"top-1             {before['top1']:.4f}" in out
+    assert (folder / "best.pdparams").exists()
 
 
 def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):

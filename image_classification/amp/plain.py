@@ -186,7 +186,8 @@ class PlainPrecision(Precision):
         """Return whether gradients are finite, which all processes agree on before any other collective."""
         squares = squared_norm(gradients_of(named_params))
         first_bad = None if math.isfinite(squares) else first_non_finite(named_params)
-        return Check(self.reduction.found_inf(first_bad is not None), first_bad, squares)
+        found_inf = self.reduction.found_inf(first_bad is not None)
+        return Check(found_inf, self.reduction.first_bad(first_bad) if found_inf else None, squares)
 
     def clip(self, named_params: Named, norm: float, max_norm: float | None, scale: float = 1.0) -> float:
         """Unscale and clip in one pass over memory; return the factor of the clipping, 1 for none."""

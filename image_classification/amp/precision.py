@@ -17,7 +17,7 @@ class StepResult:
     loss_scale: the scale that the losses of this step were multiplied by.
     grad_norm: global L2 norm of the unscaled gradients before clipping; None for a skipped step.
     num_zeros: gradient elements that are exactly 0; None unless asked for, and for a skipped step.
-    first_bad: name of the first parameter of this process with a non-finite gradient; None when there is none.
+    first_bad: name of the first parameter with a non-finite gradient, and of its process; None when there is none.
     """
 
     applied: bool
@@ -124,6 +124,13 @@ class Reduction:
     def found_inf(self, flag: bool) -> bool:
         """Return True on every process when `flag` is True on any process that shares this step."""
         return flag
+
+    def first_bad(self, name: str | None) -> str | None:
+        """Return on every process which parameter, of which process, is not finite; called after `found_inf` is True.
+
+        `name` is that of this process's first one, None where its own gradients are finite.
+        """
+        return name
 
     def average_gradients(self, named_params: Named, squares: float) -> float:
         """Replace each gradient by its mean over the data ranks; return their sum of squares over the whole model.

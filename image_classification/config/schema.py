@@ -204,6 +204,12 @@ class Parallel:
     WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1, recipe=False)
     HOST: str = option("127.0.0.1", "address of rank 0's host, set by hand", recipe=False)
     PORT: int = option(29500, "free port on rank 0's host, set by hand", minimum=1, maximum=65535, recipe=False)
+    TIMEOUT: float | None = option(
+        None,
+        "seconds a process may keep the others waiting before the run ends; none: 300, or WORKER_TIMEOUT + 180",
+        above=0,
+        recipe=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,22 +3,27 @@
 import time
 
 from .. import checkpoint
-from ..runtime import get_logger
+from ..runtime import UserError, get_logger
 from .hook import Hook
 
 
 class CheckpointHook(Hook):
-    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested."""
+    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested.
+
+    One that cannot be written ends the run, on every process; the one before is intact.
+    """
 
     priority = 90
 
     def __init__(self, run):
         self.store = checkpoint.Store(run.path, keep=1)
-        self.saved_best = False
         self.path = None
 
     def before_train(self, trainer):
         self.store.keep = trainer.config.KEEP
+        if trainer.resumed and trainer.parallel.is_main and "name" in trainer.resumed.run:
+            run = trainer.resumed.run
+            self.store.complete(trainer.resumed.path, run["name"], run["is_best"])
 
     def after_step(self, trainer):
         due = trainer.config.SAVE_STEPS and trainer.progress.step % trainer.config.SAVE_STEPS == 0
@@ -34,9 +39,14 @@ class CheckpointHook(Hook):
             self._save(trainer, f"epoch_{epoch:04d}", is_best)
 
     def _save(self, trainer, name, is_best=False):
-        state = trainer.state()  # every process takes part, one writes
+        state, failure = trainer.state(), None  # every process takes part, one writes
         if trainer.parallel.is_main:
-            start = time.time()
-            self.path = self.store.save(state, name, is_best)
-            get_logger().info(f"saved {self.path} ({time.time() - start:.1f} s)")
-        trainer.parallel.barrier()
+            state["run"] |= {"name": name, "is_best": is_best}
+            start = time.monotonic()
+            try:
+                self.path = self.store.save(state, name, is_best)
+                get_logger().info(f"saved {self.path} ({time.monotonic() - start:.1f} s)")
+            except UserError as error:
+                failure = error
+        if trainer.parallel.any(failure is not None):
+            raise failure or UserError("rank 0 could not write the checkpoint")

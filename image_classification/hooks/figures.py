@@ -21,7 +21,8 @@ class FiguresHook(Hook):
         self.class_names = class_names
 
     def after_train(self, trainer):
-        draw_curves(self.run.read_metrics(), self.run.path / "curves.png")
+        with self.run.writing():
+            draw_curves(self.run.read_metrics(), self.run.path / "curves.png")
         if trainer.class_report is not None:
             for line in write_class_files(self.run, trainer.class_report, self.class_names):
                 get_logger().info(line)

@@ -30,6 +30,12 @@ class Hook:
 
     def after_train(self, trainer): ...
 
+    def on_save(self, trainer, run):
+        """Add to ``run``, on the process that writes, what a checkpoint must remember of the run folder's other files.
+
+        ``trainer.resumed`` has it again before a training that continues. The keys are in checkpoint_schema.py.
+        """
+
 
 def load_hooks(names):
     """Return new instances of the user's hook classes, named ``module:Class``.

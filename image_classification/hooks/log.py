@@ -36,7 +36,8 @@ class LogHook(Hook):
     def before_train(self, trainer):
         names = ", ".join(f"{type(hook).__name__} ({hook.priority})" for hook in trainer.hooks)
         self.logger.info(f"hooks, lower priorities first: {names}")
-        self.logger.info(f"Start training from epoch {trainer.progress.epoch + 1}.")
+        if trainer.progress.epoch < trainer.config.TRAIN.NUM_EPOCHS:
+            self.logger.info(f"Start training from epoch {trainer.progress.epoch + 1}.")
 
     def before_epoch(self, trainer):
         num_batches = len(trainer.train_loader)

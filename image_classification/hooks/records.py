@@ -1,24 +1,34 @@
 """What a run writes for programs: metrics.jsonl, VisualDL's scalars, report.json."""
 
+import contextlib
 import math
 
-from ..runtime import peak_memory_bytes
+from ..runtime import get_logger, peak_memory_bytes
 from .hook import Hook
 
 
 class RecordHook(Hook):
-    """``metrics.jsonl`` and VisualDL scalars, rank 0 only; ``epoch`` is the number of the epoch, from 1."""
+    """``metrics.jsonl`` and VisualDL's scalars of the same lines, rank 0 only; ``epoch`` is its number, from 1.
+
+    Each step is there once, also after a resume.
+    """
 
     priority = 20
 
     def __init__(self, run):
         self.run = run
         self.writer = None
+        self.skipped_steps = 0  # up to the last line
 
     def before_train(self, trainer):
-        from visualdl import LogWriter
+        resumed = trainer.resumed
+        if resumed and resumed.run.get("metrics_bytes") is not None and self.run.holds(resumed.path):
+            self.run.cut_metrics(resumed.run["metrics_bytes"])
+        with self._goes_on():
+            self._open()
 
-        self.writer = LogWriter(logdir=str(self.run.path / "visualdl"), display_name=self.run.path.name)
+    def on_save(self, trainer, run):
+        run["metrics_bytes"] = self.run.sync_metrics()
 
     def after_step(self, trainer):
         step = math.ceil(trainer.progress.batch / trainer.config.TRAIN.ACCUM_ITER)
@@ -40,24 +50,59 @@ class RecordHook(Hook):
         self._write("eval", trainer, {name: trainer.evaluation[name] for name in ("top1", "top5", "loss")})
 
     def after_train(self, trainer):
-        self.writer.close()
+        self.run.sync_metrics()
+        if self.writer is not None:
+            with self._goes_on():
+                self.writer.close()
 
     def _write(self, kind, trainer, record):
         progress = trainer.progress
         epoch = progress.epoch + (kind == "train")  # an evaluation follows a whole epoch, which is counted then
         position = {"kind": kind, "epoch": epoch, "batch": progress.batch, "step": progress.step}
-        self.run.append_metrics(position | {key: _jsonable(value) for key, value in record.items()})
-        taken = progress.step + progress.skipped_steps
-        for name, value in record.items():
-            self.writer.add_scalar(tag=f"{kind}/{name}", step=taken, value=float(value))
+        line = position | {key: _jsonable(value) for key, value in record.items()}
+        self.run.append_metrics(line)
+        with self._goes_on():
+            self._add_scalars(line)
+
+    def _open(self):
+        from visualdl import LogWriter
+
+        folder = self.run.path / "visualdl"
+        for old in folder.glob("vdlrecords.*"):
+            old.unlink()
+        self.writer = LogWriter(logdir=str(folder), display_name=self.run.path.name)
+        for line in self.run.read_metrics():
+            self._add_scalars(line)
+
+    def _add_scalars(self, line):
+        self.skipped_steps = line.get("skipped_steps", self.skipped_steps)
+        for name, value in line.items() if self.writer is not None else ():
+            if name not in ("kind", "epoch", "batch", "step"):
+                self.writer.add_scalar(f"{line['kind']}/{name}", float(value), line["step"] + self.skipped_steps)
+
+    @contextlib.contextmanager
+    def _goes_on(self):
+        try:
+            yield
+        except OSError as error:
+            self.writer = None
+            get_logger().warning(
+                f"{self.run.path / 'visualdl'}: cannot be written: {error.strerror or error}; the training goes on, "
+                "metrics.jsonl has the same numbers"
+            )
 
 
 def _jsonable(value):
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
+# keys of the report that a checkpoint hands on; the others say how this process runs
+RESULTS = ("epochs", "steps", "skipped_steps", "loss_scale", "train_loss", "top1", "top5", "eval_images", "best_top1",
+           "images_per_second", "seconds", "peak_memory_bytes")  # fmt: skip
+
+
 class ReportHook(Hook):
-    """``report.json`` after every evaluation and at the end, so that a killed run leaves one too."""
+    """``report.json`` after every epoch, so that a killed run leaves one too; a resumed one goes on with it."""
 
     priority = 95
 
@@ -65,8 +110,30 @@ class ReportHook(Hook):
         self.run = run
         self.report = report
 
+    def before_train(self, trainer):
+        if trainer.resumed and "report" in trainer.resumed.run:
+            saved = trainer.resumed.run["report"]
+            self.report.update({name: saved[name] for name in RESULTS if name in saved})
+            if self.run.holds(trainer.resumed.path):
+                self._write()
+
+    def on_save(self, trainer, run):
+        self._update(trainer)
+        run["report"] = {name: self.report[name] for name in RESULTS}
+
     def after_epoch(self, trainer):
-        latest, loss = self.run.path / "latest.pdparams", trainer.mean.loss
+        self._update(trainer)
+        self._write()
+
+    def _write(self):
+        latest = self.run.path / "latest.pdparams"
+        self.report["checkpoint"] = str(latest) if latest.exists() else None
+        self.run.write_report(self.report)
+
+    def _update(self, trainer):
+        if trainer.progress.batch or self.report.get("epochs") == trainer.progress.epoch:
+            return  # nothing new since the last whole epoch
+        loss = trainer.mean.loss
         self.report.update(
             epochs=trainer.progress.epoch,
             steps=trainer.progress.step,
@@ -77,9 +144,7 @@ class ReportHook(Hook):
             images_per_second=trainer.timer.images_per_second,
             seconds=trainer.progress.seconds,
             peak_memory_bytes=peak_memory_bytes(self.report["device"]),
-            checkpoint=str(latest) if latest.exists() else None,
         )
         if trainer.evaluation:
             evaluation = trainer.evaluation
             self.report.update(top1=evaluation["top1"], top5=evaluation["top5"], eval_images=evaluation["images"])
-        self.run.write_report(self.report)

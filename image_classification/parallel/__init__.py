@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # the protocol names Paddle, which is not to be imported befo
     from ..config import Config
     from .protocol import Parallel
 
+from image_classification.runtime import UserError
+
 
 def connect(config: "Config") -> "Parallel":
     """Return what the trainer asks of the other processes: a Context, or a SingleProcess when there are none.
@@ -33,7 +35,20 @@ def connect(config: "Config") -> "Parallel":
         return SingleProcess()
     from paddle.distributed import fleet
 
+    from . import watch
     from .context import Context, init_processes
 
-    init_processes(degrees)
-    return Context(degrees, fleet.get_hybrid_communicate_group())
+    this_process = watch.this_process()
+    this_process.limit = _limit(kinds.TIMEOUT, config.DATA.WORKER_TIMEOUT)
+    with watch.signals_later(), this_process.waiting("the start of the process groups"):  # Paddle's store breaks by one
+        init_processes(degrees)
+        return Context(degrees, fleet.get_hybrid_communicate_group())
+
+
+def _limit(timeout, worker_timeout):
+    if timeout is None:
+        return max(300.0, worker_timeout + 180)
+    if timeout <= worker_timeout:
+        raise UserError(f"PARALLEL.TIMEOUT: {timeout:g} must be larger than DATA.WORKER_TIMEOUT, {worker_timeout:g}: a "
+                        "process that waits for its data would count as one that stalls")
+    return timeout

@@ -17,10 +17,11 @@ class Layout:
         local_shapes: {name: shape} of this process's state.
     """
 
-    def __init__(self, tensor, pipeline, sharding):
+    def __init__(self, tensor, pipeline, sharding, model):
         self.tensor = tensor
         self.pipeline = pipeline
         self.sharding = sharding
+        self.model = model
         self.cuts = {}
         self.whole_names: frozenset[str] = frozenset()
         self.local_shapes = {}
@@ -31,19 +32,51 @@ class Layout:
         return self.tensor.size * self.pipeline.size * self.sharding.size == 1
 
     def merge(self, state):
-        """Return the whole state, NumPy arrays, for this process's part; every process must call it with its part.
+        """Return the whole state, NumPy arrays, on rank 0 of the world, {} elsewhere; every process must call it.
 
-        Only rank 0 of the world may rely on the result.
+        It is joined one tensor at a time, and only rank 0 keeps what was joined. Replicas of its part take no part.
         """
-        arrays = {key: _array(value) for key, value in state.items()}
-        for key in sorted(arrays):
-            cut = self._cut(key, arrays[key].shape)
-            if cut is not None:
-                pieces = self.tensor.all_gather(paddle.to_tensor(arrays[key]))
-                arrays[key] = cut.join([piece.numpy() for piece in pieces])
-        for group in (self.sharding, self.pipeline):
-            self._complete(arrays, group)
+        if not (self._holds_rank_0(self.model) or self._holds_rank_0(self.sharding)):
+            return {}
+        joined = ((key, self._join(key, state[key])) for key in sorted(state))
+        if self.tensor.index > 0:
+            for _ in joined:  # its pieces go to the first of its group
+                pass
+            return {}
+        group = self.pipeline if self.pipeline.size > 1 else self.sharding
+        listings = group.all_gather_object({key: self._joined_shape(key, value) for key, value in state.items()})
+        everywhere = set.intersection(*map(set, listings))
+        arrays = dict(joined) if group.index == 0 else {}
+        for index, listing in enumerate(listings[1:], start=1):
+            for key in sorted(listing):
+                array = next(joined)[1] if index == group.index else None
+                if key in everywhere or any(key in earlier for earlier in listings[:index]):
+                    continue
+                shape, dtype = listing[key]
+                value = paddle.empty(shape, dtype=dtype) if array is None else paddle.to_tensor(array)
+                group.broadcast(value, index)
+                if group.index == 0:
+                    arrays[key] = value.numpy().reshape(shape)
         return arrays
+
+    def _holds_rank_0(self, group):
+        return group.size > 1 and 0 in group.ranks
+
+    def _join(self, key, value):
+        """Return the whole array of a tensor of which the tensor group has pieces; the group's first keeps it."""
+        array = _array(value)
+        cut = self._cut(key, array.shape)
+        if cut is None:
+            return array
+        pieces = self.tensor.all_gather(paddle.to_tensor(array))
+        return cut.join([piece.numpy() for piece in pieces]) if self.tensor.index == 0 else None
+
+    def _joined_shape(self, key, value):
+        """Return (shape, dtype) of what :meth:`_join` returns on the first of the group."""
+        shape, cut = list(value.shape), self._cut(key, value.shape)
+        if cut is not None:
+            shape[cut.axis] *= self.tensor.size
+        return shape, str(_array(value).dtype)
 
     def cut(self, state):
         """Return this process's part of a whole state, NumPy arrays; keys that the model does not know stay."""
@@ -63,23 +96,6 @@ class Layout:
         # Beside the moments an optimizer has scalars, which are the same everywhere.
         name = _parameter(key)
         return self.cuts.get(name) if tuple(shape) == tuple(self.local_shapes.get(name, ())) else None
-
-    @staticmethod
-    def _complete(arrays, group):
-        """Add to `arrays` what other members of the group have, one array at a time."""
-        if group.size == 1:
-            return
-        known = set()
-        listings = group.all_gather_object({key: (array.shape, str(array.dtype)) for key, array in arrays.items()})
-        everywhere = set.intersection(*map(set, listings))
-        for index, listing in enumerate(listings):
-            for key, (shape, dtype) in listing.items():
-                if key in everywhere or key in known:
-                    continue
-                known.add(key)
-                value = paddle.to_tensor(arrays[key]) if index == group.index else paddle.empty(shape, dtype=dtype)
-                array = group.broadcast(value, index).numpy()
-                arrays[key] = array.reshape(shape)
 
 
 def _parameter(key):

@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from ..runtime import rng_state, set_rng_state
-from . import gloo, tensor, zero
+from . import gloo, tensor, watch, zero
 from .consolidate import Layout
 from .group import Group
 from .pipeline import Pipeline, Stage
@@ -31,17 +31,19 @@ FLEET_DEGREES = {"data": "dp", "pipeline": "pp", "sharding": "sharding", "tensor
 
 def init_processes(degrees):
     """Connect the processes of the run that `env.prepare` found, more than one, and start fleet with these degrees."""
+    this_process = watch.this_process()
     logging.getLogger("paddle.distributed.fleet.utils.log_util").setLevel(logging.WARNING)
-    if gloo.active():
-        gloo.install()
-        if os.environ["PADDLE_TRAINER_ID"] != "0":
-            gloo.wait_for_master(os.environ["PADDLE_MASTER"])
     strategy = fleet.DistributedStrategy()
     of_fleet = {f"{name}_degree": degrees[axis] for axis, name in FLEET_DEGREES.items()}
     strategy.hybrid_configs = of_fleet  # type: ignore[assignment]  # to Paddle a TypedDict, which cannot be put together
     warnings.filterwarnings("ignore", message="Current global rank .* is not in group")
-    with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
-        fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+    with this_process.waiting("the start of the process groups"):
+        if gloo.active():
+            gloo.install()
+            if os.environ["PADDLE_TRAINER_ID"] != "0":
+                gloo.wait_for_master(os.environ["PADDLE_MASTER"])
+        with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
+            fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
 
 
 def _fleet_topology(degrees, fleet_groups):
@@ -69,7 +71,7 @@ class Context(Parallel):
         self.world = Group("world", range(self.world_size), self.rank)
         self._make_groups()
         self.data_rank, self.data_size = self.data.index, self.data.size
-        self.layout = Layout(self.tensor, self.pipeline, self.sharding)
+        self.layout = Layout(self.tensor, self.pipeline, self.sharding, self.model)
         self.reduction = ParallelReduction(
             self.world, self.data, self.model, self.layout.cuts,
             counts_whole=self.tensor.index == 0, counts=self.sharding.index == 0,
@@ -156,7 +158,7 @@ class Context(Parallel):
     def shard_optimizer(self, optimizer, named_params):
         if self.sharding.size == 1:
             return optimizer
-        self._sharded_optimizer = zero.shard_optimizer(optimizer, self._fleet_groups, named_params)
+        self._sharded_optimizer = zero.shard_optimizer(optimizer, self._fleet_groups, named_params, self.sharding)
         return self._sharded_optimizer
 
     def owned(self, named_params):
@@ -203,15 +205,8 @@ class Context(Parallel):
         return bool(self.world.vote([int(flag)])[0])
 
     def sum(self, values):
-        self.barrier()  # replicas may be minutes apart here, more than gloo waits
         own = [float(value) if self._speaks else 0.0 for value in values]
         return self.world.all_reduce(paddle.to_tensor(own, dtype="float64")).tolist()
 
     def gather(self, value):
         return self.world.all_gather_object(value)
-
-    def barrier(self):
-        if gloo.active():
-            gloo.store_barrier("zoo/barrier", self.world_size)
-        else:
-            dist.barrier()

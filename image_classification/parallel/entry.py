@@ -18,11 +18,13 @@ from image_classification.runtime import (
     visible,
 )
 
-from . import env, spawn
-from .exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from . import env, spawn, watch
+from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_USER_ERROR, PeerLost
 
 SECTIONS = ("NGPUS", "DEVICE", "PARALLEL", "EVAL")
 DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
+# variables of launchers that leave their processes behind when they are killed
+LAUNCHERS_ALONE = ("PADDLE_LOG_DIR", "TORCHELASTIC_RUN_ID")
 FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", "rank": "PARALLEL.RANK",
          "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT",
          "sync_bn": "PARALLEL.SYNC_BN", "eval": "EVAL"}  # fmt: skip
@@ -46,16 +48,19 @@ def prepare_processes(alone=False, argv=None):
             refuse_company(settings, place)
         starts = not alone and place.world_size == 1 and place.launcher == "none"
         count = processes_to_start(settings, device) if starts else 1
+        if place.world_size > 1:
+            env.export_device(place, device)
+            meet(settings.PARALLEL.TIMEOUT)
+        if count == 1:
+            hold_interrupts()  # until launch.main
     except UserError as error:
         end(error, EXIT_USER_ERROR)
+    except PeerLost as error:
+        end(error, EXIT_PEER_LOST)
     except KeyboardInterrupt:
         end("interrupted", EXIT_INTERRUPTED)
     if count > 1:
         sys.exit(spawn.run_workers(count))
-    if place.world_size > 1:
-        env.export_device(place, device)
-        faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
-    hold_interrupts()  # until launch.main
     try:
         prepare_process()
     except Exception:
@@ -68,6 +73,14 @@ def end(message, code):
     """End this process with one line."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def meet(timeout):
+    """Return when all processes of the run have come; from here on none of them waits for one that stalls."""
+    faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    watch.this_process().limit = timeout or watch.LIMIT_SECONDS
 
 
 def processes_to_start(settings, device):
@@ -102,6 +115,8 @@ def find_place(settings, environ=os.environ):
     if spawn.is_worker(environ):
         spawn.die_with_parent()
         return env.prepare("paddle", environ)
+    if any(name in environ for name in LAUNCHERS_ALONE):
+        spawn.die_with_parent()
     if parallel.RANK is None and parallel.WORLD_SIZE is None:
         return env.prepare(parallel.LAUNCHER, environ)
     if parallel.RANK is None or parallel.WORLD_SIZE is None:

@@ -6,7 +6,7 @@ What is wrong in Paddle 3.3.1, and what is done about it:
   disjoint groups created at once, read each other's addresses and die with "Connection refused".
   `install` gives each group a store of its own.
 * SUM of float16 returns inf for every non-zero value: `sums_float16_wrongly` tells `Group` to add in float32.
-* A collective gives up after 30 s, whatever timeout is asked for: `store_barrier` waits as long as it must.
+* A collective gives up after 30 s, whatever timeout is asked for: `Group` lets nobody begin one before all are there.
 * A send is matched with a receive by a counter of the whole group, right in groups of two only: the pipeline makes a
   group for each pair of neighbours.
 
@@ -16,7 +16,6 @@ lacks them, says when a version is untested, and `self_test` proves the result i
 
 import contextlib
 import os
-import signal
 import socket
 import time
 
@@ -30,7 +29,6 @@ from image_classification.runtime import UserError, get_logger
 
 TESTED_VERSIONS = ("3.3.1",)
 STORE_TIMEOUT_SECONDS = 300
-BARRIER_TIMEOUT_SECONDS = 3600
 
 
 def active():
@@ -119,37 +117,6 @@ def wait_for_master(master, timeout_seconds=STORE_TIMEOUT_SECONDS):
 def sums_float16_wrongly(dtype):
     """Return whether gloo's SUM of this dtype must be done in float32; bfloat16 is right but rounds at each hop."""
     return dtype in (paddle.float16, paddle.bfloat16)
-
-
-def store_barrier(name, world_size, timeout_seconds=BARRIER_TIMEOUT_SECONDS):
-    """Return once `world_size` processes called this with the same name as often; waits longer than gloo's 30 s.
-
-    Raises:
-        TimeoutError: the others did not come in time.
-    """
-    # nobody is in the next round before this one ends
-    round_size = -(-_add(name, 1) // world_size) * world_size
-    deadline = time.monotonic() + timeout_seconds
-    pause = 0.002
-    while _add(name, 0) < round_size:
-        if time.monotonic() > deadline:
-            missing = round_size - _add(name, 0)
-            raise TimeoutError(f"{missing} of {world_size} processes did not come to {name} in {timeout_seconds} s")
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-
-
-def _add(name, number):
-    """Return the counter of this name in the default store after adding to it.
-
-    Paddle's client takes a signal that arrives while it waits for the answer for the end of the connection.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
-    try:
-        store = collective._default_store
-        return store.add(name, number)  # type: ignore[attr-defined]  # Paddle says None, which it is before it is set
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def self_test(groups):

@@ -5,21 +5,14 @@ A group of one process does nothing at no cost, so that no caller asks how many 
 
 import collections
 import contextlib
-import faulthandler
 import math
-import time
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
-from . import gloo
-from .exit_codes import PeerLost
+from . import gloo, watch
 
-# Long enough for a launcher to notice the rank that died first, so that its message, not ours, is shown as the cause.
-LINGER_SECONDS = 3.0
-# gloo gives up after 30 s by itself; over NCCL nothing would end a wait for a process that hangs.
-HANG_SECONDS = 60
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -36,6 +29,7 @@ class Group:
         self.traffic: collections.Counter[tuple[str, str]] = collections.Counter()
         self._group = process_group
         self._gloo = gloo.active()
+        self._watch: Any = watch.this_process() if self.size > 1 else None
 
     def all_reduce(self, tensor, op="sum"):
         """Replace `tensor` by the sum or maximum over the group and return it; half sums are added in float32 on gloo.
@@ -54,13 +48,13 @@ class Group:
         return tensor
 
     def vote(self, numbers):
-        """Return the element-wise maximum of small integers over the group; ends the process when a member hangs.
+        """Return the element-wise maximum of small integers over the group.
 
         An int32 maximum, never one of floats: gloo loses a NaN depending on the rank.
         """
         if self.size == 1:
             return numbers
-        with _end_of_hang():
+        with self.waiting("vote"):
             return self.all_reduce(paddle.to_tensor(numbers, dtype="int32"), op="max").tolist()
 
     def all_gather(self, tensor):
@@ -98,30 +92,21 @@ class Group:
         self._wait("receive", dist.recv, tensor, src=self.ranks[index], group=self._group)
         return tensor
 
+    def waiting(self, operation):
+        """Return a context in which this process waits for the group: whoever stalls there is named to all.
+
+        Over NCCL that is where a result is read, not where a collective is begun.
+        """
+        if self._watch is None:
+            return contextlib.nullcontext()
+        return self._watch.waiting(f"{operation} of the {self.name} group")
+
     def _count(self, operation, tensor):
         self.traffic[operation, "calls"] += 1
         self.traffic[operation, "bytes"] += math.prod(tensor.shape) * tensor.element_size()
 
     def _wait(self, operation, function, *args, **kwargs):
-        start = time.monotonic()
-        try:
+        with self.waiting(operation):
+            if self._gloo:  # which gives up after 30 s, whatever keeps the others
+                self._watch.gate(self.ranks)
             function(*args, **kwargs)
-        except (RuntimeError, OSError) as error:
-            waited = time.monotonic() - start
-            time.sleep(LINGER_SECONDS)
-            others = [rank for rank in self.ranks if rank != self.rank]
-            raise PeerLost(
-                f"rank {self.rank} lost rank {' or '.join(map(str, others))} in {operation} of the {self.name} group "
-                f"after {waited:.1f} s: it died, hangs or met an error, and its own message is the cause "
-                f"({str(error).strip().splitlines()[-1]})"
-            ) from error
-
-
-@contextlib.contextmanager
-def _end_of_hang():
-    # Prints where each thread stands and ends the process even while it waits inside the GPU's driver.
-    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()

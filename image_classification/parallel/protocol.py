@@ -41,10 +41,6 @@ class Parallel(Protocol):
         """Return the picklable values of all processes in the order of their ranks."""
         ...
 
-    def barrier(self) -> None:
-        """Return when every process came here, however long that takes."""
-        ...
-
     def describe(self) -> str:
         """Return one line for the log: how the processes share the work."""
         ...
@@ -93,7 +89,7 @@ class Parallel(Protocol):
         ...
 
     def merge(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the whole state, {name: value}, for the parts that the processes hold; valid where `is_main`."""
+        """Return the whole state, {name: value}, where `is_main`, for the parts that the processes hold."""
         ...
 
     def cut(self, state: Mapping[str, Any], owned: Sequence[tuple[str, Any]] | None = None) -> Mapping[str, Any]:

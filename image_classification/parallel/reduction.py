@@ -37,15 +37,20 @@ class ParallelReduction(Reduction):
     def found_inf(self, flag):
         return bool(self.world.vote([int(flag)])[0])
 
+    def first_bad(self, name):
+        names = self.world.all_gather_object(name)
+        return next((f"{name} on rank {rank}" for rank, name in enumerate(names) if name is not None), None)
+
     def average_gradients(self, named_params, squares):
         """Replace each gradient by its mean over the data ranks, added in float32 whatever its dtype.
 
         A parameter that got a gradient on some ranks only counts as zero on the others, and gets one on all; a
         parameter without a gradient anywhere keeps none.
         """
-        if self.data.size > 1:
-            self._average_in_buckets(named_params)
-        return self.norm_squared(named_params)
+        with self.world.waiting("gradients"):
+            if self.data.size > 1:
+                self._average_in_buckets(named_params)
+            return self.norm_squared(named_params)
 
     def _average_in_buckets(self, named_params):
         bucket, elements = [], 0

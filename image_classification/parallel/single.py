@@ -29,9 +29,6 @@ class SingleProcess(Parallel):
     def gather(self, value):
         return [value]
 
-    def barrier(self):
-        pass
-
     def describe(self):
         return "1 process"
 

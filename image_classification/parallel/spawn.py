@@ -13,7 +13,8 @@ from . import env
 from .exit_codes import EXIT_PEER_LOST
 
 PARENT = "IMAGE_CLASSIFICATION_PARENT"  # process id of the watcher, set for each worker
-GRACE_SECONDS = 8.0  # after the first failure, for the others to notice and say why
+GRACE_SECONDS = 5.0  # after the first failure, for the others to notice and say why
+SHORT_GRACE_SECONDS = 3.0  # where the first one to end has noticed it of another, as all have then
 TAIL_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -27,32 +28,47 @@ def run_workers(count):
     """Start this very command `count` times, one rank each, and return the exit code of the whole.
 
     Rank 0 writes to the terminal; of the others only the end of their output is shown, if they fail. Ctrl-C and SIGTERM
-    are passed on. When a process fails the others end, too, at the latest after a few seconds.
+    are passed on, from the first process on. When a process fails the others end, too, at the latest after a few
+    seconds. Nothing stays in the temporary folder, however this process ends.
     """
-    with tempfile.TemporaryDirectory(prefix="zoo_") as folder:
-        watcher = _Watcher(count, folder)
-        previous = {number: signal.signal(number, watcher.pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return watcher.watch()
-        finally:
-            watcher.kill()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    watcher = _Watcher()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until there is somebody to pass them on to
+    previous = {number: signal.signal(number, watcher.pass_on) for number in numbers}
+    try:
+        watcher.start(count)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        return watcher.watch()
+    finally:
+        watcher.kill()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def die_with_parent():
-    """End this worker like on SIGTERM when its watcher is killed."""
+    """End this process like on SIGTERM when the one that started it is killed."""
+    parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(os.environ[PARENT]):
+    if os.getppid() != int(os.environ.get(PARENT, parent)):
         sys.exit("the process that started this one is gone")
 
 
+def _in_worker():
+    os.setpgrp()  # Ctrl-C reaches the watcher only, which passes it on once
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})  # until the worker is ready to answer it
+
+
 class _Watcher:
-    def __init__(self, count, folder):
-        self.folder = folder
+    def __init__(self):
+        self.processes = []
+        self.outputs = []  # of all but rank 0, without a name
+
+    def start(self, count):
         port = env.free_port()
-        self.processes = [self._start(rank, count, port) for rank in range(count)]
+        for rank in range(count):
+            self.outputs.append(tempfile.TemporaryFile() if rank else None)  # noqa: SIM115, the worker keeps it
+            self.processes.append(self._start(rank, count, port))
 
     def _start(self, rank, count, port):
         environ = dict(os.environ)
@@ -60,18 +76,11 @@ class _Watcher:
         environ[PARENT] = str(os.getpid())
         for cards in [name for name in environ if name.startswith("FLAGS_selected_")]:
             del environ[cards]
-        output = None if rank == 0 else open(self._log(rank), "wb")  # noqa: SIM115, the child keeps it
-        # A process group of its own: Ctrl-C reaches the watcher only, which passes it on once.
-        process = subprocess.Popen(
+        output = self.outputs[rank]
+        return subprocess.Popen(
             [sys.executable, *sys.argv], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
-            preexec_fn=os.setpgrp,
+            preexec_fn=_in_worker,
         )  # fmt: skip
-        if output is not None:
-            output.close()
-        return process
-
-    def _log(self, rank):
-        return os.path.join(self.folder, f"rank_{rank}.log")
 
     def pass_on(self, number, frame):
         for process in self.processes:
@@ -83,7 +92,8 @@ class _Watcher:
             if all(code == 0 for code in self._codes()):
                 return 0
             time.sleep(0.1)
-        deadline = time.monotonic() + GRACE_SECONDS
+        has_noticed = EXIT_PEER_LOST in self._codes()
+        deadline = time.monotonic() + (SHORT_GRACE_SECONDS if has_noticed else GRACE_SECONDS)
         while None in self._codes() and time.monotonic() < deadline:
             time.sleep(0.1)
         return self._explain()
@@ -99,7 +109,9 @@ class _Watcher:
             self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
         time.sleep(0.2 if hung else 0)
         culprits = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_PEER_LOST)] or hung
-        if codes[0] and all(codes[rank] == codes[0] for rank in culprits):
+        if codes[0] == EXIT_PEER_LOST and culprits == hung:
+            culprits = []  # rank 0 has said who
+        elif codes[0] and all(codes[rank] == codes[0] for rank in culprits):
             culprits = [0]  # all say the same, and rank 0 has said it
         for rank in culprits:
             how = _how(codes[rank])
@@ -107,11 +119,15 @@ class _Watcher:
                 print(f"error: rank 0 {how}", file=sys.stderr)
             else:
                 print(f"error: rank {rank} {how}; the end of its output:", file=sys.stderr)
-                with open(self._log(rank), errors="replace") as log:
-                    sys.stderr.writelines(f"[rank {rank}] {line}" for line in log.readlines()[-TAIL_LINES:])
+                lines = self._output(rank).splitlines()
+                sys.stderr.writelines(f"[rank {rank}] {line}\n" for line in lines[-TAIL_LINES:])
         sys.stderr.flush()
         code = next((codes[rank] for rank in culprits if codes[rank]), EXIT_PEER_LOST)
         return 128 - code if code < 0 else code
+
+    def _output(self, rank):
+        descriptor = self.outputs[rank].fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def kill(self):
         for process in self.processes:

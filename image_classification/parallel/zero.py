@@ -3,12 +3,24 @@
 Gradients are averaged on every process before, as without it, so the finite check and the clipping do not change.
 """
 
+from typing import Any
+
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphShardingOptimizer
 
 from image_classification.runtime import UserError
 
 
-def shard_optimizer(optimizer, fleet_groups, named_params):
+class _ShardingOptimizer(DygraphShardingOptimizer):
+    """Fleet's, whose own collectives are watched."""
+
+    group: Any = None
+
+    def step(self):
+        with self.group.waiting("the optimizer's step"):
+            super().step()
+
+
+def shard_optimizer(optimizer, fleet_groups, named_params, group):
     """Return fleet's wrapper, which updates this process's share of the parameters and broadcasts each share.
 
     Raises:
@@ -17,7 +29,8 @@ def shard_optimizer(optimizer, fleet_groups, named_params):
     if any(getattr(param, "regularizer", None) is not None for _, param in named_params):
         raise UserError("PARALLEL.SHARDING: fleet's ZeRO refuses a weight decay that is part of the gradient; "
                         "use another TRAIN.OPTIMIZER.NAME or TRAIN.WEIGHT_DECAY=0")
-    sharded = DygraphShardingOptimizer(optimizer, fleet_groups)
+    sharded = _ShardingOptimizer(optimizer, fleet_groups)
+    sharded.group = group
     # Whoever asks which parameters there are must hear of all, as without ZeRO, not of this process's share.
     sharded._param_groups = sharded._parameter_list
     return sharded

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Remove what killed processes left of :func:`atomic_write` in a folder that nobody else writes to."""
+    for path in Path(folder).glob(".*"):
+        if re.fullmatch(r"\..+\.[a-z0-9_]{8}", path.name):
+            path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

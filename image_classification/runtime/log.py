@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+from .errors import UserError
+
 LOGGER_NAME = "image_classification"
 SILENT_SECONDS = 10.0  # after so long without a word a person wonders whether the run still lives
 
@@ -36,7 +38,7 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
         handlers.append(_Backlog())
     else:
         name = "log.txt" if process_rank == 0 else f"log_{process_rank}.txt"
-        handlers.append(logging.FileHandler(Path(folder) / name, encoding="utf-8"))
+        handlers.append(_LogFile(Path(folder) / name))
     for handler in handlers:
         handler.setFormatter(formatter)
         logger.addHandler(handler)
@@ -76,6 +78,25 @@ class _TerminalHandler(logging.Handler):
 
         tqdm.write(self.format(record), file=sys.stdout)
         sys.stdout.flush()
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; where it cannot be written, one line on stderr says so and the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.complained = False
+        try:
+            super().__init__(path, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.complained:
+            self.complained = True
+            print(f"warning: {self.baseFilename}: cannot be written: {error.strerror or error}", file=sys.stderr)
 
 
 def progress_bar(

@@ -51,7 +51,10 @@ def move(before, after, mode="fp32", dtype=None):
     first = context_of(before)
     parts = build(mode, dtype, 0.5, first)
     _steps(first, parts, range(BEFORE))
-    state = first.gather(_save(first, parts))[0]
+    saved = first.gather(_save(first, parts))
+    state = saved[0]
+    if not first.layout.is_whole:  # only the process that writes joins the model
+        assert all(other["model"] == other["optimizer"] == {} for other in saved[1:])
     second = SingleProcess() if after == "one" else context_of(after)
     moved = build(mode, dtype, 0.5, second)
     _load(second, moved, state)

@@ -33,6 +33,8 @@ def planted(topology, mode, dtype=None):
                 troubles.append(f"{where}: applied is {result.applied}")
             if changed != (value is None):
                 troubles.append(f"{where}: weights or moments {'changed' if changed else 'stayed'}")
+            if value is not None and not str(result.first_bad).endswith(f" on rank {context.world_size - 1}"):
+                troubles.append(f"{where}: the culprit is called {result.first_bad}")
             if value is not None and dtype == "float16" and not precision.loss_scale <= scale:
                 troubles.append(f"{where}: the scale went from {scale} to {precision.loss_scale}")
         everyone = context.gather((scales, context.tensor.index, context.pipeline.index,

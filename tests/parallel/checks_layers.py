@@ -12,7 +12,7 @@ from paddle import nn
 
 from image_classification.layers import Attention, Mlp, TransformerBlock, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
-from image_classification.parallel import gloo, tensor
+from image_classification.parallel import tensor, watch
 from image_classification.parallel.group import Group
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 
@@ -158,8 +158,8 @@ def sync_batch_norm(uneven=""):
     return errors
 
 
-def barrier():
-    """Return (seconds in a barrier for which rank 1 is late, signals that arrived meanwhile)."""
+def gate():
+    """Return (seconds at a gate for which rank 1 is late, signals that arrived meanwhile)."""
     rank, size = paddle.distributed.get_rank(), paddle.distributed.get_world_size()
     received = []
     previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
@@ -170,11 +170,11 @@ def barrier():
             os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=annoy)
-    gloo.store_barrier("test", size)
+    watch.this_process().gate(range(size))
     start = time.monotonic()
     time.sleep(rank * 0.5)
     thread.start()
-    gloo.store_barrier("test", size)
+    watch.this_process().gate(range(size))
     arrived.set()
     thread.join()
     seconds = time.monotonic() - start
