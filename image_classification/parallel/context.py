@@ -5,6 +5,7 @@ data > pipeline > sharding > tensor.
 """
 
 import contextlib
+import faulthandler
 import io
 import itertools
 import logging
@@ -38,12 +39,19 @@ def init_processes(degrees):
     strategy.hybrid_configs = of_fleet  # type: ignore[assignment]  # to Paddle a TypedDict, which cannot be put together
     warnings.filterwarnings("ignore", message="Current global rank .* is not in group")
     with this_process.waiting("the start of the process groups"):
-        if gloo.active():
-            gloo.install()
-            if os.environ["PADDLE_TRAINER_ID"] != "0":
-                gloo.wait_for_master(os.environ["PADDLE_MASTER"])
-        with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
-            fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+        this_process.gate(range(int(os.environ["PADDLE_TRAINERS_NUM"])))
+        # While Paddle waits for its store it keeps the interpreter, and with it the watch, from running: until all are
+        # here nobody begins, and in what is left, some tens of milliseconds, a thread of C does the watching.
+        faulthandler.dump_traceback_later(this_process.limit + 5, exit=True)
+        try:
+            if gloo.active():
+                gloo.install()
+                if os.environ["PADDLE_TRAINER_ID"] != "0":
+                    gloo.wait_for_master(os.environ["PADDLE_MASTER"])
+            with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
+                fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _fleet_topology(degrees, fleet_groups):

@@ -146,6 +146,46 @@ def test_process_that_stalls_or_dies_is_named_and_all_end_in_time(start, launche
         assert code in allowed, run.text()
     text = run.text()
     named = re.findall(r"^(?:\[rank \d\] )?error: (rank \d)", text, re.MULTILINE)
+    if launcher == "paddle" and not named:  # it ended the others before they could speak, and says who was first
+        named = re.findall(r"^Container (rank \d) status failed", text, re.MULTILINE)
     assert set(named) == {f"rank {victim}"}, text
-    assert "Traceback" not in text
+    assert not re.search("^Traceback", text, re.MULTILINE), text  # Paddle's own, of C++, is what a SIGTERM leaves
     assert not any(is_alive(pid) for pid in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["ngpus", "paddle"])
+def test_workers_end_and_nothing_stays_when_the_process_that_started_them_is_killed(start, launcher):
+    run = start(launcher, (*SMALL, "-num_epochs=300"))
+    ranks = run.ranks()
+    wait_until(lambda: "Step[0010/" in run.text(), run.text)
+    run.programs[0].process.kill()
+    run.wait(10)
+    wait_until(lambda: not any(is_alive(pid) for pid in ranks), run.text, 30)
+    assert "stopped by a signal" in run.text()
+    assert (run.folder / "run" / "step.pdparams").exists()
+    assert [path.name for path in run.folder.iterdir() if path.name.startswith(("zoo_", "tmp"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_run_with_a_stalled_process_ends_when_it_is_asked_to(start, number):
+    run = start("ngpus", (*STALLING, "PARALLEL.TIMEOUT=1000"), STALL=f"1:step:{int(signal.SIGSTOP)}")
+    ranks = run.ranks()
+    wait_until(lambda: is_stopped(ranks[1]), run.text)
+    run.programs[0].process.send_signal(number)
+    assert run.wait(10 + MARGIN) == [4]
+    assert "error: rank 1 (process" in run.text() and "does not answer" in run.text()
+
+
+@pytest.mark.slow
+def test_interrupt_at_any_moment_of_the_start_is_one_line(start):
+    for number in range(12):
+        run = start("ngpus", (*SMALL, "-num_epochs=300"))
+        run.ranks()
+        time.sleep(0.35 * number * PATIENCE)
+        run.programs[0].process.send_signal(signal.SIGINT)
+        (code,) = run.wait(60 * PATIENCE)
+        text = run.text()
+        assert code == (0 if "stopped by" in text else 130), text
+        assert not re.search("^Traceback", text, re.MULTILINE), text
