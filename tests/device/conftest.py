@@ -1,6 +1,7 @@
 """What the tests on the test device share; Paddle loads plug-ins at its import, so they have processes of their own."""
 
 import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def board(_library):
     board = Board(_library)
     settings = {name: board[name] for name in ("limit", "lazy")}
     paddle.set_device(DEVICE)
+    gc.collect()
+    paddle.device.empty_cache()  # what earlier tests gave back to Paddle's allocator goes back to the device
     yield board
     paddle.set_device(DEVICE)
     for name, value in {**settings, "lose_after": -1, "fail_collective_after": -1, "lost": 0}.items():

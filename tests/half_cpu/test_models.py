@@ -119,7 +119,8 @@ def small_model(folder):
     arguments = {}
     for name, parameter in inspect.signature(build_model).parameters.items():
         if name in SMALL:
-            arguments[name] = SMALL[name]
+            several = isinstance(parameter.default, tuple)
+            arguments[name] = (SMALL[name],) * len(parameter.default) if several else SMALL[name]
         elif name in ("depths", "layers"):
             arguments[name] = (1,) * len(parameter.default)
         elif name == "dims":
