@@ -225,7 +225,7 @@ _STATE = _record(
     {
         "format": _anything,
         "model": _some_arrays,
-        "optimizer": _arrays("float32"),
+        "optimizer": _arrays("float32", "float64"),
         "precision": _record({
             "mode": _text(40),
             "dtype": _text(40),

@@ -1,6 +1,5 @@
 """The recipes: their commands are accepted, their rates are the published ones, their small versions run."""
 
-import dataclasses
 import re
 import shlex
 
@@ -110,6 +109,7 @@ def data_paths(tmp_path_factory):
     write_class_folders(root / "caltech101/101_ObjectCategories", {"accordion": 20, "airplanes": 20})
     for split, count in (("train", 20), ("val", 5)):
         write_class_folders(root / f"imagenet2012/{split}", {"n01440764": count, "n01443537": count})
+    write_class_folders(root / "folder", {"cat": 20, "dog": 20})
     members, _ = cifar10_members()
     for name, content in members.items():
         path = root / "cifar10" / name
@@ -136,9 +136,9 @@ def write_tfrecord(root, split, count):
 
 
 def smoke_trainer(name, data_paths, *argv, opts=()):
-    config, build_model = load(name, "-device=cpu", *argv, "-opts", "RUNTIME.SMOKE=True", *opts)
-    data = dataclasses.replace(config.DATA, DATA_PATH=str(data_paths[config.DATA.DATASET]))
-    config = dataclasses.replace(config, DATA=data)
+    words = ["-device=cpu", *argv, "-opts", "RUNTIME.SMOKE=True", *opts]
+    config, _ = load(name, *words)
+    config, build_model = load(name, f"-data_path={data_paths[config.DATA.DATASET]}", *words)
     return build_trainer(build_parts(config, build_model, SingleProcess()))
 
 
