@@ -14,6 +14,7 @@ ORDER = [
     ["model"],
     ["half_cpu"],
     ["layers"],
+    ["inverted_residual"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],
