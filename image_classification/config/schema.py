@@ -98,7 +98,7 @@ class LRScheduler:
         "warmupcosine", "warmupcosine (or cosine), linear, polynomial, step, multistep, apexstep or constant"
     )
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
-    DECAY_EPOCHS: int = option(30, "step: epochs between two decays", minimum=1)
+    DECAY_EPOCHS: float = option(30.0, "step: epochs between two decays", above=0)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
     POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
 

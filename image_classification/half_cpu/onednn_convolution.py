@@ -32,6 +32,15 @@ def geometry_of(strides, dilations, padding):
     return tuple(strides), tuple(value - 1 for value in dilations), before, after
 
 
+def same_padding(sizes, windows, strides):
+    """Return TensorFlow's padding [above, below, left, right] for outputs of ceil(size / stride): odd ones go last."""
+    totals = [
+        max((-(-size // stride) - 1) * stride + window - size, 0)
+        for size, window, stride in zip(sizes, windows, strides, strict=True)
+    ]
+    return [part for total in totals for part in (total // 2, total - total // 2)]
+
+
 def output_size(size, window, stride, dilation, before, after):
     return (size + before + after - (dilation + 1) * (window - 1) - 1) // stride + 1
 
@@ -184,7 +193,12 @@ def depthwise_conv2d(original, args, kwargs):
 def _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format):
     if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW":
         return NotImplemented
-    if algorithm != "EXPLICIT" or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+    if algorithm == "SAME":
+        dilations = [1, 1]  # Paddle ignores others here
+        padding = same_padding(x.shape[2:], weight.shape[2:], strides)
+    elif algorithm != "EXPLICIT":
+        return NotImplemented
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         return NotImplemented
     geometry = geometry_of(strides, dilations, padding)
     for numbers in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True):

@@ -142,6 +142,11 @@ CASES = {
         "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (16, 1, 3, 3)], False),
     "conv-uneven-padding": ("conv2d", lambda x, w: F.conv2d(x, w, padding=[1, 0, 2, 1]), [(2, 4, 5, 5), (4, 4, 3, 3)],
                             False),
+    "conv-same": (
+        "conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding="SAME"), [(2, 4, 8, 9), (6, 4, 5, 3)], False),
+    "conv-depthwise-same": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding="SAME", groups=8),
+        [(2, 8, 10, 7), (8, 1, 3, 3)], False),
     "conv-one-pixel": ("conv2d", lambda x, w: F.conv2d(x, w), [(1, 1, 1, 1), (1, 1, 1, 1)], False),
     "conv-chain": ("conv2d", lambda x, w: F.relu(F.conv2d(F.conv2d(x, w), w)) + 0, [(2, 8, 9, 7), (8, 8, 3, 3)], True),
     "conv-residual": ("add", lambda x, w: x + F.conv2d(x, w, padding=1), [(2, 8, 9, 7), (8, 8, 3, 3)], False),

@@ -14,7 +14,7 @@ ORDER = [
     ["model"],
     ["half_cpu"],
     ["layers"],
-    ["transformer"],
+    ["transformer", "inverted_residual"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],

@@ -79,6 +79,12 @@ def test_step_decays_every_decay_epochs():
     assert [schedule.lr(step) for step in (0, 5, 6, 11, 12, 17)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 
 
+def test_step_decays_within_an_epoch():
+    shape = {"DECAY_EPOCHS": 2.5, "DECAY_RATE": 0.5}
+    schedule = build_schedule(train("step", shape, NUM_EPOCHS=6, WARMUP_EPOCHS=0, BASE_LR=1.0), steps_per_epoch=4)
+    assert [schedule.lr(step) for step in (0, 9, 10, 19, 20)] == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
 def test_multistep_decays_at_milestones():
     shape = {"MILESTONES": (1, 3), "DECAY_RATE": 0.1}
     schedule = build_schedule(train("multistep", shape, NUM_EPOCHS=5, WARMUP_EPOCHS=0, BASE_LR=1.0), steps_per_epoch=2)

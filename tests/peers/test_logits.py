@@ -52,8 +52,9 @@ def relative_error(model, images, folder):
     with paddle.no_grad():
         found = model(images).numpy()
     expected = np.load(folder / "logits.npy")
-    assert found.shape == expected.shape and np.isfinite(expected).all() and np.ptp(expected) > 1e-3
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    largest = np.abs(expected).max()  # 1e-5 in a fresh network of many BatchNorms, whose statistics are not yet its own
+    assert found.shape == expected.shape and np.isfinite(expected).all() and np.ptp(expected) > 1e-3 * largest
+    return float(np.abs(found - expected).max() / largest)
 
 
 def load_theirs(peers, folder, library, name, **changes):
