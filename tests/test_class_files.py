@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import paddle
 import pytest
 from PIL import Image
 
@@ -40,6 +41,7 @@ def test_confusion_and_accuracy_of_each_class_are_written(report, tmp_path):
     assert [[int(cell) for cell in row[1:]] for row in confusion[1:]] == [[1, 2, 0], [0, 1, 1], [0, 0, 0]]
     per_class = rows_of(tmp_path / "per_class.csv")
     assert per_class[1] == ["0", "cat", "3", "0.333333", "dog, large", "2"]
+    assert per_class[2] == ["1", "dog, large", "2", "0.500000", "bird", "1"]
     assert per_class[3] == ["2", "bird", "0", "", "", "0"]  # a class without images has no accuracy
     assert lines[1:] == ["worst classes: cat: 0.3333 of 3 images", "worst classes: dog, large: 0.5000 of 2 images"]
 
@@ -78,7 +80,10 @@ def test_picture_of_many_classes_has_no_names(tmp_path):
 
 
 def test_evaluation_in_mixed_precision_states_the_difference_to_float32(tmp_path):
+    """A model that always answers 3, by 256.5 to 256; bfloat16 has 256 for both, and the first of equals is 2."""
     model, _ = load_model("vit_tiny_digits")
+    model.head.weight.set_value(paddle.zeros(model.head.weight.shape))
+    model.head.bias.set_value(np.float32([0, 0, 256, 256.5, 0, 0, 0, 0, 0, 0]))
     write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
     words = ["-cfg=./configs/vit_tiny_digits.yaml", "-eval", "-amp", f"-pretrained={tmp_path / 'w.safetensors'}"]
     words += ["-opts", f"OUTPUT={tmp_path / 'run'}", "EVAL_FP32=True"]
@@ -87,6 +92,7 @@ def test_evaluation_in_mixed_precision_states_the_difference_to_float32(tmp_path
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (found["top1"], found["top1_fp32"]) == (35 / 360, 37 / 360)  # test images of a 2, of a 3
     assert found["top1_difference"] == found["top1"] - found["top1_fp32"]
     assert "in float32: difference" in (tmp_path / "run" / "log.txt").read_text()
     assert (tmp_path / "run" / "confusion.png").exists()

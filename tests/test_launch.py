@@ -373,11 +373,39 @@ def test_out_of_memory_is_one_line_with_the_way_out(build_model, capsys):
     assert re.match("error: out of memory: .*alloc.*; lower -batch_size and raise -accum_iter", error)
 
 
-def test_interrupt_twice_ends_at_once(tmp_path):
+def test_interrupt_once_ends_after_the_running_step_with_a_checkpoint(tmp_path):
     process = start(*SMALL_VIT, "-output", tmp_path / "run", "-num_epochs", 300, start_new_session=True)
     for line in process.stdout:
         if "Step[" in line:
             break
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert "SIGINT: stopping after this step" in out
+    assert 0 < checkpoint.load(tmp_path / "run" / "latest.pdparams")["progress"]["step"] < 300 * 11
+
+
+TWO_SIGNALS = """
+import os
+from signal import SIGINT, SIGTERM
+from image_classification.hooks import Hook
+
+class Twice(Hook):
+    def before_step(self, trainer):
+        if trainer.progress.step == 2:
+            for name in os.environ["SIGNALS"].split():
+                os.kill(os.getpid(), globals()[name])
+"""
+
+
+@pytest.mark.parametrize(("signals", "code"), [("SIGINT SIGINT", 130), ("SIGTERM SIGTERM", 0)])
+def test_second_interrupt_in_one_step_ends_at_once_and_a_second_sigterm_does_not(tmp_path, signals, code):
+    (tmp_path / "signals.py").write_text(TWO_SIGNALS)
+    environment = {"PYTHONPATH": str(tmp_path), "SIGNALS": signals}
+    argv = [*SMALL_VIT, "TRAIN.HOOKS=[signals:Twice]", "-output", tmp_path / "run", "-num_epochs", 3]
+    actual, out, err = run(*argv, env=environment)
+    assert actual == code, f"{out}\n{err}"
+    assert (tmp_path / "run" / "latest.pdparams").exists() == (code == 0)
+    if code:
+        assert err.strip().splitlines()[-1] == "error: interrupted"
+        assert "Traceback" not in out + err

@@ -13,6 +13,7 @@ from paddle import nn
 from image_classification import amp
 from image_classification.build import Parts
 from image_classification.config import build_config
+from image_classification.data import build_train_loader
 from image_classification.ema import build_ema
 from image_classification.hooks import EmaHook, Hook, ProfilerHook
 from image_classification.losses import build_criterion
@@ -21,6 +22,7 @@ from image_classification.parallel.single import SingleProcess
 from image_classification.progress import RunningMean
 from image_classification.runtime import seed_everything
 from image_classification.trainer import Trainer, TrainingError, steps_per_epoch
+from tests.helpers.small_runs import config_of, trainer_of
 
 NUM_CLASSES = 3
 
@@ -155,12 +157,19 @@ def test_learning_rate_follows_applied_steps_only():
 
 
 def test_average_moves_on_applied_steps_only():
-    trainer = make_trainer(make_batches(3, 4), hooks=[EmaHook()], MODEL_EMA=True, MODEL_EMA_DECAY=0.5)
-    poison(trainer, {0, 1, 2})
-    before = {name: value.numpy().copy() for name, value in trainer.ema.state_dict().items()}
+    averages = []
+
+    class Watch(Hook):
+        def after_step(self, trainer):
+            averages.append(trainer.ema.state_dict()["fc1.weight"].numpy().copy())
+
+    trainer = make_trainer(make_batches(4, 4), hooks=[EmaHook(), Watch()], MODEL_EMA=True, MODEL_EMA_DECAY=0.5)
+    poison(trainer, {1, 2})
     trainer.fit()
-    after = trainer.ema.state_dict()
-    assert all((after[name].numpy() == value).all() for name, value in before.items())
+    # After the first step the average lies half way to the weights: any further update would move it.
+    assert (averages[0] != weights(trainer)["fc1.weight"]).any()
+    assert (averages[0] == averages[1]).all() and (averages[1] == averages[2]).all()
+    assert (averages[2] != averages[3]).any()
 
 
 def test_non_finite_steps_in_a_row_stop_the_run_with_a_diagnosis():
@@ -316,6 +325,63 @@ def test_state_of_other_batches_continues_at_the_same_image(batch_size, window, 
     second = make_trainer(make_batches(24 // batch_size, batch_size), batch_size=batch_size, ACCUM_ITER=window)
     second.load_state(first.state(), "memory")
     assert (second.progress.batch, second.progress.step) == (batch, step)
+
+
+def test_best_accuracy_stays_the_best_after_a_worse_evaluation():
+    trainer = make_trainer(make_batches(2, 4))
+    images, labels = trainer.eval_loader.batches[0]
+    results = []
+    for right in (3, 1, 3, 5):  # of 5 images: the head always answers class 0
+        trainer.model.fc2.weight.set_value(paddle.zeros([8, NUM_CLASSES]))
+        trainer.model.fc2.bias.set_value(paddle.to_tensor([1.0, 0.0, 0.0]))
+        trainer.eval_loader = ArrayLoader([(images, np.array([0] * right + [1] * (5 - right)))])
+        trainer.evaluate()
+        results.append((trainer.evaluation["top1"], trainer.evaluation["is_best"], trainer.progress.best_top1))
+    assert results == [(0.6, True, 0.6), (0.2, False, 0.6), (0.6, False, 0.6), (1.0, True, 1.0)]
+
+
+def test_each_epoch_reads_its_own_order_of_the_images():
+    config = config_of(data={"SYNTHETIC_IMAGES": 16}, train={"NUM_EPOCHS": 3})
+    trainer = trainer_of(config)
+    seen, plain = [], trainer.criterion
+    trainer.criterion = lambda logits, labels: (seen.extend(labels.tolist()), plain(logits, labels))[1]
+    trainer.fit()
+    loader, expected = build_train_loader(config), []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        expected += [label for _, labels in loader for label in labels.tolist()]
+    assert seen == expected
+    assert len({tuple(seen[start : start + 16]) for start in (0, 16, 32)}) == 3
+
+
+def test_loss_of_an_epoch_is_that_of_all_replicas():
+    """Another replica saw 4 images with a mean loss of 3 and one of them right."""
+
+    class WithAnother(SingleProcess):
+        def sum(self, values):
+            return [own + other for own, other in zip(values, (12.0, 1.0, 4.0), strict=True)]
+
+    said = []
+    trainer = make_trainer(make_batches(1, 4))
+    trainer.evaluate = lambda: None
+    trainer.parallel = WithAnother()
+    note = lambda self, trainer: said.append((trainer.mean.loss, trainer.mean.top1))  # noqa: E731
+    trainer.add_hooks([type("Said", (Hook,), {"after_epoch": note})()])
+    plain = trainer.criterion
+    trainer.criterion = lambda logits, labels: plain(logits, labels) * 0 + 1.0
+    trainer.fit()
+    ((loss, top1),) = said
+    assert loss == (4 * 1.0 + 12.0) / 8
+    assert top1 * 8 % 1 == 0 and 1 / 8 <= top1 <= 5 / 8
+
+
+def test_evaluation_sees_the_averaged_weights_and_leaves_the_models_own():
+    trainer = make_trainer(make_batches(2, 4), MODEL_EMA=True, MODEL_EMA_DECAY=0.5)
+    before = weights(trainer)
+    trainer.ema.load_state_dict({name: np.zeros_like(value) for name, value in before.items()})
+    trainer.evaluate()
+    assert trainer.evaluation["loss"] == pytest.approx(math.log(NUM_CLASSES), abs=2**-23)  # all logits are 0
+    assert all((weights(trainer)[name] == value).all() for name, value in before.items())
 
 
 def test_evaluation_counts_every_image_once_and_marks_the_best():

@@ -161,7 +161,7 @@ def run(root, mutations, jobs):
             else:
                 copy = copies.get()
                 try:
-                    result = try_mutation(root, copy, mutation)
+                    result = try_mutation(copy, mutation)
                 finally:
                     copies.put(copy)
             with lock:
@@ -172,7 +172,12 @@ def run(root, mutations, jobs):
             return result
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(attempt, mutations))
+            waiting = [pool.submit(attempt, mutation) for mutation in mutations]
+            try:
+                return [future.result() for future in waiting]
+            except BaseException:  # Ctrl-C ends with the tests that are under way
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 def copy_tree(root, folder):
@@ -197,7 +202,8 @@ def check_unmutated(copies, mutations):
     outcome = run_tests(copy, tests, len(tests) * TIMEOUT, "--maxfail=1000")
     copies.put(copy)
     if outcome.code not in (0, 1):
-        raise UserError(f"the tests do not run without a fault:\n{outcome.text}")
+        print(outcome.text)
+        raise UserError("the tests do not run without a fault")
     print(f"{len(tests)} tests without a fault: {time.monotonic() - start:.1f} s", flush=True)
     failing = {}
     for case, error in outcome.failures.items():
@@ -205,14 +211,16 @@ def check_unmutated(copies, mutations):
     return failing
 
 
-def try_mutation(root, copy, mutation):
+def try_mutation(copy, mutation):
     """Return the result of one mutation; the copy is as before then."""
     start = time.monotonic()
-    (copy / mutation.file).write_text(mutated(root, mutation), encoding="utf-8")
+    path = copy / mutation.file
+    original = path.read_bytes()
+    path.write_text(mutated(copy, mutation), encoding="utf-8")
     try:
         outcome = run_tests(copy, [mutation.test], TIMEOUT, "-x")
     finally:
-        shutil.copy2(root / mutation.file, copy / mutation.file)
+        path.write_bytes(original)
     return Result(mutation, *verdict(outcome), time.monotonic() - start)
 
 

@@ -408,6 +408,14 @@ def test_multiply_rounds_half_gradients_once():
     np.testing.assert_array_equal(gradient.numpy(), (np.float32([3.0, 65504.0]) * np.float32(1 / 3)).astype("float16"))
 
 
+def test_half_loss_is_scaled_in_float32():
+    """A float16 loss of 4 times 65536 would be infinite, and its gradient with it."""
+    precision = amp.build_precision("O3", options={"loss_scale": 2.0**16})
+    loss = paddle.to_tensor([4.0], "float16", stop_gradient=False)
+    scaled = precision.scaled(loss)
+    assert (scaled.dtype, scaled.item()) == (paddle.float32, 2.0**18)
+
+
 def test_count_zeros_counts_exact_zeros_only():
     assert count_zeros([paddle.to_tensor([0.0, 1e-30, -0.0]), paddle.zeros([2, 2], "float16")]) == 6
 

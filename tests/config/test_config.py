@@ -27,8 +27,11 @@ def load(folder, text, *argv):
 def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
     write(tmp_path, "root.yaml", "TRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 7, END_LR: 0.01}\nSEED: 5")
     write(tmp_path, "middle.yaml", "BASE: root.yaml\nTRAIN: {NUM_EPOCHS: 8}")
-    config = load(tmp_path, "BASE: [middle.yaml]\nTRAIN: {BASE_LR: 0.2}", "-num_epochs=9")
+    text = "BASE: [middle.yaml]\nTRAIN: {BASE_LR: 0.2, WARMUP_EPOCHS: 3}"
+    argv = ["-num_epochs=9", "-batch_size=2", "-opts", "TRAIN.WARMUP_EPOCHS=4", "DATA.BATCH_SIZE=6"]
+    config = load(tmp_path, text, *argv)
     assert (config.TRAIN.END_LR, config.TRAIN.BASE_LR, config.TRAIN.NUM_EPOCHS) == (0.01, 0.2, 9)
+    assert (config.TRAIN.WARMUP_EPOCHS, config.DATA.BATCH_SIZE) == (4, 6)  # -opts come last
     assert config.SEED == 5
     assert config.TRAIN.ACCUM_ITER == 1  # the default
 
@@ -230,3 +233,18 @@ def test_number_of_classes_holds_for_the_data_it_was_set_with(tmp_path, text, ar
 def test_derived_keys_cannot_be_set(tmp_path):
     with pytest.raises(UserError, match="MODEL.CLASSES_GIVEN is not a key"):
         load(tmp_path, "MODEL: {CLASSES_GIVEN: True}")
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "beyond"),
+    [("DATA.BATCH_SIZE", [1], [0]), ("DATA.HFLIP", [0, 1], [-0.1, 1.1]), ("DATA.CROP_PCT", [0.1, 1], [0, 1.1])],
+)
+def test_value_at_its_limit_is_taken_and_one_beyond_it_is_not(key, values, beyond):
+    """BATCH_SIZE is at least 1, HFLIP 0 to 1, CROP_PCT more than 0 and at most 1."""
+    section, leaf = key.split(".")
+    for value in values:
+        config = build_config([("test", {section: {leaf: value}})])
+        assert getattr(getattr(config, section), leaf) == value
+    for value in beyond:
+        with pytest.raises(UserError, match=rf"test: {key}: expected (at least|more than|at most) [01], found {value}"):
+            build_config([("test", {section: {leaf: value}})])

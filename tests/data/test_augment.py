@@ -217,6 +217,20 @@ def test_random_erasing_fills_one_box_of_the_asked_size(mode):
     np.testing.assert_allclose(filled.std(0), expected_std, atol=0.5)
 
 
+def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():
+    """A bright mean and a wide noise: half of the values lie above 255; one that wrapped around would be black."""
+    erasing = RandomErasing(1.0, "pixel", (0.98, 0.98, 0.02), (0.2, 0.2, 0.2), area=(0.5, 0.6), ratio=(1.0, 1.0))
+    result = erasing(np.full((60, 60, 3), 128, np.uint8), np.random.default_rng(0))
+    noise = result[(result != 128).all(axis=2)].astype(float)  # [about 2000, 3]
+    assert len(noise) > 1500
+    bright, dark = noise[:, 0], noise[:, 2]
+    # 2 % of the images' range is 5: 0.1 standard deviations, so 46 % lie beyond the border, +- 5 for 2000 draws
+    assert 0.41 < (bright == 255).mean() < 0.51 and 0.41 < (dark == 0).mean() < 0.51
+    # five standard deviations of 51 inside the border: one draw in 3.5 million
+    assert bright.min() > 250 - 5 * 51 and dark.max() < 5 + 5 * 51
+    assert (bright < 100).mean() < 0.01 and (dark > 155).mean() < 0.01  # three standard deviations: 0.13 %
+
+
 def test_simple_crop_keeps_the_scale_of_the_short_side():
     image = photo(40, 60)
     resized = Image.fromarray(image).resize((48, 32), Image.Resampling.BILINEAR)

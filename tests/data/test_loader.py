@@ -12,10 +12,13 @@ import pytest
 
 from image_classification.config import build_config
 from image_classification.data import build_eval_loader, build_train_loader
+from image_classification.data.datasets import ArrayDataset
 from image_classification.data.loader import Loader
 from image_classification.data.normalize import Normalize
 from image_classification.data.samples import SampleMaker
+from image_classification.data.transforms import TrainTransform
 from image_classification.runtime import UserError
+from tests.helpers.data_samples import photo
 from tests.helpers.model_zoo import ROOT
 
 
@@ -112,6 +115,18 @@ def test_epochs_and_seeds_give_different_batches(jpeg_folder):
         for seed in (0, 1)
     ]
     assert orders[0] != orders[1]
+
+
+def test_epochs_and_seeds_augment_an_image_differently():
+    """One image that is the whole data set: all that can differ is its crop."""
+    image = photo(90, 90)
+    maker = SampleMaker(ArrayDataset("one", image[None], np.zeros(1, int), ["0"]), TrainTransform(16), 1, seed=0)
+    made = {}
+    for seed, epoch, repeat in [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0)]:
+        maker.seed, out = seed, np.empty((3, 16, 16), np.uint8)
+        maker.make(epoch, 0, repeat, out, None)
+        made.setdefault(out.tobytes(), []).append((seed, epoch, repeat))
+    assert sorted(map(len, made.values())) == [1, 1, 1, 2]  # the same three numbers give the same pixels
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

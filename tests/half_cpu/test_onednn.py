@@ -153,6 +153,7 @@ CASES = {
     "max_pool": ("pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), [(2, 16, 9, 7)], True),
     "avg_pool": ("pool2d", lambda x: F.avg_pool2d(x, 2), [(2, 16, 8, 6)], False),
     "avg_pool-padded": ("pool2d", lambda x: F.avg_pool2d(x, 3, 3, 1, exclusive=False), [(2, 16, 8, 6)], False),
+    "avg_pool-padding-left-out": ("pool2d", lambda x: F.avg_pool2d(x, 3, 3, 1, exclusive=True), [(2, 16, 8, 6)], False),
     "avg_pool-whole": ("pool2d", lambda x: F.adaptive_avg_pool2d(x, 1), [(2, 16, 8, 6)], False),
     "batch_norm": (
         "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b, training=True), [(4, 8, 5, 3), (8,), (8,)],
@@ -296,6 +297,16 @@ def test_kernel_with_inf_and_nan_hides_neither(case):
 def test_kernel_of_empty_tensors_leaves_them_to_the_reference(name, shapes, constants):
     inputs = [paddle.zeros(shape, dtype=BFLOAT16) for shape in shapes]
     assert onednn.KERNELS[name](None, (*inputs, *constants), {}) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_softmax_over_another_axis_is_paddles(dtype):
+    (x,) = tensors([(3, 5, 33)])
+    (expected,) = tensors([(3, 5, 33)], FLOAT32)
+    with half_cpu.dispatch(backend="onednn"):
+        result = F.softmax(x.detach().astype(dtype), axis=1).astype(FLOAT32)
+    expected = F.softmax(expected.detach().astype(dtype).astype(FLOAT32), axis=1)
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), atol=2.0**-9)  # one rounding to bfloat16, below 1
 
 
 def test_linear_without_matching_shapes_raises_paddles_error():

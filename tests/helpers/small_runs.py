@@ -18,11 +18,11 @@ class Net(Model):
 
     head_names = ("fc",)
 
-    def __init__(self, num_classes, in_channels):
+    def __init__(self, num_classes, in_channels, batch_norm, dropout):
         super().__init__()
         self.conv = nn.Conv2D(in_channels, 8, 3, stride=2, padding=1)
-        self.bn = nn.BatchNorm2D(8)
-        self.drop = nn.Dropout(0.3)
+        self.bn = nn.BatchNorm2D(8) if batch_norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
         self.fc = nn.Linear(8, num_classes)
 
     def forward(self, images):
@@ -39,7 +39,12 @@ class Net(Model):
 
 
 def build_net(num_classes: int = 4, in_channels: int = 3):
-    return Net(num_classes, in_channels)
+    return Net(num_classes, in_channels, batch_norm=True, dropout=0.3)
+
+
+def build_plain_net(num_classes: int = 4, in_channels: int = 3):
+    """Return a model whose gradients do not depend on how images are put into micro-batches."""
+    return Net(num_classes, in_channels, batch_norm=False, dropout=0.0)
 
 
 def config_of(data=None, train=None, amp=None, **sections):
@@ -53,5 +58,5 @@ def config_of(data=None, train=None, amp=None, **sections):
 def trainer_of(config, build_model=build_net, parallel=None, hooks=()):
     """Return the trainer of a configuration in one process, with hooks beside its own."""
     trainer = build_trainer(build_parts(config, build_model, parallel or SingleProcess()))
-    trainer.hooks = sorted([*trainer.hooks, *hooks], key=lambda hook: hook.priority)
+    trainer.add_hooks(hooks)
     return trainer

@@ -16,9 +16,9 @@ from tests.helpers.small_runs import MODES, config_of, trainer_of
 # forgotten: the run is stopped between the two bad steps, where an epoch ends, and between the good ones, inside one.
 BAD_STEPS = (2, 3)
 STOPS = {
-    "mid-epoch, inside the growth": (5, "before_step"),
-    "end of epoch, inside the hysteresis": (3, "after_evaluation"),
-    "last step of an epoch, inside the hysteresis": (3, "before_step"),  # the epoch's evaluation is still to come
+    "mid-epoch": (5, "before_step"),
+    "epoch-end": (3, "after_evaluation"),
+    "last-step": (3, "before_step"),  # of an epoch, which is still to be evaluated
 }
 SCALING = {"init_scale": 2.0**10, "growth_interval": 3, "hysteresis": 2}
 

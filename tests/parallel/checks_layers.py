@@ -10,10 +10,13 @@ import numpy
 import paddle
 from paddle import nn
 
+from image_classification import amp
+from image_classification.evaluation import evaluate
 from image_classification.layers import Mlp, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
 from image_classification.parallel import tensor, watch
 from image_classification.parallel.group import Group
+from image_classification.parallel.single import SingleProcess
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 from image_classification.transformer import Attention, TransformerBlock
 
@@ -191,6 +194,32 @@ def buffers(topology):
     layer.weight.set_value(numpy.float32([5, 5]) * (context.data.index + 1))
     context.average_buffers(layer)
     return layer._mean.tolist(), layer.weight.tolist()
+
+
+def evaluation(topology):
+    """Return the results of an evaluation where each replica has other running statistics, and of one with the mean."""
+    context = context_of(topology)
+    replicas = context.data.size
+    statistics = [numpy.float32([1, -2, 3]) * (index + 1) for index in range(replicas)]
+    images = numpy.random.default_rng(3).standard_normal([6, 3, 4, 4], dtype="float32")
+    labels = numpy.arange(6) % 3
+
+    def evaluated(mean, parallel):
+        model = nn.Sequential(nn.BatchNorm2D(3), nn.AdaptiveAvgPool2D(1), nn.Flatten())
+        model[0]._mean.set_value(mean)
+        own = slice(parallel.data_rank, None, parallel.data_size)
+        result = evaluate(model, amp.build_precision("fp32"), Batches([(images[own], labels[own])]), parallel)
+        return [result["loss"], result["top1"], result["images"]]
+
+    return evaluated(statistics[context.data.index], context), evaluated(sum(statistics) / replicas, SingleProcess())
+
+
+class Batches(list):
+    """The loader's interface over arrays."""
+
+    @property
+    def num_images(self):
+        return sum(len(labels) for _, labels in self)
 
 
 def dropout(topology):

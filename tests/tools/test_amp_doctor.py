@@ -15,6 +15,7 @@ from paddle.nn import functional as F
 from image_classification import amp
 from image_classification.amp.diagnosis import diagnose, total
 from image_classification.amp.observer import FORMATS, Observer, Record
+from tests.helpers.small_runs import build_plain_net, config_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,6 +153,18 @@ def test_block_is_named_only_for_what_its_layers_do_not_explain():
     assert found.keep_float32 == ["0", "1"]
 
 
+def test_block_around_a_named_layer_is_not_named():
+    records = [Record.of(name, "activation", [1e6]) for name in ("block.fc", "block")]
+    assert diagnose([records], ["block.fc", "block"], "float16", 1.0, True).overflow == ["block.fc"]
+
+
+def test_layers_that_a_larger_scale_saves_stay_half():
+    """Gradients of 2^-30 become 0 as they are; next to gradients of 2^-10 there is room for a scale of 2^24."""
+    records = [Record.of("a", "gradient", [2.0**-30] * 4), Record.of("b", "gradient", [2.0**-10])]
+    found = diagnose([records], ["a", "b"], "float16", 1.0, False)
+    assert (found.underflow, found.loss_scale, found.keep_float32) == (["a"], 2.0**24, [])
+
+
 def test_observer_counts_what_numpy_counts():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
     observer = Observer(model)
@@ -242,6 +255,22 @@ def test_advice_is_a_configuration_that_the_entry_points_take(tmp_path):
     assert yaml.safe_load(text)["AMP"]["keep_float32"] == found.keep_float32
     assert list(config.AMP.OPTIONS["keep_float32"]) == found.keep_float32
     assert config.AMP.MODE == "O2"
+
+
+def test_gradients_of_an_accumulated_window_are_those_of_the_whole_batch():
+    """Four micro-batches of 8 images give the gradients, and with them the advice, of one batch of 32."""
+    from tools.amp_doctor import short_run
+
+    largest = []
+    for batch_size, window in ((32, 1), (8, 4)):
+        config = config_of(data={"SYNTHETIC_IMAGES": 64, "BATCH_SIZE": batch_size}, train={"ACCUM_ITER": window})
+        run = short_run(config, build_plain_net, 1)
+        merged = total(run.records)
+        largest.append({name: record.largest for (name, kind), record in merged.items() if kind == "parameter"})
+    whole, accumulated = largest
+    assert whole.keys() == accumulated.keys()
+    for name, value in whole.items():
+        assert accumulated[name] == pytest.approx(value, rel=1e-4), name  # float32 sums in another order
 
 
 @pytest.mark.parametrize(

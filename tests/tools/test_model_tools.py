@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from image_classification import explain, zoo
+from image_classification.config import build_config
 from image_classification.preview import class_names, eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_weights, write_weights
@@ -163,6 +164,25 @@ def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path
     again = paddle.jit.load(str(tmp_path / "inference"))
     again.eval()
     assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
+
+
+@pytest.mark.parametrize("keep_aspect", [True, False])
+def test_exported_preprocessing_is_that_of_the_evaluation(photos, tmp_path, keep_aspect):
+    """Pillow and NumPy, told by the file alone, give the numbers that the model is evaluated with."""
+    data = {"IMAGE_SIZE": 24, "CROP_PCT": 0.8, "KEEP_ASPECT": keep_aspect, "RESIZE_LIBRARY": "pil"}
+    data |= {"IMAGENET_MEAN": (0.1, 0.5, 0.7), "IMAGENET_STD": (0.2, 0.3, 0.4), "INTERPOLATION": "bicubic"}
+    config = build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 4}})])
+    tool("export").write_preprocessing(tmp_path / "preprocessing.json", config, [])
+    steps = json.loads((tmp_path / "preprocessing.json").read_text())
+    image = Image.open(photos / "a.png")  # 60 x 40
+    side, size = steps["resize_short_side"], steps["image_size"]
+    wide = int(side * 60 / 40) if steps["keep_aspect"] else side
+    image = image.resize((wide, side), Image.Resampling[steps["interpolation"].upper()])
+    left, top = round((wide - size) / 2), round((side - size) / 2)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
+    expected = ((pixels * steps["scale"] - steps["mean"]) / steps["std"]).transpose(2, 0, 1)
+    (found,) = normalised(config, eval_pixels(config, [photos / "a.png"]))
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 in another order
 
 
 def test_export_report_refuses_another_answer():

@@ -1,0 +1,62 @@
+"""When complete states are saved, and under which names."""
+
+from pathlib import Path
+
+from image_classification.hooks import CheckpointHook
+from image_classification.run_folder import RunFolder
+from tests.helpers.small_runs import config_of, trainer_of
+
+
+class Saved:
+    """Stands for the store of checkpoints: notes what was saved."""
+
+    def __init__(self):
+        self.names = []
+
+    def save(self, state, name, is_best=False):
+        progress = state["progress"]
+        self.names.append((name, progress["step"], progress["skipped_steps"], is_best))
+        return Path(name)
+
+
+def saved_by(tmp_path, accuracies, bad_steps=(), **sections):
+    """Return (what a run of five steps an epoch saved, the hook), with given accuracies and skipped steps."""
+    hook = CheckpointHook(RunFolder(tmp_path))
+    hook.store = Saved()
+    train = {"NUM_EPOCHS": len(accuracies), **sections.pop("TRAIN", {})}
+    trainer = trainer_of(config_of(train=train, **sections), hooks=[hook])
+    accuracies, plain = iter(accuracies), trainer.criterion
+
+    def evaluate():
+        top1, best = next(accuracies), trainer.progress.best_top1
+        trainer.evaluation = {"top1": top1, "is_best": best is None or top1 > best}
+        trainer.progress.best_top1 = top1 if best is None else max(best, top1)
+
+    def criterion(logits, labels):
+        bad = trainer.progress.step + trainer.progress.skipped_steps in bad_steps
+        return plain(logits, labels) * (float("inf") if bad else 1.0)
+
+    trainer.evaluate, trainer.criterion = evaluate, criterion
+    trainer.fit()
+    return hook.store.names, hook
+
+
+def test_checkpoints_are_saved_where_due_at_the_best_and_at_the_end(tmp_path):
+    names, hook = saved_by(tmp_path, [0.5, 0.7, 0.6, 0.6, 0.6], SAVE_FREQ=3, VALIDATE_FREQ=1, KEEP=4)
+    assert names == [
+        ("epoch_0001", 5, 0, True), ("epoch_0002", 10, 0, True), ("epoch_0003", 15, 0, False),
+        ("epoch_0005", 25, 0, False),
+    ]  # fmt: skip
+    assert hook.store.keep == 4
+
+
+def test_checkpoints_between_epochs_follow_applied_steps(tmp_path):
+    """Every second applied step; the third and fourth step are skipped and must not save step 2 again."""
+    names, _ = saved_by(tmp_path, [0.5], bad_steps=(2, 3), SAVE_STEPS=2, VALIDATE_FREQ=1)
+    assert names == [("step", 2, 0, False), ("epoch_0001", 3, 2, True)]
+
+
+def test_checkpoint_of_an_old_evaluation_is_not_the_best_again(tmp_path):
+    """Evaluated after every second epoch: what is saved after the third is not the best for the second's sake."""
+    names, _ = saved_by(tmp_path, [0.5, 0.4, 0.0, 0.0], SAVE_FREQ=1, VALIDATE_FREQ=2)
+    assert [is_best for *_, is_best in names] == [False, True, False, False]

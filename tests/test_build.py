@@ -1,0 +1,75 @@
+"""From a configuration to the objects of a run: what a section of the YAML means for the parts."""
+
+import random
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification.build import build_parts
+from image_classification.ema import EMA, NoEMA
+from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import UserError
+from tests.helpers.small_runs import build_net, config_of, trainer_of
+
+
+class FirstOfTwo(SingleProcess):
+    """The first of two replicas, whose partner never answers: for what is built before anything is computed."""
+
+    world_size = data_size = 2
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "window", "parallel", "factor"),
+    [(4, 1, SingleProcess(), 4), (4, 3, SingleProcess(), 12), (2, 1, FirstOfTwo(), 4), (2, 5, FirstOfTwo(), 20)],
+)
+def test_scaled_learning_rate_counts_accumulation_and_replicas(batch_size, window, parallel, factor):
+    """BASE_LR belongs to LINEAR_SCALED_LR images (Goyal et al. 2017); a step sees batch x accumulation x replicas."""
+    train = {"BASE_LR": 0.5, "LINEAR_SCALED_LR": 1, "ACCUM_ITER": window, "LR_SCHEDULER": {"NAME": "constant"}}
+    trainer = trainer_of(config_of(data={"BATCH_SIZE": batch_size}, train=train), parallel=parallel)
+    assert trainer.schedule.lr(0) == 0.5 * factor
+
+
+@pytest.mark.parametrize(("window", "steps"), [(1, 5), (2, 3), (5, 1), (7, 1)])
+def test_schedule_counts_optimizer_steps_of_an_epoch(window, steps):
+    """Five micro-batches an epoch: a linear decay over two epochs is half way after those of one."""
+    train = {"BASE_LR": 1.0, "END_LR": 0.0, "NUM_EPOCHS": 2, "ACCUM_ITER": window, "LR_SCHEDULER": {"NAME": "linear"}}
+    trainer = trainer_of(config_of(train=train))
+    assert trainer.steps_per_epoch == steps
+    assert trainer.schedule.lr(steps) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("wanted", "kind"), [(True, EMA), (False, NoEMA)])
+def test_average_is_built_where_it_is_asked_for_and_moved_by_a_hook(wanted, kind):
+    trainer = trainer_of(config_of(train={"MODEL_EMA": wanted, "MODEL_EMA_DECAY": 0.5, "NUM_EPOCHS": 1}))
+    assert type(trainer.ema) is kind
+    before = {name: value.numpy().copy() for name, value in trainer.ema.state_dict().items()}
+    trainer.fit()
+    after = trainer.ema.state_dict()
+    assert all((after[name].numpy() != value).any() for name, value in before.items() if name.endswith("weight"))
+
+
+class SecondOfTwo(FirstOfTwo):
+    rank = data_rank = 1
+
+
+def test_replicas_draw_differently_after_the_model_was_built_alike():
+    """What a hook or a data set draws from Python's and NumPy's generators is another number on each replica."""
+    draws, weights = [], []
+    for parallel in (FirstOfTwo(), SecondOfTwo(), FirstOfTwo()):
+        parts = build_parts(config_of(data={"BATCH_SIZE": 2}), build_net, parallel)
+        draws.append((random.random(), np.random.random()))
+        weights.append(parts.model.fc.weight.numpy())
+    assert draws[0] == draws[2] and draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1]
+    assert (weights[0] == weights[1]).all()
+
+
+def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
+    """With weights of five classes a model of four is trained from a fresh head; its evaluation would be noise."""
+    path = tmp_path / "five.pdparams"
+    paddle.save(build_net(num_classes=5).state_dict(), str(path))
+    pretrained = {"NUM_CLASSES": 4, "PRETRAINED": str(path)}
+    parts = build_parts(config_of(MODEL=pretrained), build_net, SingleProcess())
+    assert parts.model.fc.weight.shape == [8, 4]
+    with pytest.raises(UserError, match="fc.weight"):
+        build_parts(config_of(MODEL=pretrained, EVAL=True), build_net, SingleProcess())

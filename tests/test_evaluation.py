@@ -1,0 +1,82 @@
+"""What an evaluation measures: the model in evaluation mode, in its precision's context, each image once."""
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification import amp
+from image_classification.evaluation import evaluate
+from image_classification.metrics import ClassReport
+from image_classification.parallel.single import SingleProcess
+from tests.helpers.small_runs import build_net
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.standard_normal((10, 3, 8, 8)).astype("float32"), np.arange(10) % 4
+
+
+class Batches(list):
+    """The loader's interface over arrays."""
+
+    num_images = len(LABELS)
+
+
+LOADER = Batches([(IMAGES[:4], LABELS[:4]), (IMAGES[4:8], LABELS[4:8]), (IMAGES[8:], LABELS[8:])])
+
+
+def model_of(precision):
+    """Return a model with dropout, and running statistics that no batch has."""
+    paddle.seed(1)
+    model = build_net()
+    model.bn._mean.set_value(paddle.linspace(-0.5, 0.5, 8))
+    model.bn._variance.set_value(paddle.linspace(0.5, 2.0, 8))
+    model.fc.weight.set_value(model.fc.weight * 30)  # far from uniform predictions
+    return precision.convert_model(model)
+
+
+def losses(logits):
+    """Return the cross entropy of each image in float64."""
+    logits = logits.astype("float64")
+    return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(LABELS)), LABELS]
+
+
+def test_evaluation_is_without_dropout_and_by_running_statistics():
+    precision = amp.build_precision("fp32")
+    model = model_of(precision)
+    result = evaluate(model, precision, LOADER, SingleProcess())
+    model.eval()
+    logits = model(paddle.to_tensor(IMAGES)).numpy()
+    assert result["images"] == 10
+    assert result["top1"] == (logits.argmax(1) == LABELS).mean()
+    # a loss is counted in units of 2^-24; the forward pass may add in another order
+    assert result["loss"] == pytest.approx(losses(logits).mean(), rel=1e-6)
+
+
+def test_model_trains_on_after_an_evaluation_and_is_as_before():
+    precision = amp.build_precision("fp32")
+    model = model_of(precision)
+    before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    evaluate(model, precision, LOADER, SingleProcess())
+    assert model.training and model.bn.training and model.drop.training
+    assert all((value.numpy() == before[name]).all() for name, value in model.state_dict().items())
+    assert all(param.grad is None for param in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["auto", "naive"])
+def test_evaluation_computes_in_the_precisions_format(mode):
+    """The loss is that of half logits, which differs from the float32 one by far more than the order of sums."""
+    precision, plain = amp.build_precision(mode, dtype="bfloat16"), amp.build_precision("fp32")
+    result = evaluate(model_of(precision), precision, LOADER, SingleProcess())
+    in_float32 = evaluate(model_of(plain), plain, LOADER, SingleProcess())
+    model = model_of(precision)
+    model.eval()
+    with precision.forward_context():
+        logits = model(paddle.to_tensor(IMAGES)).astype("float32").numpy()
+    assert result["loss"] == pytest.approx(losses(logits).mean(), rel=1e-6)
+    assert abs(result["loss"] - in_float32["loss"]) > 1e-4 * in_float32["loss"]
+
+
+def test_class_report_of_an_evaluation_counts_each_image_once():
+    precision, report = amp.build_precision("fp32"), ClassReport(4)
+    result = evaluate(model_of(precision), precision, LOADER, SingleProcess(), report)
+    assert report.confusion.sum(1).tolist() == np.bincount(LABELS).tolist()
+    assert np.diag(report.confusion).sum() == round(result["top1"] * 10)
