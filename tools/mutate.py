@@ -231,7 +231,8 @@ def verdict(outcome):
     if outcome.code == 0:
         return SURVIVED, "its test passes"
     if outcome.code != 1 or not outcome.failures:  # 2: a test file could not be imported, 4: no such test, ...
-        return BROKEN, " ".join(outcome.text.split())[-300:]
+        said = re.findall(r"^E +(.*)", outcome.text, re.MULTILINE) or outcome.text.split("\n")[-4:]
+        return BROKEN, f"pytest ends with {outcome.code}: {' '.join(' '.join(said).split())[:300]}"
     case, error = next(iter(outcome.failures.items()))
     if re.search(rf"\b({'|'.join(WORTHLESS)})\b", error.partition(":")[0]):
         return BROKEN, f"{case} fails by itself: {error}"

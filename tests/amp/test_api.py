@@ -144,19 +144,22 @@ def test_accumulation_by_repeated_or_delayed_unscaling_agrees(level):
     assert ends[0] == ends[1]
 
 
+def loss_of(model):
+    return F.cross_entropy(model(batch()[0]), batch()[1])
+
+
 def test_delayed_pass_leaves_gradients_scaled_and_the_scale_where_it_is():
     """The scale moves once a step: the second of two passes, not the first, sees the overflow of both."""
     model, optimizer = start("O2", loss_scale="dynamic")
-    loss = F.cross_entropy(model(batch()[0]), batch()[1])
     largest = []
     for delay in (True, False):
-        with amp.scale_loss(loss, optimizer, delay_unscale=delay) as scaled_loss:
-            scaled_loss.backward(retain_graph=True)
+        with amp.scale_loss(loss_of(model), optimizer, delay_unscale=delay) as scaled_loss:
+            scaled_loss.backward()
         gradients = [param.grad for param in amp.master_params(optimizer) if param.grad is not None]
         largest.append(max(gradient.abs().max().item() for gradient in gradients))
     assert largest[0] == pytest.approx(2.0**16 * largest[1] / 2, rel=1e-6)  # one pass scaled, both unscaled
-    with amp.scale_loss(loss * float("inf"), optimizer, delay_unscale=True) as scaled_loss:
-        scaled_loss.backward(retain_graph=True)
+    with amp.scale_loss(loss_of(model) * float("inf"), optimizer, delay_unscale=True) as scaled_loss:
+        scaled_loss.backward()
     assert amp.state_dict(optimizer)["loss_scaler0"]["scale"] == 2.0**16
     assert not optimizer.step().applied
     assert amp.state_dict(optimizer)["loss_scaler0"]["scale"] == 2.0**15

@@ -81,7 +81,11 @@ def move(before, after, mode="fp32", dtype=None):
     first, second = context_of(before), SingleProcess() if after == "one" else context_of(after)
     with tempfile.TemporaryDirectory() as own_folder:
         folder = first.gather(own_folder)[0]
-        make_trainer(mode, dtype, first, BEFORE, folder)[0].fit()
+        stopped, _ = make_trainer(mode, dtype, first, BEFORE, folder)
+        stopped.fit()
+        if not first.layout.is_whole:  # only the process that writes joins the model
+            parts = stopped.state()
+            assert first.is_main or parts["model"] == parts["optimizer"] == parts["ema"] == {}
         path = f"{folder}/latest.pdparams"
         moved, watch = make_trainer(mode, dtype, second, BEFORE + AFTER)
         moved.load_state(checkpoint.load(path), path)

@@ -228,7 +228,7 @@ def test_command_writes_table_json_picture_and_histograms(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads((report / "doctor.json").read_text())
-    assert facts["precision"] == "O2/float16 on cpu (reference)"
+    assert facts["precision"] == f"O2/float16 on cpu ({half_cpu.backend_name('float16')})"
     assert {"patch_embed.proj", "blocks.0.attn.qkv", "head"} <= {row["layer"] for row in facts["layers"]}
     assert {"patch_embed.proj.weight", "head.bias"} <= {row["parameter"] for row in facts["parameters"]}
     for row in facts["layers"]:

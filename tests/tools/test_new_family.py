@@ -47,18 +47,11 @@ def run(folder, *words):
 
 def test_new_family_passes_the_linter_and_every_test_of_families(copy):
     run(copy, "-m", "ruff", "check", "image_classification/Sample")
+    tests = [f"tests/{name}" for name in TESTS]
+    chosen = "Sample or sample or entry_points"
+    done = run(copy, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
     # a skip: nobody published weights of it
-    assert re.search(r"\b[2-9]\d passed, 1 skipped", output_of(copy, "Sample or sample or entry_points", *TESTS))
-
-
-def test_new_family_is_shared_by_two_processes(copy):
-    assert "2 passed" in output_of(copy, "Sample", "parallel/test_families.py")
-
-
-def output_of(copy, chosen, *names):
-    """Return what pytest prints of the chosen tests in the copy."""
-    tests = [f"tests/{name}" for name in names]
-    return run(copy, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen).stdout
+    assert re.search(r"\b[2-9]\d passed, 1 skipped", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(
