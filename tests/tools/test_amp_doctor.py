@@ -12,7 +12,7 @@ import yaml
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification import amp
+from image_classification import amp, half_cpu
 from image_classification.amp.diagnosis import diagnose, total
 from image_classification.amp.observer import FORMATS, Observer, Record
 from tests.helpers.small_runs import build_plain_net, config_of
