@@ -8,12 +8,13 @@ DEVICE ?= auto
 CUDA   ?= cu126
 INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
 
-.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs clean
+.PHONY: help demo test lint test-slow test-mutations test-device test-gpu test-peers test-matrix docs clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
 	@echo "make test         lint, types and every test that needs no GPU"
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
+	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
@@ -34,6 +35,10 @@ lint: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "slow and not device"
 	$(BIN)/python -m tests.device -q -m "(device or gpu) and slow" tests/device tests/house
+
+# In copies of this tree; writes the page of the results.
+test-mutations: $(VENV)/.installed-dev
+	$(BIN)/python tools/mutate.py -table docs/mutations.md
 
 # What a GPU would run, on a plug-in device of our own that computes on the CPU: docs/devices.md.
 test-device: $(VENV)/.installed-dev
