@@ -21,12 +21,14 @@ _BUILDING = threading.Lock()  # two first users must not each take the other's w
 class _Operator:
     """How one operator is served: its names and the rule for half tensors."""
 
-    __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm")
+    __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm", "legacy", "reads_strides")
 
-    def __init__(self, name):
+    def __init__(self, name, legacy=False):
         self.name = name
-        self.kernel_name = name
-        self.policy_name = op_names.policy_name(name) if op_names.sees_policy(name) else None
+        self.kernel_name = op_names.LEGACY[name] if legacy else name
+        self.policy_name = op_names.policy_name(self.kernel_name) if op_names.sees_policy(name) else None
+        self.legacy = legacy
+        self.reads_strides = name in native.EXACT or name in op_names.INDEX_METHODS or op_names.is_inplace(name)
         self.inplace = op_names.is_inplace(name)
         self.norm = name in op_names.NORMS
         self.rule = _rule(name)
@@ -66,7 +68,7 @@ def _serve(scope, operator, original, args, kwargs):
             change = replace_first_tensor if operator.norm else replace_tensors
             args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
     if not half and operator.kernel_name not in scope.float32_kernels:
-        return original(*args, **kwargs)
+        return original(*(args if operator.reads_strides else scope.compact(args, tensors)), **kwargs)
     if operator.inplace and policy_cast is not None:
         policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse
     if not tensors and not paddle.in_dynamic_mode():
@@ -75,9 +77,11 @@ def _serve(scope, operator, original, args, kwargs):
     try:
         kernel = (scope.kernels if half else scope.float32_kernels).get(operator.kernel_name)
         if kernel is not None:
-            result = kernel(original, args, kwargs)
+            result = kernel(original, *(op_names.present_arguments(args) if operator.legacy else (args, kwargs)))
             if result is not NotImplemented:
                 return result
+        if not operator.reads_strides:
+            args = scope.compact(args, tensors)
         if not half or _is_exact(operator.name, tensors):
             return original(*args, **kwargs)
         return operator.rule(operator.name, original, args, kwargs, tensors, scope.cast)
@@ -114,11 +118,7 @@ def _is_exact(name, tensors):
 
 def _operator(name, original, legacy=False):
     """Return the wrapper that stands for a built-in operator while a dispatch is active."""
-    operator = _Operator(name)
-    if legacy:
-        operator.kernel_name = None  # its arguments are spelt differently: tensors, then names and values
-        if operator.policy_name is not None:
-            operator.policy_name = op_names.LEGACY[name]
+    operator = _Operator(name, legacy)
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):

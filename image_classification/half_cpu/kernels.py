@@ -19,13 +19,15 @@ class Backend:
     """Kernels by operator name, and what computes each half dtype that they serve, in the words that logs show.
 
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
-    Without half dtypes it is asked for nothing else.
+    Without half dtypes it is asked for nothing else. `compact(args, tensors)` returns the positional
+    arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast.
     """
 
     name: str
     descriptions: Mapping[str, str]
     kernels: Mapping[str, Callable] = field(repr=False)
     float32_kernels: frozenset = frozenset()
+    compact: Callable = field(default=lambda args, tensors: args, repr=False)
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})

@@ -110,7 +110,7 @@ def _backend():
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
-    return kernels.Backend(NAME, descriptions, table, frozenset(table) - {"cast"})
+    return kernels.Backend(NAME, descriptions, table, frozenset(table) - {"cast"}, onednn_memory.compact)
 
 
 def register():

@@ -11,6 +11,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .arguments import replace_tensors
 from .onednn_primitives import (
     DATA_TYPES,
     Layout,
@@ -107,6 +108,31 @@ def in_dtype(tensor, dtype):
 def in_float32(tensor):
     """Return the tensor itself or a float32 copy, dense; not recorded by autograd."""
     return in_dtype(contiguous(tensor), _FLOAT32)
+
+
+class Compact(PyLayer):
+    """A dense copy of images that lie as [B, H, W, C]; the gradient comes back in that order."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        """Return the images, dense."""
+        return contiguous(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient as [B, H, W, C]."""
+        return channels_last(gradient)
+
+
+def compact(args, tensors):
+    """Return `args` with dense images: an operator of Paddle's would copy them element by element first."""
+
+    def is_strided(tensor):
+        return tensor.ndim == 4 and not tensor.is_contiguous() and is_channels_last(tensor) and servable(tensor)
+
+    if not any(map(is_strided, tensors)):
+        return args
+    return replace_tensors(args, {}, lambda tensor: Compact.apply(tensor) if is_strided(tensor) else tensor)[0]
 
 
 class Cast(PyLayer):

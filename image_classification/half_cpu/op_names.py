@@ -88,6 +88,17 @@ LEGACY = {
 }
 
 
+_WITHOUT_MEANING = {"use_cudnn": False, "use_mkldnn": False, "axis": -1}
+
+
+def present_arguments(args):
+    """Return (args, kwargs) of the present operator for a call of a legacy one: tensors, then names and values."""
+    first = next((index for index, value in enumerate(args) if isinstance(value, str)), len(args))
+    pairs = zip(args[first::2], args[first + 1 :: 2], strict=True)
+    absent = object()
+    return args[:first], {name: value for name, value in pairs if _WITHOUT_MEANING.get(name, absent) != value}
+
+
 def is_inplace(op_name):
     """Return True for operators that write into one of their inputs, which Paddle spells with a final underscore."""
     return op_name.endswith("_") and op_name not in NORMS

@@ -15,6 +15,7 @@ class Scope:
         self.kernels = backend.kernels if backend.descriptions else {}
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
         self.half_dtypes = backend.descriptions.keys()
+        self.compact = backend.compact
 
     def cast(self, tensor, dtype):
         """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
