@@ -1,7 +1,8 @@
 """DeiT, the data-efficient ViT, plain and distilled (Touvron et al. 2021, https://arxiv.org/abs/2012.12877).
 
-The plain one is a ViT with another recipe. The distilled one has a second token that learns from a teacher and a second
-head; logits are the mean of both heads. Parameter names, epsilon and initialisation are timm's.
+The plain one is a ViT with another recipe. The distilled one has a second token and a second head, which its published
+weights learnt from a teacher and this project trains like the first; logits are the mean of both. Parameter names,
+epsilon and initialisation are timm's.
 Shapes use: B batch, N tokens (class and distillation token included), C = embed_dim.
 """
 

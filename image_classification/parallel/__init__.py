@@ -22,13 +22,17 @@ def connect(config: "Config") -> "Parallel":
     Raises:
         UserError: the degrees do not fit the number of processes, or the precision does not run under them.
     """
-    from .support import check_supported
+    from ..amp import check_supported
     from .topology import resolve_degrees
 
     world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
     kinds = config.PARALLEL
     degrees = resolve_degrees(world_size, kinds.DATA, kinds.TENSOR, kinds.PIPELINE, kinds.SHARDING)
-    check_supported(config.AMP.MODE, {name.upper(): degree for name, degree in degrees.items() if name != "sep"})
+    for axis in ("data", "tensor", "pipeline", "sharding"):
+        try:
+            check_supported(config.AMP.MODE, **{axis: degrees[axis]})
+        except ValueError as error:
+            raise UserError(f"PARALLEL.{axis.upper()}: {degrees[axis]}: {error}") from None
     if world_size == 1:
         from .single import SingleProcess
 

@@ -7,7 +7,7 @@ def resolve_degrees(world_size, data=None, tensor=1, pipeline=1, sharding=1):
     """Return the degrees by axis with `data` filled in.
 
     Raises:
-        UserError: the product is not the number of processes.
+        UserError: the product is not the number of processes, or two kinds do not go together.
     """
     model = tensor * pipeline * sharding
     if data is None:
@@ -18,4 +18,6 @@ def resolve_degrees(world_size, data=None, tensor=1, pipeline=1, sharding=1):
     if data * model != world_size:
         raise UserError(f"PARALLEL: DATA {data} x TENSOR {tensor} x PIPELINE {pipeline} x SHARDING {sharding} = "
                         f"{data * model}, but there are {world_size} processes")
+    if sharding > 1 and tensor * pipeline > 1:
+        raise UserError(f"PARALLEL.SHARDING: {sharding}: not together with TENSOR {tensor} or PIPELINE {pipeline}")
     return {"data": data, "pipeline": pipeline, "sharding": sharding, "sep": 1, "tensor": tensor}

@@ -6,8 +6,9 @@ import re
 import sys
 from importlib.util import find_spec
 
-# From, included, and to, excluded: what `make test-matrix` passes. Paddle 3.3.1 is the first that has one operator for
-# a linear layer, calls a layer's hooks after an error too, and hands out one object per dtype.
+# From, included, and to, excluded: what `make test-matrix` passes. Paddle 3.3.0 is the first that calls a layer's hooks
+# after an error too and hands out one object per dtype, 3.3.1 the first with the operator of a whole linear layer that
+# the lists of the precision modes name.
 PYTHONS = ((3, 10), (3, 13))
 PADDLES = ((3, 3, 1), (3, 4))
 DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu")

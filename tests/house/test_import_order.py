@@ -23,9 +23,10 @@ ORDER = [
     ["weights"],
     ["checkpoint_schema"],
     ["checkpoint", "run_folder", "class_files", "curves"],
-    ["evaluation", "hooks", "progress", "freeze"],
+    ["evaluation", "hooks", "progress", "report", "freeze"],
     ["trainer"],
     ["build"],
+    ["dry_run", "evaluate_only"],
     ["launch", "zoo", "explain", "preview", "annotate", "multiply_adds"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}

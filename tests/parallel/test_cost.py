@@ -7,7 +7,6 @@ import pytest
 
 from image_classification.parallel import cost
 from image_classification.parallel.reduction import BUCKET_ELEMENTS
-from image_classification.parallel.support import support_table
 
 from .harness import ROOT
 
@@ -75,9 +74,8 @@ def test_ring_sends_almost_twice_the_payload():
     assert cost.ring_bytes(1000, 1000) == pytest.approx(1998)
 
 
-def test_documentation_shows_the_matrix_and_the_prediction_that_the_code_has():
+def test_documentation_shows_the_prediction_that_the_code_has():
     page = (ROOT / "docs" / "distributed.md").read_text()
-    assert support_table() in page
     printed = subprocess.run([sys.executable, "tools/parallel_cost.py"], cwd=ROOT, capture_output=True, text=True)
     rows = [line for line in printed.stdout.splitlines() if line.startswith(("| ViT", "| DGX"))]
     assert len(rows) == 22

@@ -140,7 +140,7 @@ def test_wrong_environment_is_one_line(arguments, variables, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     (("PARALLEL.TENSOR=3",), "does not divide the 2 processes"),
-    (("PARALLEL.PIPELINE=2", "AMP.MODE=auto"), "PARALLEL.PIPELINE: 2: not with AMP.MODE auto; it works with fp32"),
+    (("PARALLEL.PIPELINE=2", "AMP.MODE=auto"), "PARALLEL.PIPELINE: 2: precision mode auto does not work with"),
 ])  # fmt: skip
 def test_mistake_that_all_processes_see_is_said_once(start, options, message):
     program = start(command(*NGPUS_2, *SMALL, *options))
