@@ -8,7 +8,7 @@ DEVICE ?= auto
 CUDA   ?= cu126
 INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
 
-.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs clean
+.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-fuzz test-matrix docs clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
+	@echo "make test-fuzz    changed files of every format that comes from outside, SECONDS=3600 of them"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
 
@@ -34,6 +35,12 @@ lint: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "slow and not device"
 	$(BIN)/python -m tests.device -q -m "(device or gpu) and slow" tests/device tests/house
+
+# 140 cases a second on a quiet core, each with limits of memory and time that the operating system enforces; a part of
+# them, always the same, is in `make test`.
+SECONDS ?= 3600
+test-fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # What a GPU would run, on a plug-in device of our own that computes on the CPU: docs/devices.md.
 test-device: $(VENV)/.installed-dev
