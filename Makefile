@@ -8,7 +8,7 @@ DEVICE ?= auto
 CUDA   ?= cu126
 INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
 
-.PHONY: help demo test lint test-slow test-mutations test-device test-gpu test-peers test-matrix docs clean
+.PHONY: help demo test lint test-slow test-mutations test-device test-gpu test-peers test-fuzz test-matrix docs clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
+	@echo "make test-fuzz    changed files of every format that comes from outside, SECONDS=3600 of them"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
 
@@ -39,6 +40,12 @@ test-slow: $(VENV)/.installed-dev
 # In copies of this tree; writes the page of the results.
 test-mutations: $(VENV)/.installed-dev
 	$(BIN)/python tools/mutate.py -table docs/mutations.md
+
+# 140 cases a second on a quiet core, each with limits of memory and time that the operating system enforces; a part of
+# them, always the same, is in `make test`.
+SECONDS ?= 3600
+test-fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # What a GPU would run, on a plug-in device of our own that computes on the CPU: docs/devices.md.
 test-device: $(VENV)/.installed-dev

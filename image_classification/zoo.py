@@ -1,6 +1,7 @@
 """The model folders, found by themselves, and models by the name of their variant."""
 
 import importlib
+import os
 from pathlib import Path
 
 from .build import make_model
@@ -31,7 +32,7 @@ def find_config(name):
     """
     known = variants()
     path = Path(known.get(name, name))
-    if not path.is_file():
+    if not os.path.isfile(path):  # pathlib's raises where a name is too long
         raise UserError(f"-cfg: {name} is no file and no variant; tools/list_models.py lists the variants")
     home = path if path.resolve() in known.values() else known.get(_name_of(path))
     if home is None:

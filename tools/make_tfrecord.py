@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from image_classification.data.datasets import require_folder
+from image_classification.data.datasets import LARGEST_FILE, require_folder
 from image_classification.data.folders import read_class_folders, read_list_file
 from image_classification.data.tfrecord import (
     BadRecord,
@@ -31,6 +31,7 @@ from image_classification.data.tfrecord import (
     unframe,
 )
 from image_classification.data.tfrecord_dataset import FOLDERS, IMAGE_FEATURE, LABEL_FEATURE
+from image_classification.files.plain import open_plain, read_plain
 from image_classification.runtime import UserError, atomic_write, progress_bar
 
 MAX_CLASSES = 1 << 20
@@ -108,10 +109,7 @@ def _write_shard(job):
     positions, offset = [], 0
     with atomic_write(path) as file:
         for source, label in images:
-            try:
-                content = Path(source).read_bytes()
-            except OSError as error:
-                raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+            content = read_plain(source, LARGEST_FILE)
             record = frame(serialize_example(_features(source, content, label)))
             file.write(record)
             positions.append((offset, len(record)))
@@ -140,14 +138,14 @@ def _is_whole(path, index_path, images):
         positions = read_index(index_path, path)
         if len(positions) != len(images):
             return False
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             for (_, length), (source, label) in zip(positions.tolist(), images, strict=True):
                 features = parse_example(unframe(file.read(length)))
                 same = features[LABEL_FEATURE] == [label] and len(features[IMAGE_FEATURE][0]) == os.path.getsize(source)
                 if not same:
                     return False
         return True
-    except (OSError, UserError, BadRecord, KeyError, IndexError):
+    except (OSError, UserError, BadRecord, KeyError, IndexError, TypeError):
         return False
 
 

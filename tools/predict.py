@@ -122,10 +122,11 @@ def find_images(words):
     found = []
     for word in words:
         path = Path(word)
-        if path.is_dir():
+        if os.path.isdir(path):  # pathlib's raises where a name is too long
             matches = sorted(entry for entry in path.rglob("*") if entry.suffix.lower() in SUFFIXES)
         else:
-            matches = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(word, recursive=True))]
+            named = [word] if os.path.isfile(path) else sorted(glob.glob(word, recursive=True))
+            matches = [Path(name) for name in named]
         if not matches:
             raise UserError(f"{word}: no such image, or a folder without images")
         found += matches

@@ -261,7 +261,7 @@ class _Parser(argparse.ArgumentParser):
                 raise UserError(f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}: give one of them")
         if arguments.arch is not None:
             recipe = RECIPES / f"{arguments.arch}_apex.yaml"
-            arguments.cfg = str(recipe if recipe.is_file() else Path("configs") / f"{arguments.arch}.yaml")
+            arguments.cfg = str(recipe if os.path.isfile(recipe) else Path("configs") / f"{arguments.arch}.yaml")
         return arguments
 
 

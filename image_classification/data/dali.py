@@ -6,15 +6,13 @@ resize, a resume in mid-epoch costs nothing, and every data set of encoded image
 that GPU, else on the CPU with threads.
 """
 
-import io
 import math
 
 import numpy as np
-from PIL import Image
 
 from ..runtime import UserError
 from .augmentation import image_steps, pixel_steps
-from .decode import CorruptImage, decode, jpeg_size
+from .decode import CorruptImage, decode, image_size
 from .mixing import build_batch_transform
 from .sampler import sample_rng
 from .transforms import random_crop_box
@@ -107,7 +105,7 @@ class DaliLoader:
 
         The draws are those of :class:`.transforms.TrainTransform`, in its order.
         """
-        height, width = jpeg_size(content) or _image_size(content)
+        height, width = image_size(content)
         transform = self._maker.transform
         if not self._training:
             return (0, 0, height, width), transform.scaled_size(height, width), 0
@@ -149,14 +147,6 @@ def _copy_by_dlpack(tensor, on_gpu):
     images = paddle.utils.dlpack.from_dlpack(tensor).clone()
     paddle.device.synchronize()  # the copy is queued on Paddle's stream, of which DALI knows nothing
     return images
-
-
-def _image_size(content):
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            return image.height, image.width
-    except (OSError, SyntaxError) as error:
-        raise CorruptImage("no image format is recognised") from error
 
 
 def _build_pipeline(transform, batch_size, mean, std, num_threads, device):

@@ -55,7 +55,7 @@ def decode(content, library="cv2", channels=3, reduction=1, upright=False):
     """
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
-    _check_size(content)
+    image_size(content)
     if library == "cv2":
         pixels = _decode_cv2(content, channels, reduction, upright)
         if pixels is not None:
@@ -102,16 +102,22 @@ def check_pixels(height, width):
         raise CorruptImage(f"{height} x {width} pixels, at most {LARGEST} are allowed")
 
 
-def _check_size(content):
-    """Look at the header before anything is decoded: 5 MB of PNG can stand for 400 million pixels."""
+def image_size(content):
+    """Return (height, width) from the header of an encoded image: 5 MB of PNG can stand for 400 million pixels.
+
+    Raises:
+        CorruptImage: the bytes are no image, or it has more pixels than a photograph.
+    """
     size = jpeg_size(content)
     if size is None and content[:8] == _PNG and len(content) >= 24:
-        size = struct.unpack_from(">II", content, 16)
+        size = struct.unpack_from(">II", content, 16)[::-1]
     if size is None:
-        size = _open_pil(content).size
+        with _open_pil(content) as image:
+            size = image.size[::-1]
     elif content[:2] == _JPEG and bytes(content).count(b"\xff\xda") > MOST_SCANS:
         raise CorruptImage(f"more than {MOST_SCANS} scans")
     check_pixels(*size)
+    return size
 
 
 def _decode_cv2(content, channels, reduction, upright):

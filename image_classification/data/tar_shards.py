@@ -7,6 +7,7 @@ import glob
 import gzip
 import io
 import os
+import struct
 
 import crc32c
 import numpy as np
@@ -16,6 +17,7 @@ from ..files.tar import members, open_tar
 from ..runtime import UserError, atomic_write, get_logger
 from .datasets import IMAGE_EXTENSIONS, require_folder
 from .labels import json_label, text_label
+from .matlab import read_structs
 from .records import RecordDataset
 
 LONGEST_LABEL = 1 << 20  # bytes
@@ -191,15 +193,16 @@ def _kit_classes(meta):
     """Return {ILSVRC2012 number: WordNet number} of the classes without children.
 
     Raises:
-        UserError: the file is not the development kit's; scipy raises nearly anything for one that is damaged.
+        UserError: the file is not the development kit's.
     """
-    from scipy.io import loadmat
-
     try:
-        content = io.BytesIO(read_plain(meta, META_LIMIT))
-        synsets = loadmat(content, variable_names=["synsets"], squeeze_me=True)["synsets"]
-        return {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets if int(entry["num_children"]) == 0}
+        synsets = read_structs(read_plain(meta, META_LIMIT), "synsets")
+        leaves = [each for each in synsets if each["num_children"] == 0]
+        found = {int(each["ILSVRC2012_ID"]): each["WNID"] for each in leaves}
     except UserError:
         raise
-    except Exception as error:
+    except (ValueError, LookupError, TypeError, OverflowError, struct.error) as error:
         raise UserError(f"{meta}: is not the development kit's ({type(error).__name__} {str(error)[:80]})") from None
+    if not all(isinstance(name, str) and name.isprintable() for name in found.values()):
+        raise UserError(f"{meta}: is not the development kit's: a class has no name")
+    return found

@@ -65,7 +65,7 @@ def download_once(source, folder, timeout_seconds=30.0):
 def verify(path, source):
     """Raise UserError unless a file has the published hash, or where none is published, that of its download."""
     record = _read_record(path)
-    if record.get("url") not in (None, source.url):
+    if source.digest is None and record.get("url") not in (None, source.url):
         raise UserError(f"{path}: comes from {record['url']}, not from {source.url}; remove it to fetch that")
     expected = source.digest or record.get("digest")
     if expected is None:

@@ -16,6 +16,9 @@ class UserError(ValueError):
 
 def one_line(text: str) -> str:
     """Return the text with everything escaped that is not printable, and its middle left out where it is long."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - KEPT_END]} ... {text[-KEPT_END:]}"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in _short(text))
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - KEPT_END]} ... {text[-KEPT_END:]}"

@@ -1,14 +1,17 @@
 """Lists, indices and labels by strangers: one line that names the file, and the line in it."""
 
+import io
 import os
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from image_classification.data import build_dataset
 from image_classification.data.decode import CorruptImage
 from image_classification.data.folders import read_list_file
 from image_classification.data.labels import json_label, text_label
+from image_classification.data.matlab import read_structs
 from image_classification.data.tar_shards import read_tar_shards
 from image_classification.data.tfrecord import (
     BadRecord,
@@ -237,3 +240,16 @@ def test_ground_truth_of_other_content_is_one_line(tmp_path, name, content, mess
     with pytest.raises(UserError) as caught:
         build_dataset(make_config(1000, DATASET="imagenet2012", DATA_PATH=tmp_path), "val")
     assert message in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_struct_array_is_that_which_scipy_wrote(packed):
+    kind = [("ILSVRC2012_ID", float), ("WNID", object), ("num_children", np.uint8), ("children", object)]
+    rows = [(1.0, "n02119789", 0, np.zeros(0)), (1000.0, "n03710637, ä", 3, np.arange(3)), (-2.5, "", 1, [[1], ["x"]])]
+    file = io.BytesIO()
+    savemat(file, {"other": 3, "synsets": np.array(rows, dtype=kind)}, do_compression=packed)
+    expected = [dict(zip(("ILSVRC2012_ID", "WNID", "num_children", "children"), row, strict=True)) for row in rows]
+    found = read_structs(file.getvalue(), "synsets")
+    for row, own in zip(found, expected, strict=True):
+        assert row.keys() == own.keys()
+        assert all(row[name] in (own[name], own[name] or None) for name in own if name != "children")

@@ -26,7 +26,7 @@ def test_hostile_pickles_are_refused_soon_and_within_little_memory(tmp_path):
     for index, (title, content) in enumerate(files.items()):
         paths[title] = tmp_path / str(index)
         paths[title].write_bytes(content)
-    outcomes = {line["path"]: line for line in results("weights", *paths.values())}
+    outcomes = {line["case"]: line for line in results("files", *paths.values())}
     for title, path in paths.items():
         line = outcomes[str(path)]
         assert line["outcome"] == "refused", f"{title}: {line}"
