@@ -8,7 +8,7 @@ DEVICE ?= auto
 CUDA   ?= cu126
 INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
 
-.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs clean
+.PHONY: help demo test lint test-slow test-device test-gpu test-peers test-matrix docs chromium clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
+	@echo "make chromium    a browser for the slow test of VisualDL's page (as root, on Debian)"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
@@ -80,6 +81,10 @@ test-peers: $(VENV)/.installed-dev .venv-peers/.installed
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31 torchvision==0.29.2
 	touch $@
+
+# What the slow test of VisualDL's page looks with; Debian's package, some 300 MB.
+chromium:
+	apt-get update -q && apt-get install -y -q --no-install-recommends chromium
 
 clean:
 	rm -rf build $(VENV) .venv-peers .venv-matrix .pytest_cache .ruff_cache .mypy_cache
