@@ -1,5 +1,6 @@
 """The programs as users start them: train, evaluate, kill, resume, and every usual mistake."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import cv2
 import numpy as np
 import paddle
 import pytest
+from PIL import Image
 
 from image_classification import checkpoint
 from image_classification.launch import run_guarded
@@ -69,7 +71,12 @@ def test_visualdl_records_hold_the_scalars(trained):
     from visualdl import LogReader
 
     record = next((trained[0] / "visualdl").iterdir())
-    tags = LogReader(file_path=str(record)).get_tags()["scalar"]
+    reader = LogReader(file_path=str(record))
+    assert reader.get_tags()["image"] == ["train/images", "eval/confusion"]
+    (images,) = reader.get_data("image", "train/images")
+    picture = np.asarray(Image.open(io.BytesIO(images.image.encoded_image_string)))
+    assert picture.shape == (128, 128, 3) and picture.std() > 20  # 4 x 4 digits
+    tags = reader.get_tags()["scalar"]
     expected = {"loss", "top1", "lr", "loss_scale", "skipped_steps", "images_per_second"}
     assert {f"train/{name}" for name in expected} <= set(tags)
     assert "eval/top1" in tags

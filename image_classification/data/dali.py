@@ -41,7 +41,7 @@ class DaliLoader:
         self.num_images = len(order(0))
         self.epoch = 0
         self.mix = None
-        self._maker = maker
+        self.maker = maker
         self._order = order
         self._training = training
         self._device = device
@@ -83,10 +83,10 @@ class DaliLoader:
         for index, repeat in self._batch(order, number):
             try:
                 content, label = self.dataset.read(index)
-                box, size, mirror = self._geometry(content, sample_rng(self._maker.seed, epoch, index, repeat))
+                box, size, mirror = self._geometry(content, sample_rng(self.maker.seed, epoch, index, repeat))
             except CorruptImage as error:
                 raise UserError(f"{self.dataset.describe(index)}: corrupt image ({error})") from error
-            self._maker.check_label(index, label)
+            self.maker.check_label(index, label)
             contents.append(np.frombuffer(content, np.uint8))
             boxes.append(np.array(box, np.int32))
             sizes.append(np.array(size, np.float32))
@@ -106,7 +106,7 @@ class DaliLoader:
         The draws are those of :class:`.transforms.TrainTransform`, in its order.
         """
         height, width = image_size(content)
-        transform = self._maker.transform
+        transform = self.maker.transform
         if not self._training:
             return (0, 0, height, width), transform.scaled_size(height, width), 0
         box = random_crop_box(height, width, transform.crop_scale, transform.crop_ratio, rng)

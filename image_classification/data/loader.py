@@ -29,7 +29,7 @@ class Loader:
         self.num_images = len(order(0))
         self.epoch = 0
         self.mix = None
-        self._maker = maker
+        self.maker = maker
         self._order = order
         self._normalize = normalize
         self._image_shape = tuple(image_shape)
@@ -86,7 +86,7 @@ class Loader:
             labels = np.empty(len(batch), np.int64)
             valid = np.ones(len(batch), bool)
             for position, (index, repeat) in enumerate(batch.tolist()):
-                label = self._maker.make(epoch, index, repeat, images[position], self._note_skipped)
+                label = self.maker.make(epoch, index, repeat, images[position], self._note_skipped)
                 valid[position] = label is not None
                 labels[position] = -1 if label is None else label
             yield from self._finish(images, labels, valid, epoch, number)
@@ -94,7 +94,7 @@ class Loader:
     def _iterate_workers(self, batches, numbers, epoch):
         if self._pool is None:
             self._pool = WorkerPool(
-                self._maker,
+                self.maker,
                 self.num_workers,
                 self._num_slots,
                 self.batch_size,

@@ -220,8 +220,8 @@ def _load_shared(header, descriptor):
 
 def main(pipe_descriptor, batch_descriptor, shared_descriptor, number):
     """Serve one worker: answer tasks until the pipe closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the training process decides
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the training process decides
+        signal.signal(each, signal.SIG_IGN)
     pipe = Connection(pipe_descriptor)
     try:
         layout, header = pickle.loads(pipe.recv_bytes())

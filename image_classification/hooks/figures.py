@@ -14,7 +14,7 @@ class FiguresHook(Hook):
         class_names: one name a class.
     """
 
-    priority = 97
+    priority = 15  # VisualDL gets the confusion matrix from the file
 
     def __init__(self, run, class_names):
         self.run = run

@@ -3,14 +3,18 @@
 import contextlib
 import math
 
-from ..runtime import get_logger, peak_memory_bytes
+import numpy as np
+from PIL import Image
+
+from ..runtime import UserError, get_logger, peak_memory_bytes
 from .hook import Hook
 
 
 class RecordHook(Hook):
     """``metrics.jsonl`` and VisualDL's scalars of the same lines, rank 0 only; ``epoch`` is its number, from 1.
 
-    Each step is there once, also after a resume.
+    Each step is there once, also after a resume. VisualDL shows the hyper-parameters, some images as the model sees
+    them, and at the end the confusion matrix, too.
     """
 
     priority = 20
@@ -26,6 +30,7 @@ class RecordHook(Hook):
             self.run.cut_metrics(resumed.run["metrics_bytes"])
         with self._goes_on():
             self._open()
+            self._add_facts(trainer)
 
     def on_save(self, trainer, run):
         run["metrics_bytes"] = self.run.sync_metrics()
@@ -53,6 +58,8 @@ class RecordHook(Hook):
         self.run.sync_metrics()
         if self.writer is not None:
             with self._goes_on():
+                if trainer.class_report is not None:
+                    self._add_picture("eval/confusion", np.asarray(Image.open(self.run.path / "confusion.png")))
                 self.writer.close()
 
     def _write(self, kind, trainer, record):
@@ -74,6 +81,22 @@ class RecordHook(Hook):
         for line in self.run.read_metrics():
             self._add_scalars(line)
 
+    def _add_facts(self, trainer):
+        config = trainer.config
+        facts = {
+            "model": config.MODEL.NAME, "precision": f"{trainer.precision.mode}/{trainer.precision.dtype}",
+            "optimizer": config.TRAIN.OPTIMIZER.NAME, "lr": config.TRAIN.BASE_LR, "epochs": config.TRAIN.NUM_EPOCHS,
+            "weight_decay": config.TRAIN.WEIGHT_DECAY, "batch_size": config.DATA.BATCH_SIZE,
+            "accum_iter": config.TRAIN.ACCUM_ITER, "image_size": config.DATA.IMAGE_SIZE, "seed": config.SEED,
+        }  # fmt: skip
+        self.writer.add_hparams(facts, ["eval/top1", "eval/loss", "train/loss"])
+        pictures = first_pictures(trainer.train_loader, config.DATA)
+        if pictures is not None:
+            self._add_picture("train/images", pictures)
+
+    def _add_picture(self, tag, pixels):
+        self.writer.add_image(tag, pixels[:, :, :3], step=0)
+
     def _add_scalars(self, line):
         self.skipped_steps = line.get("skipped_steps", self.skipped_steps)
         for name, value in line.items() if self.writer is not None else ():
@@ -90,6 +113,20 @@ class RecordHook(Hook):
                 f"{self.run.path / 'visualdl'}: cannot be written: {error.strerror or error}; the training goes on, "
                 "metrics.jsonl has the same numbers"
             )
+
+
+def first_pictures(loader, data, side=4):
+    """Return uint8 [height, width, 3]: a square of training images as the model sees them; None without a data set."""
+    maker = getattr(loader, "maker", None)
+    if maker is None:
+        return None
+    tiles = np.zeros((side * side, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), np.uint8)
+    for tile, index in zip(tiles, np.linspace(0, len(maker.dataset) - 1, side * side, dtype=int), strict=True):
+        with contextlib.suppress(UserError):  # of a corrupt image; the training itself says it
+            maker.make(0, int(index), 0, tile, lambda *skipped: None)
+    rows = tiles.reshape(side, side, *tiles.shape[1:]).transpose(0, 3, 1, 4, 2)
+    picture = rows.reshape(side * data.IMAGE_SIZE, side * data.IMAGE_SIZE, data.IMAGE_CHANNELS)
+    return picture if data.IMAGE_CHANNELS == 3 else np.repeat(picture[:, :, :1], 3, axis=2)
 
 
 def _jsonable(value):

@@ -246,7 +246,7 @@ def test_key_of_the_aspect_ratio_reaches_the_evaluation_loader():
     for settings, expected in (({}, (256, 426)), ({"KEEP_ASPECT": False}, (256, 256))):
         data = {"DATASET": "digits", "IMAGE_SIZE": 224, "NUM_WORKERS": 0, **settings}
         loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
-        assert loader._maker.transform.scaled_size(300, 500) == pytest.approx(expected, abs=1)
+        assert loader.maker.transform.scaled_size(300, 500) == pytest.approx(expected, abs=1)
 
 
 @pytest.mark.parametrize(
