@@ -43,13 +43,15 @@ def connect(config: "Config") -> "Parallel":
     from .context import Context, init_processes
 
     this_process = watch.this_process()
-    this_process.limit = _limit(kinds.TIMEOUT, config.DATA.WORKER_TIMEOUT)
+    this_process.limit = _limit(config)
     with watch.signals_later(), this_process.waiting("the start of the process groups"):  # Paddle's store breaks by one
         init_processes(degrees)
         return Context(degrees, fleet.get_hybrid_communicate_group())
 
 
-def _limit(timeout, worker_timeout):
+def _limit(config: "Config") -> float:
+    """Return how many seconds a process may keep the others waiting, more than its data may keep itself."""
+    timeout, worker_timeout = config.PARALLEL.TIMEOUT, config.DATA.WORKER_TIMEOUT
     if timeout is None:
         return max(300.0, worker_timeout + 180)
     if timeout <= worker_timeout:

@@ -212,7 +212,8 @@ class Hub:
             self._say({"verdict": text, "stalls": stalls or bool(silent), "silent": [each.rank for each in silent]})
 
     def _say(self, word):
-        for member in self.members.values():
+        # rank 0 last: it may end with this word, and the hub with it
+        for member in sorted(self.members.values(), key=lambda member: -member.rank):
             if member.left is None:
                 _send(member.connection, word)
 

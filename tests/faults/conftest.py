@@ -30,9 +30,9 @@ class Server:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, folder, *arguments, fault=None, log=False):
+    def run(self, folder, *arguments, fault=None, log=False, **more):
         argv = [f"-output={folder}", *TRAINING, *arguments]
-        request = {"argv": argv, "folder": str(folder), "fault": fault, "log": log}
+        request = {"argv": argv, "folder": str(folder), "fault": fault, "log": log} | more
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())

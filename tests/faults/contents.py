@@ -15,7 +15,7 @@ def left_behind(folder):
     report = json.loads((folder / "report.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
-        "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "vdlrecords" not in path.name),
+        "files": sorted(path.name for path in folder.iterdir() if path.name != "visualdl"),
         "checkpoints": {path.name: digest(path) for path in sorted(folder.glob("*.pdparams"))},
         "report": {name: value for name, value in report.items() if name not in RATES},
         "metrics": [{name: value for name, value in line.items() if name not in RATES} for line in lines],

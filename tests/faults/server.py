@@ -4,7 +4,8 @@ Reads one JSON object a line from standard input and answers each with one on st
 
     {"argv": [...], "folder": "/run", "fault": ["TEAR", 17, "ENOSPC"]}   ->   {"code": -9, "calls": 17, "text": "..."}
 
-The fault comes at the 17th system call that changes a file below the folder. `shim.c` must be LD_PRELOADed.
+The fault comes at the 17th system call that changes a file below the folder. `shim.c` must be LD_PRELOADed. With
+"seconds" the run is killed after that time, wherever it is.
 """
 
 import ctypes
@@ -12,8 +13,10 @@ import errno
 import json
 import mmap
 import os
+import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from image_classification.runtime import prepare_process
@@ -44,6 +47,9 @@ def run(request):
             for descriptor in (1, 2):
                 os.dup2(output.fileno(), descriptor)
             os._exit(_train(request, calls, log.fileno() if request.get("log") else -1))
+        if "seconds" in request:
+            time.sleep(request["seconds"])
+            os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         output.seek(0)
         log.seek(0)

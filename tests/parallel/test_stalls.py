@@ -13,8 +13,8 @@ from .program import SMALL, Program, command, is_alive
 
 LIMIT = 10 * PATIENCE
 MARGIN = 10 * PATIENCE
-STALLING = (*SMALL, "SAVE_STEPS=none", f"PARALLEL.TIMEOUT={LIMIT:g}", "DATA.WORKER_TIMEOUT=5",
-            "TRAIN.HOOKS=[tests.parallel.moments:Stall]", "-num_epochs=2")  # fmt: skip
+STALLING = ("-num_epochs=2", *SMALL, "SAVE_STEPS=none", f"PARALLEL.TIMEOUT={LIMIT:g}", "DATA.WORKER_TIMEOUT=5",
+            "TRAIN.HOOKS=[tests.parallel.moments:Stall]")  # fmt: skip
 MOMENTS = ("import", "groups", "step", "evaluation", "checkpoint")
 LAUNCHERS = ("ngpus", "paddle", "hand")
 SIGNALS = (signal.SIGSTOP, signal.SIGKILL)

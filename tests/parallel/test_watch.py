@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from image_classification.config import build_config
+from image_classification.parallel import _limit
+from image_classification.runtime import UserError
+
 from .harness import PATIENCE, ROOT, clean_environment, free_port, own_group
 
 PROGRAM = Path(__file__).parent / "watcher.py"
@@ -159,6 +163,15 @@ def test_asked_to_stop_nobody_waits_long_for_a_stopped_process(victim):
     code, text = group.finish(20)[1 - victim]
     assert code == 4
     assert text.startswith(f"error: rank {victim} (process ") and "does not answer" in text
+
+
+def test_limit_of_a_stall_leaves_time_for_the_data():
+    def limit_of(**parallel):
+        return _limit(build_config([("test", {"PARALLEL": parallel, "DATA": {"WORKER_TIMEOUT": 200.0}})]))
+
+    assert limit_of() == 380 and limit_of(TIMEOUT=201.0) == 201
+    with pytest.raises(UserError, match="PARALLEL.TIMEOUT: 200 must be larger than DATA.WORKER_TIMEOUT, 200"):
+        limit_of(TIMEOUT=200.0)
 
 
 def test_watch_leaves_the_address_of_paddles_store_in_the_environment():
