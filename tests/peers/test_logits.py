@@ -48,12 +48,13 @@ def write_images(folder, size):
 
 
 def relative_error(model, images, folder):
-    model.eval()
+    expected = np.load(folder / "logits.npy")  # float64 of a network with BatchNorms, see reference.py
+    model.eval().to(dtype=str(expected.dtype))
     with paddle.no_grad():
-        found = model(images).numpy()
-    expected = np.load(folder / "logits.npy")
+        found = model(images.astype(expected.dtype)).numpy()
     largest = np.abs(expected).max()  # 1e-5 in a fresh network of many BatchNorms, whose statistics are not yet its own
-    assert found.shape == expected.shape and np.isfinite(expected).all() and np.ptp(expected) > 1e-3 * largest
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert np.isfinite(expected).all() and np.ptp(expected) > 1e-3 * largest
     return float(np.abs(found - expected).max() / largest)
 
 
