@@ -90,7 +90,7 @@ def move(before, after, mode="fp32", dtype=None):
         moved, watch = make_trainer(mode, dtype, second, BEFORE + AFTER)
         moved.load_state(checkpoint.load(path), path)
         saved = checkpoint.load(path)
-        first.barrier()  # before the folder is removed
+        first.gather(None)  # all have read it before the folder is removed
     if after == "one" and not first.is_main:
         return None
     moved.fit()
