@@ -23,7 +23,8 @@ def load(level, loss_scale, keep_batchnorm):
     argv = [f"-cfg={PACKAGE / 'ResNet/configs/resnet_tiny_digits.yaml'}", "--deterministic", f"--opt-level={level}"]
     argv += [] if loss_scale is None else ["--loss-scale", loss_scale]
     argv += [] if keep_batchnorm is None else ["--keep-batchnorm-fp32", keep_batchnorm]
-    return load_config([*argv, "-batch_size=16", "-amp_dtype=float16"], build_model)
+    argv += [] if level == "O0" else ["-amp_dtype=float16"]  # O0 has no half format
+    return load_config([*argv, "-batch_size=16"], build_model)
 
 
 def train(*entry):
