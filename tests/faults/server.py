@@ -29,7 +29,6 @@ from image_classification import build, checkpoint, launch, run_folder  # noqa: 
 from image_classification.parallel import (  # noqa: F401
     connect,
     single,
-    support,
     topology,
 )
 from image_classification.ViT.vit import build_model
