@@ -11,7 +11,6 @@ import platform
 from . import (
     compiled,
     compiled_activations,
-    compiled_broadcast,
     compiled_concat,
     kernels,
     onednn_attention,
@@ -51,7 +50,8 @@ KERNELS = {
 }
 
 # Where the compiled library is; what both have, oneDNN is asked for first.
-COMPILED_KERNELS = {**compiled_activations.KERNELS, **compiled_broadcast.KERNELS, **compiled_concat.KERNELS}
+# The broadcasts (compiled_broadcast) stay out until a sum by channels is right in every memory order.
+COMPILED_KERNELS = {**compiled_activations.KERNELS, **compiled_concat.KERNELS}
 
 
 def available():
