@@ -11,11 +11,17 @@ What belongs to a run hangs on the model and the optimizer that `initialize` ret
 import contextlib
 import enum
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import paddle
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
 
 from .build import build_precision
+from .functions import FunctionCasts
 from .options import levels
+from .precision import Reduction
 from .private import cast_in_place
 from .wrappers import AmpCriterion, AmpModel, AmpOptimizer, unscale
 
@@ -33,25 +39,25 @@ class AMP_TYPE(enum.Enum):
 
 
 def initialize(
-    models,
-    optimizers=None,
-    enabled=True,
-    opt_level="O1",
-    cast_model_type=None,
-    patch_torch_functions=None,
-    keep_batchnorm_fp32=None,
-    master_weights=None,
-    loss_scale=None,
-    cast_model_outputs=None,
-    num_losses=1,
-    verbosity=1,
-    min_loss_scale=None,
-    max_loss_scale=2.0**24,
+    models: Layer | Sequence[Layer],
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    enabled: bool = True,
+    opt_level: str = "O1",
+    cast_model_type: Any = None,
+    patch_torch_functions: bool | None = None,
+    keep_batchnorm_fp32: bool | str | None = None,
+    master_weights: bool | None = None,
+    loss_scale: float | str | None = None,
+    cast_model_outputs: Any = None,
+    num_losses: int = 1,
+    verbosity: int = 1,
+    min_loss_scale: float | None = None,
+    max_loss_scale: float = 2.0**24,
     *,
-    dtype=None,
-    functions=None,
-    reduction=None,
-):
+    dtype: str | None = None,
+    functions: FunctionCasts | None = None,
+    reduction: Reduction | None = None,
+) -> Any:
     """Return models and optimizers prepared for an optimization level, single or lists as they came.
 
     Call it once, after model and optimizer are built and before any parallel wrapper. Without optimizers only the
@@ -104,7 +110,12 @@ def initialize(
 
 
 @contextlib.contextmanager
-def scale_loss(loss, optimizers, loss_id=0, delay_unscale=False):
+def scale_loss(
+    loss: paddle.Tensor,
+    optimizers: AmpOptimizer | Sequence[AmpOptimizer],
+    loss_id: int = 0,
+    delay_unscale: bool = False,
+) -> Iterator[paddle.Tensor]:
     """Give the scaled loss to differentiate; on exit the gradients are unscaled and checked and the scale is updated.
 
     Args:
@@ -116,38 +127,38 @@ def scale_loss(loss, optimizers, loss_id=0, delay_unscale=False):
         TypeError: an optimizer that `initialize` did not return.
         ValueError: loss_id out of range.
     """
-    optimizers = _as_list(optimizers)
-    for optimizer in optimizers:
+    together: list[AmpOptimizer] = _as_list(optimizers)
+    for optimizer in together:
         _check_initialized(optimizer)
         optimizer.prepare(loss_id)
-    yield optimizers[0].precision.scaled(loss, loss_id)
-    for optimizer in optimizers:
+    yield together[0].precision.scaled(loss, loss_id)
+    for optimizer in together:
         optimizer.collect()
     if not delay_unscale:
-        unscale(optimizers)
+        unscale(together)
 
 
-def disable_casts(model):
+def disable_casts(model: Layer) -> contextlib.AbstractContextManager:
     """Return a context inside a model's forward pass in which O1 leaves operators as their inputs come."""
     if not isinstance(model, AmpModel):
         raise TypeError(f"disable_casts needs a model that initialize returned, not {type(model).__name__}")
     return model.precision.disable_casts()
 
 
-def master_params(optimizer):
+def master_params(optimizer: Optimizer | AmpOptimizer) -> list[paddle.Tensor]:
     """Return the tensors that the optimizer updates: float32 masters where the model has half weights."""
     from .private import optimizer_parameters
 
     return optimizer_parameters(optimizer)
 
 
-def state_dict(optimizer):
+def state_dict(optimizer: AmpOptimizer) -> dict[str, Any]:
     """Return {"loss_scaler0": ..., ...}, empty when amp is disabled."""
     state = _check_initialized(optimizer).precision.state_dict()
     return {key: value for key, value in state.items() if key.startswith("loss_scaler")}
 
 
-def load_state_dict(optimizer, state):
+def load_state_dict(optimizer: AmpOptimizer, state: Mapping[str, Any]) -> None:
     """Restore the loss scales; a different number of them is logged.
 
     Raises:
@@ -156,7 +167,15 @@ def load_state_dict(optimizer, state):
     _check_initialized(optimizer).precision.load_state_dict(state)
 
 
-def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduction=None):
+def convert_to_amp(
+    model: Layer,
+    optimizer: Optimizer,
+    criterion: Callable | None,
+    mode: AMP_TYPE | str,
+    amp_config: Mapping[str, Any] | None = None,
+    *,
+    reduction: Reduction | None = None,
+) -> tuple[Layer, AmpOptimizer, Callable | None]:
     """Return (model, optimizer, criterion) in one of ColossalAI's modes; call `optimizer.backward(loss)` then.
 
     A model that was created in half precision is widened first, in the parameters that the optimizer holds: its float32
@@ -171,11 +190,11 @@ def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduct
         TypeError, ValueError: as for `initialize`.
     """
     config = dict(amp_config or {})
-    mode = _amp_type(mode)
+    kind = _amp_type(mode)
     _check_models([model], in_half=True)
     _check_optimizers([optimizer])
     _widen(model)
-    name = {AMP_TYPE.PADDLE: "auto", AMP_TYPE.NAIVE: "naive"}.get(mode) or config.pop("opt_level", "O1")
+    name = {AMP_TYPE.PADDLE: "auto", AMP_TYPE.NAIVE: "naive"}.get(kind) or config.pop("opt_level", "O1")
     precision = build_precision(
         name, dtype=config.pop("dtype", None), device=_device(), options=config, reduction=reduction
     )
@@ -185,7 +204,7 @@ def convert_to_amp(model, optimizer, criterion, mode, amp_config=None, *, reduct
     return _wrapped(model, precision), AmpOptimizer(optimizer, precision), criterion
 
 
-def _amp_type(mode):
+def _amp_type(mode: AMP_TYPE | str) -> AMP_TYPE:
     if isinstance(mode, AMP_TYPE):
         return mode
     name = "paddle" if mode == "torch" else mode
@@ -241,7 +260,7 @@ def _check_optimizers(optimizers):
             raise TypeError(f"optimizers must be a paddle optimizer or a list of them, not {type(optimizer).__name__}")
 
 
-def _check_initialized(optimizer):
+def _check_initialized(optimizer: AmpOptimizer) -> AmpOptimizer:
     if not isinstance(optimizer, AmpOptimizer):
         raise TypeError(
             f"{type(optimizer).__name__} was not through amp.initialize: use the optimizer that initialize returned"
