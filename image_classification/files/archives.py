@@ -16,6 +16,7 @@ from .plain import open_plain
 from .tar import FLOOR, RATIO, members, open_tar
 from .zip import DAMAGED, list_entries
 
+MEMBERS, SMALLEST = 1000, 64  # of any archive; bytes that a further member takes in it: a photograph has thousands
 _BLOCK = 1 << 20
 
 
@@ -54,8 +55,11 @@ def extract_once(archive, folder, source=None):
 
 
 def _extract_tar(archive, folder):
+    most = MEMBERS + os.stat(archive).st_size // SMALLEST
     with open_tar(archive) as (file, limit):
-        for member in members(file, limit):
+        for number, member in enumerate(members(file, limit)):
+            if number == most:
+                raise UserError(f"{archive}: refused: it has more than {most} members")
             target = _target(archive, folder, member.name)
             if member.kind == "other":
                 raise UserError(f"{archive}: refused: {member.name} is a link or a device")

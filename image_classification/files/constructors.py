@@ -80,6 +80,7 @@ class DType:
         self.code = code
 
     def set_state(self, _unpickler, state):
+        """Take the byte order."""
         if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|", "="):
             raise pickle.UnpicklingError("numbers that are not little-endian")
 
@@ -108,10 +109,12 @@ def brief(value):
 
 
 def is_size(value):
+    """Return whether a value is an integer that a side, a stride or a storage can have."""
     return type(value) is int and 0 <= value < LARGEST
 
 
 def are_sizes(values):
+    """Return whether a value is a tuple of such integers that a shape or strides can be."""
     return type(values) is tuple and len(values) <= MOST_AXES and all(map(is_size, values))
 
 
@@ -128,14 +131,17 @@ def to_array(unpickler, content, dtype, shape, order="C"):
 
 
 def scalar(unpickler, dtype, content):
+    """numpy.core.multiarray.scalar: return an array without axes."""
     return to_array(unpickler, content, dtype, ())
 
 
 def from_buffer(unpickler, content, dtype, shape, order):
+    """numpy.core.numeric._frombuffer, of protocol 5."""
     return to_array(unpickler, content, dtype, shape, order)
 
 
 def rebuild_tensor(_unpickler, storage, offset, shape, stride, *_autograd):
+    """torch._utils._rebuild_tensor_v2: return a TorchTensor that lies within its storage."""
     if type(storage) is not Storage:
         raise pickle.UnpicklingError("a tensor without storage")
     if not (is_size(offset) and are_sizes(shape) and are_sizes(stride) and len(shape) == len(stride)):
@@ -148,10 +154,12 @@ def rebuild_tensor(_unpickler, storage, offset, shape, stride, *_autograd):
 
 
 def rebuild_parameter(_unpickler, tensor, *_autograd):
+    """torch._utils._rebuild_parameter: return the tensor."""
     return tensor
 
 
 def encode(unpickler, text, encoding):
+    """_codecs.encode, by which Python 3 writes bytes in protocol 2."""
     if encoding != "latin1" or type(text) is not str:
         raise pickle.UnpicklingError(f"the encoding {brief(encoding)}")
     unpickler.pay(len(text) // BYTES_A_STEP)
@@ -159,6 +167,7 @@ def encode(unpickler, text, encoding):
 
 
 def to_tuple(unpickler, values=()):
+    """builtins.tuple, torch.Size."""
     if type(values) not in (list, tuple):
         raise pickle.UnpicklingError("a tuple of what is no list")
     unpickler.pay(len(values) // 10)
@@ -179,7 +188,8 @@ def to_dict(unpickler, *arguments):
 
 
 def no_bytes(_unpickler):
-    return b""  # protocol 2 has no empty bytes
+    """builtins.bytes: protocol 2 has no empty bytes."""
+    return b""
 
 
 _NUMPY = {

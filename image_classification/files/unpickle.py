@@ -90,6 +90,7 @@ class _Unpickler:
         self.storages = {}
 
     def load(self):
+        """Run the program to its end and return the :class:`Pickle`."""
         read, opcodes = self.file.read, OPCODES
         while True:
             opcode = read(1)
@@ -122,11 +123,13 @@ class _Unpickler:
     # ---- bytes
 
     def require(self, size):
+        """Raise unless that many bytes follow."""
         left = self.end - self.file.tell()
         if size > left:
             raise _Cut(f"{size} bytes are claimed, {left} follow")
 
     def take(self, size):
+        """Return the next bytes."""
         if size > LARGE:
             self.require(size)  # before the memory for it is reserved
         data = self.file.read(size)
@@ -135,35 +138,42 @@ class _Unpickler:
         return data
 
     def number(self, form):
+        """Return the next bytes as a number."""
         return form.unpack(self.take(form.size))[0]
 
     def line(self):
+        """Return the text up to the next line feed."""
         text = self.file.readline(LONGEST_NAME)
         if text[-1:] != b"\n":
             raise _Cut("a name does not end")
         return text[:-1].decode("utf-8")
 
     def text(self, size):
+        """Push the text in the next bytes."""
         data = self.take(size)
         if not data.isascii() and np.frombuffer(data, np.uint8).max() > 0xC3:
             self.pay(3 * size // BYTES_A_STEP)  # one character beyond U+00FF, and each takes up to four bytes of memory
         self.stack.append(data.decode("utf-8", "surrogatepass"))
 
     def python2_text(self, size):
+        """Push the next bytes as the encoding says."""
         data = self.take(size)
         self.stack.append(data if self.encoding == "bytes" else data.decode("latin1"))
 
     # ---- stack and memo
 
     def mark(self):
+        """Begin a new stack above this one."""
         self.outer.append(self.stack)
         self.stack = []
 
     def pop_mark(self):
+        """Return what stands above the last mark, and go on below it."""
         items, self.stack = self.stack, self.outer.pop()
         return items
 
     def pop_tuple(self, count):
+        """Put a tuple in the place of that many values."""
         if len(self.stack) < count:
             raise IndexError("a tuple of what is not there")
         items = tuple(self.stack[-count:])
@@ -171,6 +181,7 @@ class _Unpickler:
         self.stack.append(items)
 
     def remember(self, index):
+        """Keep the top of the stack in the memo."""
         value = self.memo[index] = self.stack[-1]
         if type(value) is EmptyArray:
             value.places.append(index)
@@ -185,6 +196,7 @@ class _Unpickler:
         target[key] = value
 
     def set_items(self, pairs):
+        """Set entries of the dict on the stack from [key, value, key, value, ...]."""
         target = self.stack[-1]
         if type(target) is LeftOut:
             return
@@ -194,6 +206,7 @@ class _Unpickler:
             self.put(target, key, value)
 
     def append_items(self, items):
+        """Extend the list on the stack."""
         target = self.stack[-1]
         if type(target) is LeftOut:
             return
@@ -204,11 +217,13 @@ class _Unpickler:
     # ---- names and what they stand for
 
     def name(self, module, name):
+        """Push what a name stands for."""
         if type(module) is not str or type(name) is not str or len(module) + len(name) > LONGEST_NAME:
             raise pickle.UnpicklingError("a name that is none")
         self.stack.append(CONSTRUCTORS.get((module, name)) or Unknown(f"{module}.{name}"))
 
     def call(self, build, arguments):
+        """Return what a constructor makes of its arguments."""
         if type(build) is LeftOut:
             return build
         if type(build) is Unknown:
@@ -218,16 +233,19 @@ class _Unpickler:
         return build.build(self, *arguments)
 
     def reduce(self):
+        """Call: a constructor and its arguments are on the stack."""
         arguments = self.stack.pop()
         self.stack[-1] = self.call(self.stack[-1], arguments)
 
     def new_object(self):
+        """Make an object without a constructor: of a harmless class alone."""
         self.stack.pop()
         kind = self.stack[-1]
         if type(kind) is not LeftOut:
             raise pickle.UnpicklingError(_objects_of(kind))
 
     def build(self):
+        """Give an array, a type or a dict its state."""
         state = self.stack.pop()
         target = self.stack[-1]
         if type(target) is DType:
@@ -240,6 +258,7 @@ class _Unpickler:
             raise pickle.UnpicklingError("attributes of something that is no tensor")
 
     def persistent(self):
+        """Push the torch storage that a reference names."""
         reference = self.stack.pop()
         if type(reference) is not tuple or not 5 <= len(reference) <= MOST_ARGUMENTS or reference[0] != "storage":
             is_module = type(reference) is tuple and reference[:1] == ("module",)  # as PyTorch 1.5 wrote models

@@ -90,6 +90,12 @@ def test_members_that_take_the_same_place_are_refused(tmp_path, second):
         extract_once(tmp_path / "a.tar", tmp_path / "out")
 
 
+def test_archive_of_many_empty_files_is_refused(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(tar_bytes({str(number): b"" for number in range(5000)}, "w:gz"))
+    with pytest.raises(UserError, match=r"more than \d+ members"):
+        extract_once(tmp_path / "a.tar.gz", tmp_path / "out")
+
+
 def test_zip_that_unfolds_without_bound_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("x", bytes(80 << 20))

@@ -287,6 +287,13 @@ def _picture(kind, mode=None, **options):
     return encoded(Image.new(mode, (20, 24)) if mode else photo(24, 20, 1), kind, **options)
 
 
+def _turned():
+    """Return the EXIF data of a photograph that lies on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation
+    return exif
+
+
 def _read_picture(folder):
     content = (folder / "picture").read_bytes()
     for library in ("cv2", "pil"):
@@ -348,9 +355,10 @@ def all_formats(folder):
         zipped.writestr("caltech-101/101_ObjectCategories.tar.gz", caltech)
     yaml = {"base.yaml": b"SEED: 3\nDATA: {IMAGE_SIZE: 16}"}
     pictures = {
-        "jpeg": [_picture("JPEG"), _picture("JPEG", progressive=True), _picture("JPEG", "CMYK")],
+        "jpeg": [_picture("JPEG"), _picture("JPEG", progressive=True), _picture("JPEG", "CMYK"),
+                 _picture("JPEG", exif=_turned())],
         "png": [_picture("PNG"), _picture("PNG", "P"), _picture("PNG", "I;16")],
-        "gif": [_picture("GIF")],
+        "gif": [_picture("GIF"), _picture("GIF", "P", save_all=True, append_images=[Image.new("P", (9, 30), 3)])],
         "bmp": [_picture("BMP")],
         "webp": [_picture("WEBP"), _picture("WEBP", lossless=True)],
         "tiff": [_picture("TIFF"), _picture("TIFF", compression="tiff_lzw"), _picture("TIFF", compression="jpeg")],
