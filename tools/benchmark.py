@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import UserError, atomic_write, progress_bar
-from tools.benchmark_report import add_speedups, describe_products, machine, plot, summary, table
+from tools.benchmark_report import add_speedups, describe_products, machine, plot, rounds_table, summary, table
 
 WORKER, TORCH_WORKER = ROOT / "tools" / "benchmark_worker.py", ROOT / "tools" / "benchmark_torch.py"
 # What our entry points set and a stock Paddle does not have.
@@ -46,7 +46,7 @@ def main(words=None):
         return 2
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
-    print(table(rows, options), "", describe_products(products), sep="\n")
+    print(table(rows, options), "", rounds_table(rows), "", describe_products(products), sep="\n")
     result = {
         "machine": machine() | {"products_per_second": products},
         "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]),

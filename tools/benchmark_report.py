@@ -71,6 +71,23 @@ def table(rows, options):
     return "\n".join(lines)
 
 
+def rounds_table(rows):
+    """Return the table of PaddleViT's AMP page: seconds for 100 iterations in each round, average and speed-up."""
+    numbers = [str(number + 1) for number in range(len(rows[0]["seconds_of_rounds"]))]
+    lines = [
+        f"| s for 100 iterations | {' | '.join(numbers)} | average | speed-up |",
+        f"| --- |{' --: |' * len(numbers)} --: | --: |",
+    ]
+    for row in rows:
+        seconds = [f"{100 * one:.2f}" for one in row["seconds_of_rounds"]]
+        seconds += [""] * (len(numbers) - len(seconds))  # of a row that failed in a round
+        lines.append(
+            f"| {row['name']} | {' | '.join(seconds)} | {100 * row['seconds_per_iteration']:.2f} "
+            f"| {row['speedup']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def describe_products(products):
     """Return one line: how fast products alone are, which bounds the speed-up of everything that consists of them."""
     slowest = products["float32"]

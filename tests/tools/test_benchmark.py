@@ -108,3 +108,13 @@ def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
             "peak_memory_bytes", "phases"} <= set(content["rows"][0])  # fmt: skip
     assert content["machine"]["cores"] > 0
     assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_of_rounds_is_that_of_paddlevits_page():
+    rows = rows_of([measured(0.78), measured(0.80)], [measured(0.42)])
+    assert benchmark_report.rounds_table(rows).splitlines() == [
+        "| s for 100 iterations | 1 | 2 | average | speed-up |",
+        "| --- | --: | --: | --: | --: |",
+        "| 0 | 78.00 | 80.00 | 79.00 | 1.000 |",
+        "| 1 | 42.00 |  | 42.00 | 1.857 |",
+    ]
