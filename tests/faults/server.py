@@ -46,14 +46,22 @@ def run(request):
             for descriptor in (1, 2):
                 os.dup2(output.fileno(), descriptor)
             os._exit(_train(request, calls, log.fileno() if request.get("log") else -1))
-        if "seconds" in request:
-            time.sleep(request["seconds"])
-            os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = _wait(child, request.get("seconds"))
         output.seek(0)
         log.seek(0)
         text, lines = output.read().decode(errors="replace"), log.read().decode(errors="replace")
     return {"code": code, "calls": calls.value, "text": text, "log": lines.splitlines()}
+
+
+def _wait(child, seconds):
+    """Return the exit code of a child that is killed after this time."""
+    ended, deadline = (0, 0), time.monotonic() + (seconds or 0)
+    while seconds and not ended[0] and time.monotonic() < deadline:
+        time.sleep(0.005)
+        ended = os.waitpid(child, os.WNOHANG)
+    if seconds and not ended[0]:
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(ended[1] if ended[0] else os.waitpid(child, 0)[1])
 
 
 def _train(request, calls, log):
