@@ -153,12 +153,11 @@ def _kernel(name):
         if left.shape == right.shape:
             return Product.apply(left, right) if name == b"multiply" else NotImplemented
         large, small = (left, right) if numel(left) >= numel(right) else (right, left)
-        if small.ndim > large.ndim:
+        if small.ndim > large.ndim or not (large.is_contiguous() or is_channels_last(large)):
             return NotImplemented
         aligned = [1] * (large.ndim - small.ndim) + small.shape
         if any(size not in (1, whole) for size, whole in zip(aligned, large.shape, strict=True)):
             return NotImplemented
-        large = settled(large)
         runs = _plan(large, small.shape)
         if len(runs) > 4 or _in_order_of(small, large) is None:
             return NotImplemented

@@ -10,7 +10,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_memory import channels_last, contiguous, new_channels_last
+from .onednn_memory import channels_last, contiguous, convert, in_dtype, new_channels_last, new_like
 from .onednn_primitives import (
     Layout,
     bound,
@@ -20,7 +20,7 @@ from .onednn_primitives import (
     servable,
 )
 
-_UINT8 = paddle.uint8
+_UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
 
 def geometry_of(strides, dilations, padding):
@@ -120,8 +120,28 @@ def _describe_weights(library, builder, name, *key):
     return library.description("reorder", *ends, None), (onednn.SRC, onednn.DST)
 
 
+def _is_grouped(filters):
+    return len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
+
+
+def _run_in_float32(name, key, first, weight, last):
+    """Run one pass of a grouped convolution on widened copies: compiled products of a few channels are slower."""
+    wide_key = [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
+    operands = [first, weight, last]
+    written = 1 if name == "backward_weights" else 2
+    wide = [
+        new_like(tensor, _FLOAT32) if index == written else in_dtype(tensor, _FLOAT32)
+        for index, tensor in enumerate(operands)
+    ]
+    _run(name, wide_key, *wide)
+    convert(wide[written], operands[written])
+
+
 def _run(name, key, first, weight, last):
     """Run one pass; `weight` is a plain tensor, read, or written by backward_weights."""
+    if _is_grouped(key[1]) and key[1].data_type in compiled.formats():
+        _run_in_float32(name, key, first, weight, last)
+        return
     primitive = cache.get(_describe, name, *key)
     if not primitive.sizes:  # a compiled kernel that takes the filters as they are
         primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr())

@@ -94,8 +94,12 @@ def ordered_like(tensor, other):
 def converted(tensor, dtype):
     """Return a settled copy of a tensor of any strides in another number format; not recorded by autograd."""
     tensor = settled(tensor)
-    out = new_like(tensor, dtype)
-    source, target = dense(tensor.dtype, numel(tensor)), dense(dtype, numel(tensor))
+    return convert(tensor, new_like(tensor, dtype))
+
+
+def convert(tensor, out):
+    """Return `out` with the content of a tensor of the same shape and memory order, both settled."""
+    source, target = dense(tensor.dtype, numel(tensor)), dense(out.dtype, numel(tensor))
     cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
     return out
 

@@ -190,6 +190,8 @@ CASES = {
     "multiply-gate": ("multiply", lambda x, y: x * y, [(2, 8, 9, 7), (2, 8, 1, 1)], False),
     "multiply-gate-after-conv": (
         "multiply", lambda x, w, y: y * F.conv2d(x, w, padding=1), [(2, 8, 9, 7), (24, 8, 3, 3), (2, 24, 1, 1)], True),
+    "multiply-strided": (
+        "scale", lambda x, y: (x * 0.5).transpose([1, 0, 2]) * y, [(3, 5, 33), (3, 1)], True),
     "multiply-column": ("multiply", lambda x, y: x * y, [(3, 5, 33), (3, 5, 1)], False),
     "multiply-one-number": ("multiply", lambda x, y: x * y, [(3, 5, 33), (1,)], False),
     "add-channels-of-rows": ("add", lambda x, y: x + y, [(2, 8, 9, 7), (1, 8, 1, 1)], False),

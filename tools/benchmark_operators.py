@@ -1,0 +1,213 @@
+"""Measure single operators, forward and backward, beside stock Paddle's float32 in the same process.
+
+    python tools/benchmark_operators.py --operators linear,conv --formats float32,float16,bfloat16 --threads 2
+
+The formats and stock Paddle take turns, round by round. Each figure is the median over the rounds in milliseconds, with
+one thread of processor time, which depends less on what else the machine does, otherwise of time; `spread` is the
+distance between the quartiles, relative to the median. `stock` is Paddle's own float32 operator on as many threads,
+without this project's kernels; `ratio` is our time over stock's, so below 1 is faster. `limit` is the time in which the
+inputs and results would pass a plain copy of memory, which no kernel can beat unless they stay in the cache. Images lie
+in memory as [B, H, W, C] in our formats, as the operator before leaves them, and as [B, C, H, W] in stock Paddle.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from image_classification.runtime import prepare_process
+
+FORMATS = ("float32", "float16", "bfloat16")
+STOCK = "stock"
+
+
+def cases(batch):
+    """Return {name: (function, shapes of its inputs)}; an input is an image batch if its shape has four numbers and the
+    first is the batch."""
+    import paddle
+    import paddle.nn.functional as F
+
+    from image_classification import layers
+
+    def conv(**options):
+        return lambda x, w: F.conv2d(x, w, **options)
+
+    def batch_norm(x, scale, shift):
+        mean, variance = paddle.zeros(scale.shape), paddle.ones(scale.shape)
+        return F.batch_norm(x, mean, variance, scale, shift, training=True)
+
+    tokens, hidden, maps, gated = (batch, 197, 768), (batch, 197, 3072), (batch, 64, 56, 56), (batch, 240, 28, 28)
+    return {
+        "linear 768 to 3072": (F.linear, [tokens, (768, 3072), (3072,)]),
+        "linear 3072 to 768": (F.linear, [hidden, (3072, 768), (768,)]),
+        "attention 12 heads": (lambda qkv: layers.attention(qkv, 12, 0.125), [(batch, 197, 2304)]),
+        "gelu": (F.gelu, [hidden]),
+        "layer_norm": (lambda x, w, b: F.layer_norm(x, 768, w, b), [tokens, (768,), (768,)]),
+        "softmax": (F.softmax, [(12 * batch, 197, 197)]),
+        "add": (lambda x, y: x + y, [tokens, tokens]),
+        "conv 7x7 stride 2": (conv(stride=2, padding=3), [(batch, 3, 224, 224), (64, 3, 7, 7)]),
+        "conv 3x3 64": (conv(padding=1), [maps, (64, 64, 3, 3)]),
+        "conv 3x3 256": (conv(padding=1), [(batch, 256, 14, 14), (256, 256, 3, 3)]),
+        "conv 1x1 64 to 256": (conv(), [maps, (256, 64, 1, 1)]),
+        "conv depthwise 7x7": (conv(padding=3, groups=96), [(batch, 96, 56, 56), (96, 1, 7, 7)]),
+        "conv depthwise 3x3 stride 2": (conv(padding=1, stride=2, groups=96), [(batch, 96, 56, 56), (96, 1, 3, 3)]),
+        "conv grouped 32": (conv(padding=1, groups=32), [(batch, 256, 28, 28), (256, 8, 3, 3)]),
+        "batch_norm": (batch_norm, [(batch, 256, 56, 56), (256,), (256,)]),
+        "relu": (F.relu, [(batch, 256, 56, 56)]),
+        "max_pool 3x3 stride 2": (lambda x: F.max_pool2d(x, 3, 2, 1), [(batch, 64, 112, 112)]),
+        "avg_pool whole": (lambda x: F.adaptive_avg_pool2d(x, 1), [(batch, 2048, 7, 7)]),
+        "hardswish": (F.hardswish, [gated]),
+        "silu": (F.silu, [gated]),
+        "gate of squeeze-and-excitation": (lambda x, gate: x * gate, [gated, (batch, 240, 1, 1)]),
+        "concat": (
+            lambda x, y: paddle.concat([x, y], axis=1), [(batch, 256, 28, 28), (batch, 32, 28, 28)]),
+        "group_norm": (lambda x: F.group_norm(x, 32), [(batch, 256, 28, 28)]),
+        "mean over tokens": (lambda x: x.mean(1), [tokens]),
+    }  # fmt: skip
+
+
+def main(words=None):
+    """Print the table and return the exit code."""
+    options = parse(words)
+    if options.threads:
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads)))
+    prepare_process()
+    from image_classification import half_cpu
+
+    bandwidth = copy_bandwidth()
+    by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
+    print(f"{by}; {os.environ['OMP_NUM_THREADS']} threads; a copy moves {bandwidth / 1e9:.1f} GB/s; milliseconds")
+    print("| operator | pass | format | ours | spread | stock | ratio | limit |\n" + "| --- " * 3 + "| --: " * 5 + "|")
+    for name, (function, shapes) in cases(options.batch_size).items():
+        if options.operators and not any(word in name for word in options.operators):
+            continue
+        rows = measure(function, shapes, options)
+        for index, direction in enumerate(("forward", "backward")):
+            stock = statistics.median(rows[STOCK]["seconds"][index])
+            for dtype in options.formats:
+                seconds = sorted(rows[dtype]["seconds"][index])
+                middle, quarter = statistics.median(seconds), len(seconds) // 4
+                print(
+                    f"| {name} | {direction} | {dtype} | {1e3 * middle:.2f} "
+                    f"| {100 * (seconds[-1 - quarter] - seconds[quarter]) / middle:.0f} % | {1e3 * stock:.2f} "
+                    f"| {middle / stock:.2f} | {1e3 * rows[dtype]['bytes'][index] / bandwidth:.2f} |",
+                    flush=True,
+                )
+    return 0
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--operators", help="measure those whose names contain one of these words (default: all)")
+    add("--formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
+    add("--batch-size", type=int, default=8, help="images of a batch (default: %(default)s)")
+    add("--rounds", type=int, default=9, help="measurements of each figure, after a first that warms up (%(default)s)")
+    add("--threads", type=int, help="compute threads (default: all cores)")
+    options = parser.parse_args(words)
+    options.formats = options.formats.split(",")
+    options.operators = options.operators.split(",") if options.operators else []
+    for name in options.formats:
+        if name not in FORMATS:
+            parser.error(f"--formats: {name!r} is not one of {', '.join(FORMATS)}")
+    for flag in ("batch_size", "rounds", "threads"):
+        if getattr(options, flag) is not None and getattr(options, flag) < 1:
+            parser.error(f"--{flag.replace('_', '-')}: must be 1 or more")
+    return options
+
+
+def measure(function, shapes, options):
+    """Return {format or "stock": {"seconds": [forward, backward], "bytes": [forward, backward]}}."""
+
+    from image_classification import half_cpu
+
+    clock = time.thread_time if os.environ["OMP_NUM_THREADS"] == "1" else time.perf_counter
+    inputs, rows = {}, {}
+    for name in (STOCK, *options.formats):
+        inputs[name] = [leaf(shape, name, options.batch_size) for shape in shapes]
+        rows[name] = {"seconds": ([], []), "bytes": [0, 0]}
+    for turn in range(options.rounds + 1):
+        for name, tensors in inputs.items():
+            for tensor in tensors:
+                tensor.clear_gradient(False)
+            arguments = [ordered(tensor, name, options.batch_size) for tensor in tensors]
+            with contextlib.nullcontext() if name == STOCK else half_cpu.dispatch():
+                start = clock()
+                result = function(*arguments)
+                middle = clock()
+            end_of_graph = ends_with(result)
+            begin = clock()
+            end_of_graph.backward()
+            end = clock()
+            if turn:
+                for seconds, value in zip(rows[name]["seconds"], (middle - start, end - begin), strict=True):
+                    seconds.append(value)
+            moved = sum(tensor.size * tensor.element_size() for tensor in (*tensors, result))
+            rows[name]["bytes"] = [moved, 2 * moved]  # backward reads inputs and gradient and writes their gradients
+    return rows
+
+
+def ends_with(result):
+    """Return a number whose backward pass starts at `result`, with a gradient in its memory order.
+
+    A gradient that is handed to Paddle's engine from outside would be copied element by element first.
+    """
+    import paddle
+    from paddle.autograd import PyLayer
+
+    gradient = result.detach()
+
+    class End(PyLayer):
+        @staticmethod
+        def forward(ctx, result):
+            return paddle.ones([])
+
+        @staticmethod
+        def backward(ctx, one):
+            return gradient
+
+    return End.apply(result)
+
+
+def leaf(shape, name, batch):
+    """Return a dense random tensor that requires a gradient; image batches as [B, H, W, C] but for stock Paddle."""
+    import paddle
+
+    if name != STOCK and is_images(shape, batch):
+        shape = [shape[axis] for axis in (0, 2, 3, 1)]
+    tensor = paddle.randn(shape).astype("float32" if name == STOCK else name)
+    tensor.stop_gradient = False
+    return tensor
+
+
+def is_images(shape, batch):
+    """Return whether a shape of a case is an image batch."""
+    return len(shape) == 4 and shape[0] == batch
+
+
+def ordered(tensor, name, batch):
+    """Return what the operator gets: a leaf itself, or a view [B, C, H, W] of images."""
+    return tensor.transpose([0, 3, 1, 2]) if name != STOCK and is_images(tensor.shape, batch) else tensor
+
+
+def copy_bandwidth():
+    """Return the bytes a second that a copy of 128 MB reads and writes, best of five."""
+    import paddle
+
+    source = paddle.ones([1 << 25])
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        source.clone()
+        seconds.append(time.perf_counter() - start)
+    return 2 * 4 * (1 << 25) / min(seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
