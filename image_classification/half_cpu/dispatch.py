@@ -23,10 +23,12 @@ class _Operator:
 
     __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm", "legacy", "reads_strides")
 
-    def __init__(self, name, legacy=False):
+    def __init__(self, name, legacy=False, spelt_out=True):
         self.name = name
-        self.kernel_name = op_names.LEGACY[name] if legacy else name
-        self.policy_name = op_names.policy_name(self.kernel_name) if op_names.sees_policy(name) else None
+        standard = op_names.LEGACY[name] if legacy else name
+        # Kernels know the arguments of operators; a method with a number of another type takes others.
+        self.kernel_name = standard if spelt_out else None
+        self.policy_name = op_names.policy_name(standard) if op_names.sees_policy(name) else None
         self.legacy = legacy
         self.reads_strides = name in native.EXACT or name in op_names.INDEX_METHODS or op_names.is_inplace(name)
         self.inplace = op_names.is_inplace(name)
@@ -133,7 +135,8 @@ def _operator(name, original, legacy=False):
 def _arithmetic_method(method_name, original):
     """Return the wrapper of an arithmetic method of Tensor."""
     tensor_name, scalar_name = op_names.ARITHMETIC_METHODS[method_name]
-    with_tensor, with_scalar = _Operator(tensor_name), _Operator(scalar_name)
+    with_tensor, with_number = _Operator(tensor_name), _Operator(scalar_name)
+    with_other = _Operator(scalar_name, spelt_out=False)
     scale_arguments = op_names.SCALE_ARGUMENTS.get(method_name)
     scale = paddle_names.OPERATORS.scale
 
@@ -147,8 +150,8 @@ def _arithmetic_method(method_name, original):
             return _serve(scope, with_tensor, original, (self, other), {})
         # The same call that Paddle makes inside the method, spelt out so that kernels and policies see it.
         if scale_arguments is not None and (kind is float or kind is int) and self.dtype in FLOATING:
-            return _serve(scope, with_scalar, scale, (self, *scale_arguments(other), True), {})
-        return _serve(scope, with_scalar, original, (self, other), {})
+            return _serve(scope, with_number, scale, (self, *scale_arguments(other), True), {})
+        return _serve(scope, with_other, original, (self, other), {})
 
     return method
 

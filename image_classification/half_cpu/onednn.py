@@ -10,6 +10,9 @@ import platform
 
 from . import (
     compiled,
+    compiled_activations,
+    compiled_broadcast,
+    compiled_concat,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -48,8 +51,7 @@ KERNELS = {
 }
 
 # Where the compiled library is; what both have, oneDNN is asked for first.
-# None until they are right in two processes too: ResNet read unwritten memory there.
-COMPILED_KERNELS: dict = {}
+COMPILED_KERNELS = {**compiled_activations.KERNELS, **compiled_broadcast.KERNELS, **compiled_concat.KERNELS}
 
 
 def available():

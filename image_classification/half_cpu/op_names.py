@@ -4,6 +4,8 @@ Paddle computes `tensor + tensor` with the operator add, and `tensor + 2.0` with
 methods of Tensor, so the name depends on the other operand.
 """
 
+import math
+
 
 def words(text):
     """Return the set of operator names in `text`."""
@@ -38,6 +40,12 @@ ARITHMETIC_METHODS = {
     "__ge__": ("greater_equal", "greater_equal"),
 }
 
+
+def _reciprocal(number):
+    """Return 1 / number, infinite for zero."""
+    return 1.0 / number if number else math.copysign(math.inf, number)
+
+
 # method of Tensor -> (factor, addend) of the scale operator that computes it with a Python number
 SCALE_ARGUMENTS = {
     "__add__": lambda number: (1.0, number),
@@ -46,6 +54,8 @@ SCALE_ARGUMENTS = {
     "__rsub__": lambda number: (-1.0, number),
     "__mul__": lambda number: (number, 0.0),
     "__rmul__": lambda number: (number, 0.0),
+    "__div__": lambda number: (_reciprocal(number), 0.0),
+    "__truediv__": lambda number: (_reciprocal(number), 0.0),
 }
 
 CUSTOM = "_run_custom_op"  # calls an operator compiled by a user: (name, *inputs)

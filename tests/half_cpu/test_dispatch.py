@@ -378,3 +378,30 @@ def test_every_private_name_of_paddle_is_still_there():
         missing.append(f"paddle._C_ops.{op_names.CUSTOM}")
     assert missing == [], f"this Paddle {paddle.__version__} lacks names that half_cpu patches: {missing}"
     assert paddle.ones([1]).dtype is paddle.float32, "dtypes are no longer singletons: half_cpu compares them with `is`"
+
+
+# Numbers beside tensors
+
+NUMBERS = {
+    "float": 0.3, "int": 3, "zero": 0, "minus zero": -0.0, "bool": True,
+    "float64": np.float64(0.3), "float32": np.float32(0.3), "int64": np.int64(3), "array": np.full([5], 0.3, "float32"),
+}  # fmt: skip
+
+
+def outcome(function, *args):
+    try:
+        result = function(*args)
+    except Exception as error:
+        return type(error)
+    return result.dtype, result.astype("float32").numpy().tobytes()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("method", op_names.ARITHMETIC_METHODS)
+def test_method_with_a_number_under_dispatch_gives_what_paddle_gives(method, number):
+    x, function = paddle.linspace(-2, 2, 5), getattr(paddle.Tensor, method, None)
+    if function is None:
+        pytest.skip(f"this Paddle has no Tensor.{method}")
+    expected = outcome(function, x, NUMBERS[number])
+    with half_cpu.dispatch():
+        assert outcome(getattr(paddle.Tensor, method), x, NUMBERS[number]) == expected
