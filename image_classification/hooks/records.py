@@ -4,8 +4,8 @@ import contextlib
 import math
 
 import numpy as np
-from PIL import Image
 
+from ..data.decode import decode
 from ..runtime import UserError, get_logger, peak_memory_bytes
 from .hook import Hook
 
@@ -59,7 +59,7 @@ class RecordHook(Hook):
         if self.writer is not None:
             with self._goes_on():
                 if trainer.class_report is not None:
-                    self._add_picture("eval/confusion", np.asarray(Image.open(self.run.path / "confusion.png")))
+                    self._add_picture("eval/confusion", decode((self.run.path / "confusion.png").read_bytes(), "pil"))
                 self.writer.close()
 
     def _write(self, kind, trainer, record):

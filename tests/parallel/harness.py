@@ -82,7 +82,7 @@ def start_ranks(script, num_ranks, folder, *arguments, variables=torchrun_variab
     return processes
 
 
-def run_ranks(script, num_ranks, folder, *arguments, timeout=120, variables=torchrun_variables):
+def run_ranks(script, num_ranks, folder, *arguments, timeout=300, variables=torchrun_variables):
     """Run `script` on every rank and return what each wrote to folder/rank_<r>.json.
 
     Raises:

@@ -37,8 +37,10 @@ def test_predict_draws_where_the_model_looks(path, weights, tmp_path, capsys):
     assert predict.main([*words, "-output", str(tmp_path / "out")]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert len(result["scores"]) == 5 and all(np.isfinite(result["scores"]))
-    width, height = Image.open(tmp_path / "out" / "a-png.png").size
-    assert width == 2 * (height - predict.CAPTION)  # the picture and the map beside it
+    picture = np.asarray(Image.open(tmp_path / "out" / "a-png.png").convert("RGB")).astype(int)
+    width = picture.shape[1] // 2
+    photograph, heat = np.split(picture[: round(width * 40 / 60)], 2, axis=1)
+    assert photograph.shape == heat.shape and (photograph != heat).any(axis=2).mean() > 0.5  # the crop, under the map
 
 
 def test_export_answers_as_the_model(path, weights, tmp_path, capfd):

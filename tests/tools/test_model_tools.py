@@ -175,8 +175,9 @@ def test_exported_preprocessing_is_that_of_the_evaluation(photos, tmp_path, keep
     tool("export").write_preprocessing(tmp_path / "preprocessing.json", config, [])
     steps = json.loads((tmp_path / "preprocessing.json").read_text())
     image = Image.open(photos / "a.png")  # 60 x 40
-    side, size = steps["resize_short_side"], steps["image_size"]
-    wide = int(side * 60 / 40) if steps["keep_aspect"] else side
+    size = steps["image_size"]
+    side = steps["resize_short_side" if keep_aspect else "resize_square"]
+    wide = int(side * 60 / 40) if "resize_short_side" in steps else side
     image = image.resize((wide, side), Image.Resampling[steps["interpolation"].upper()])
     left, top = round((wide - size) / 2), round((side - size) / 2)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
