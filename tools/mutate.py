@@ -3,6 +3,7 @@
     python tools/mutate.py                                  # every mutation of tests/mutations.yaml
     python tools/mutate.py -k resume -j 2                   # those with "resume" in their names, two at a time
     python tools/mutate.py -table docs/mutations.md         # all of them, with the table as a page
+    python tools/mutate.py -k resume -table docs/mutations.md     # those of the page with "resume" anew
 
 A mutation is a text of one file that is replaced by another, and the test that must fail then. The same tests must pass
 in a copy without a fault. A fault that its test does not find survives, and the exit code is 1; a mutation that does
@@ -84,17 +85,19 @@ def main(arguments=None):
         chosen = [mutation for mutation in mutations if options.k in mutation.name]
         if not chosen:
             raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
-        if options.table is not None and chosen != mutations:
-            raise UserError("-table: a page is made of all mutations, without -k")
+        rows = rows_of_page(options.table) if options.table is not None and chosen != mutations else {}
+        absent = [mutation.name for mutation in mutations if mutation not in chosen and mutation.name not in rows]
+        if options.table is not None and absent:
+            raise UserError(f"-table: {options.table} has no result of {absent[0]} yet, so -k must not leave it out")
         results = run(options.root, chosen, max(1, options.j))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n" + "\n".join(table(results)))
-    print("\n" + count(results))
+    new = {result.mutation.name: row(result) for result in results}
+    print("", *HEAD, *new.values(), "", count(new.values()), sep="\n")
     if options.table is not None:
         with atomic_write(options.table) as file:
-            file.write(page(results).encode())
+            file.write(page(mutations, rows | new).encode())
     states = {result.state for result in results}
     return 2 if BROKEN in states else 1 if SURVIVED in states else 0
 
@@ -274,24 +277,31 @@ def failures(report):
     return found
 
 
-def table(results):
-    """Return the rows of a table in Markdown: mutation, killed by, seconds."""
-    rows = [("mutation", "killed by", "seconds"), ("---", "---", "---:")]
-    for result in results:
-        by = f"`{result.mutation.test}`" if result.state == KILLED else f"**{result.state}**: {result.text}"
-        rows.append((f"`{result.mutation.name}`", by.replace("|", "\\|"), f"{result.seconds:.0f}"))
-    return [f"| {' | '.join(row)} |" for row in rows]
+HEAD = ("| mutation | killed by | seconds |", "| --- | --- | ---: |")
 
 
-def count(results):
+def row(result):
+    """Return a row of the table, in Markdown."""
+    by = f"`{result.mutation.test}`" if result.state == KILLED else f"**{result.state}**: {result.text}"
+    return f"| `{result.mutation.name}` | {by.replace('|', '/')} | {result.seconds:.0f} |"
+
+
+def count(rows):
     """Return one line: how many were killed."""
-    states = [result.state for result in results]
-    text = f"{len(results)} mutations: {states.count(KILLED)} killed, {states.count(SURVIVED)} survived"
-    return text + (f", {states.count(BROKEN)} broken" if BROKEN in states else "")
+    survived, broken = (sum(f"**{state}**" in one for one in rows) for state in (SURVIVED, BROKEN))
+    text = f"{len(rows)} mutations: {len(rows) - survived - broken} killed, {survived} survived"
+    return text + (f", {broken} broken" if broken else "")
 
 
-def page(results):
-    """Return the results as a page: the table, and what each mutation would do."""
+def rows_of_page(path):
+    """Return {name of a mutation: its row} of a page, nothing where there is none yet."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def page(mutations, rows):
+    """Return the results as a page: the table, {name: row}, and what each mutation would do."""
+    rows = {mutation.name: rows[mutation.name] for mutation in mutations}
     lines = [
         "# Mutations",
         "",
@@ -299,15 +309,15 @@ def page(results):
         "found it; seconds are those of that test alone, the start of Python and Paddle included. The faults "
         "themselves stand in [tests/mutations.yaml](../tests/mutations.yaml).*",
         "",
-        f"{count(results)}.",
+        f"{count(rows.values())}.",
         "",
-        *table(results),
+        *HEAD,
+        *rows.values(),
         "",
         "## What each one would do",
         "",
     ]
-    for result in results:
-        mutation = result.mutation
+    for mutation in mutations:
         lines.append(f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}")
     return "\n".join(lines) + "\n"
 

@@ -75,6 +75,20 @@ def test_fault_that_its_test_finds_is_killed_and_the_page_names_both(tree, capsy
     assert "| `one` | `tests/test_code.py::test_double` |" in (tree / "page.md").read_text()
 
 
+def test_page_is_brought_up_to_date_by_some_mutations_once_it_has_all(tree, capsys):
+    first, second = entry(), entry("two", "x / 2", "x / 3", "test_half_of_nothing")
+    write(tree, first, second)
+    words = ["-root", str(tree), "-table", str(tree / "page.md"), "-k", "two"]
+    assert mutate.main(words) == 2
+    assert "has no result of one yet" in capsys.readouterr().err
+    assert run(tree, capsys, first)[0] == 0
+    write(tree, second, first)
+    assert mutate.main(words) == 1
+    page = (tree / "page.md").read_text()
+    assert "2 mutations: 1 killed, 1 survived." in page
+    assert page.index("| `two` | **SURVIVED**") < page.index("| `one` | `tests/test_code.py::test_double`")
+
+
 def test_fault_that_its_test_does_not_see_survives_and_fails_the_command(tree, capsys):
     code, out, _ = run(tree, capsys, entry(), entry("two", "x / 2", "x / 3", "test_half_of_nothing"))
     assert code == 1
