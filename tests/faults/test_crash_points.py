@@ -59,11 +59,11 @@ def test_chains_of_random_kills_change_no_bit(server, tmp_path, precision):
     assert server.run(tmp_path / "again", *precision)["code"] == 0
     seconds = time.monotonic() - start
     kills = 0
-    for number in range(12):
+    for number in range(16):
         folder = tmp_path / str(number)
         for _ in range(6):
             kills += server.resume(folder, *precision, seconds=chance.uniform(0.1, 1.0) * seconds)["code"] == -9
         assert server.resume(folder, *precision)["code"] == 0
         assert left_behind(folder) == left_behind(tmp_path / "straight")
     print(f"{kills} kills")
-    assert kills > 40
+    assert kills >= 67  # in the three formats together more than 200
