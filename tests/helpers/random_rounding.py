@@ -12,22 +12,20 @@ import paddle
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
-def round_at_random(model, seed, num_terms=1):
-    """Make each layer's result, and the gradient on its way back, differ at random by up to a rounding of its format.
-
-    A sum of float32 values in another order differs by up to a rounding per term: `num_terms`, of the longest sum.
-    """
+def round_at_random(model, size, seed):
+    """Change what each layer returns, its gradient on the way back and each weight's gradient by up to `size` of it."""
     random = np.random.default_rng(seed)
 
-    def disturb(layer, given, result):
-        dtype = str(result.dtype).rpartition(".")[-1]
-        size = ROUNDING[dtype] * (num_terms if dtype == "float32" else 1)
-        factors = 1 + size * random.uniform(-1, 1, result.shape)
-        return (result.astype("float32") * paddle.to_tensor(factors.astype("float32"))).astype(result.dtype)
+    def disturb(tensor):
+        factors = 1 + size * random.uniform(-1, 1, tensor.shape)
+        return (tensor.astype("float32") * paddle.to_tensor(factors.astype("float32"))).astype(tensor.dtype)
 
     for layer in model.sublayers():
         if not list(layer.children()):
-            layer.register_forward_post_hook(disturb)
+            layer.register_forward_post_hook(lambda layer, given, result: disturb(result))
+    for param in model.parameters():
+        if not param.stop_gradient:
+            param.register_hook(disturb)
 
 
 def bound(reference, disturbed):
