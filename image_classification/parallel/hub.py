@@ -52,12 +52,12 @@ class Hub:
         self.world_size = world_size
         self.limit = limit
         self.members = {}
-        self.gates = {}  # ranks that belong to a gate -> connections that came
+        self.gates = {}  # ranks that belong to a gate -> {rank: connection} of those that came
         self.verdict = None
         self.started = False
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(master)
-        self._store = _listen(f"{master.rpartition(':')[0]}:0", backlog=None)  # reserves the port of Paddle's store
+        self._store = _listen(":0", backlog=None)  # reserves the port of Paddle's store, which binds every address
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._deadline = time.monotonic() + START_SECONDS
 
@@ -116,7 +116,7 @@ class Hub:
                 return self._refuse(connection, f"{self.master} is rank 0 of {self.world_size} processes, not of "
                                                 f"{hello['world_size']}: another run, or another -world_size")
             if kind == "gate":
-                return lambda each, name: self._come(each, name)
+                return lambda each, name: self._come(rank, each, name)
             if rank in self.members:
                 return self._refuse(connection, f"{self.members[rank].name} is part of the run at {self.master} "
                                                 "already: another run needs another port")
@@ -155,15 +155,16 @@ class Hub:
             self._say({"ended": how})  # the hub ends with it
         member.left = how
 
-    def _come(self, connection, name):
+    def _come(self, rank, connection, name):
         """Open a gate for those that wait at it once all did that it names, and shut it again."""
         if name is None:
             return
-        arrived = self.gates.setdefault(name, [])
-        arrived.append(connection)
+        arrived = self.gates.setdefault(name, {})
+        arrived[rank] = connection
         if len(arrived) == name.count(b"-") + 1:
-            self.gates[name] = []
-            for each in arrived:
+            del self.gates[name]
+            # Rank 0 last: what it does next may keep the interpreter from this thread until the others have come, too.
+            for _, each in sorted(arrived.items(), reverse=True):
                 with contextlib.suppress(OSError):
                     each.sendall(b"\n")
 

@@ -3,9 +3,11 @@
 The same tests run on the CPU in `make test`. Without a GPU the GPU half is skipped; with CONTRACT_DEVICE=cpu it runs
 on the CPU, which shows that the tests themselves work.
 
-Tolerances: GPU and CPU add in different orders and both round to the half format, so results may differ by a few units
-in the last place: 2^-8 in float16, 2^-5 in bfloat16, relative to the largest value.
+Tolerances of single operators: GPU and CPU add in different orders and both round to the half format, so results may
+differ by a few units in the last place: 2^-8 in float16, 2^-5 in bfloat16, relative to the largest value.
 """
+
+import functools
 
 import numpy as np
 import paddle
@@ -18,6 +20,7 @@ from sklearn.model_selection import train_test_split
 from image_classification import amp
 from tests.amp.test_operator_casts import CASES, name_of
 from tests.helpers.amp_models import MODES, batch, network
+from tests.helpers.random_rounding import ROUNDING, bound, round_at_random
 
 TOLERANCE = {"float32": 1e-4, "float16": 2.0**-8, "bfloat16": 2.0**-5}
 # The operators of the zoo's models whose results are not random.
@@ -34,6 +37,9 @@ DEVICE_CASTS = {} if paddle.is_compiled_with_cuda() else {"linear": "float32"}
 # Paddle's shape function of this loss says float32 for bfloat16 logits.
 DEVICE_RESULTS = {("cross_entropy", "bfloat16")}
 ALL = [("fp32", "float32"), *MODES]
+# In another order a sum differs by up to a rounding per term; the longest, batch norm's, is over 16 images of 6 x 6. A
+# GPU multiplies float32 numbers as TF32, which has float16's precision.
+FLOAT32_SUMS = {"gpu": ROUNDING["float16"]}
 
 
 def precision_for(device, mode, dtype, **options):
@@ -91,8 +97,8 @@ def test_operators_agree_with_the_cpu(device, mode, dtype):
                 np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance, err_msg=case)
 
 
-def train(device, mode, dtype, steps=8):
-    """Return (losses, StepResults) of a small network from the same weights on any device."""
+def train(device, mode, dtype, disturb=lambda model: None):
+    """Return (20 losses, StepResults) of a small network from the same weights on any device."""
     paddle.set_device("cpu")  # each device draws its own random numbers
     initial = {name: tensor.numpy() for name, tensor in network().state_dict().items()}
     images, labels = (tensor.numpy() for tensor in batch())
@@ -102,10 +108,11 @@ def train(device, mode, dtype, steps=8):
     precision = precision_for(device, mode, dtype, **options)
     model = precision.convert_model(network())
     precision.load_model_state_dict(model, initial)
+    disturb(model)
     optimizer = paddle.optimizer.AdamW(0.01, parameters=[param for _, param in precision.master_params(model)])
     images, labels = paddle.to_tensor(images), paddle.to_tensor(labels)
     losses, results = [], []
-    for _ in range(steps):
+    for _ in range(20):
         with precision.forward_context():
             loss = F.cross_entropy(model(images).astype("float32"), labels)
         precision.backward(loss)
@@ -115,17 +122,24 @@ def train(device, mode, dtype, steps=8):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), ALL)
-def test_training_agrees_with_the_cpu(device, mode, dtype, report):
+def test_first_twenty_losses_are_those_of_the_cpu_but_for_a_rounding_per_operator(device, mode, dtype, report):
+    """No further from the CPU's than three trainings there whose every operator is rounded at random."""
     losses, results = train(device, mode, dtype)
     assert losses[-1] < losses[0]
     assert all(result.applied for result in results)
-    paddle.set_device("cpu")
     reference, _ = train("cpu", mode, dtype)
-    difference = max(abs(ours - theirs) for ours, theirs in zip(losses, reference, strict=True))
+    difference = np.abs(np.subtract(losses, reference))
     report(mode, dtype, "first loss", f"{losses[0]:.4f}")
     report(mode, dtype, "last loss", f"{losses[-1]:.4f}")
-    report(mode, dtype, "largest difference from the CPU", f"{difference:.1e}")
-    assert difference < 10 * TOLERANCE[dtype]
+    report(mode, dtype, "largest difference from the CPU", f"{difference.max():.1e}")
+    if device == "cpu":
+        assert (difference == 0).all()
+        return
+    size = FLOAT32_SUMS.get(device, 576 * ROUNDING["float32"]) if dtype == "float32" else ROUNDING[dtype]
+    hooks = [functools.partial(round_at_random, size=size, seed=seed) for seed in range(3)]
+    allowed = bound(reference, [train("cpu", mode, dtype, disturb)[0] for disturb in hooks])
+    report(mode, dtype, "a rounding per operator", f"{allowed[-1]:.1e}")
+    assert (difference <= allowed).all(), f"{difference} is more than {allowed}"
 
 
 @pytest.mark.parametrize(("mode", "dtype"), ALL)

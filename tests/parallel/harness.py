@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from image_classification.parallel.env import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 # For machines with much else to do. Limits that are promises of the project are not stretched.
@@ -19,16 +20,6 @@ PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 class ProcessFailed(AssertionError):
     """A process ended badly or the whole took too long; the text has the end of each log."""
-
-
-def free_port():
-    """Return a port that nobody listens on now; outside the range of outgoing connections."""
-    with socket.socket() as probe:
-        for port in range(20000 + os.getpid() % 9000, 32000):
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-    raise RuntimeError("no free port")
 
 
 def clean_environment(**extra):

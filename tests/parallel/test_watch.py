@@ -51,6 +51,13 @@ def test_processes_that_come_to_the_same_gates_go_on_together():
     assert Group("gate sleep:0.3 gate", "sleep:0.3 gate gate", "gate gate").finish() == [(0, "done")] * 3
 
 
+def test_gate_lets_all_through_before_rank_0_can_stop_the_hub():
+    """Paddle keeps rank 0's interpreter, and with it the hub, until all processes have reached its store."""
+    scripts = [f"gate hold:{LIMIT + 1}", *["sleep:0.5 gate"] * 3]  # rank 0 is the first to come
+    _, *others = Group(*scripts).finish()  # who would give rank 0 up at the limit
+    assert others == [(0, "done")] * 3
+
+
 @pytest.mark.parametrize(("wait", "victim"), ALL)
 def test_stopped_process_is_named_and_ended_by_those_of_its_host(wait, victim):
     scripts = ["stop" if rank == victim else wait for rank in range(3)]

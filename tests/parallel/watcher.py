@@ -1,8 +1,9 @@
 """One process under watch, without Paddle: python watcher.py RANK SIZE PORT LIMIT WHAT...
 
-Each WHAT is done in turn: say, gate, wait, sleep:<seconds>, fail, stop, kill.
+Each WHAT is done in turn: say, gate, wait, sleep:<seconds>, hold:<seconds>, fail, stop, kill.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ def main(words):
                 time.sleep(1000)
         elif what == "sleep":
             time.sleep(float(number))
+        elif what == "hold":  # in code that lets no other thread of this process run
+            ctypes.PyDLL(None).sleep(int(number))
         elif what == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif what == "kill":
