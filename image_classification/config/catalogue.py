@@ -45,9 +45,10 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
     if beside is not None and os.path.exists(path):  # who reads it says why it cannot be
         return path
     typed = Path(name).stem
-    family, near = family_of(typed), difflib.get_close_matches(typed, known, n=1)
+    family = family_of(typed)
+    near = [full for full in known if full.startswith(typed)] or difflib.get_close_matches(typed, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
-    if family is not None:
+    if family is not None and path.suffix == ".yaml":
         hint = f"{typed} belongs to {family}: its program is in image_classification/{family}"
     raise UserError(f"{what}: {path}: no such file, and no model or recipe of that name; {hint}")
 

@@ -34,8 +34,8 @@ def prepare_processes(alone=False, argv=None):
         alone: the program is made for one process, and refuses to be one of several.
     """
     try:
-        folder = Path(sys.argv[0]).resolve().parent.name  # no family's is that of a program which runs them all
-        family = folder if folder in model_folders() else None
+        program = Path(sys.argv[0]).resolve()  # of one family, or one that runs them all
+        family = program.parent.name if program.is_file() and program.parent.name in model_folders() else None
         settings = preview_config(sys.argv[1:] if argv is None else argv, family)
         if settings.NGPUS == 0 or settings.NGPUS < -1:
             raise UserError(f"-ngpus={settings.NGPUS}: expected at least 1, or -1 for one per visible device")
