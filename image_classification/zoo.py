@@ -1,51 +1,108 @@
-"""The model folders, found by themselves, and models by the name of their variant."""
+"""Models by the name of their variant, and the images that they expect."""
 
+import difflib
+import fnmatch
 import importlib
+import inspect
+import json
 import os
-from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
 
 from .build import make_model
-from .config import build_config, load_config
-from .config.merge import read_yaml
+from .config import family_of_file, find_yaml, load_config, variants
+from .config.catalogue import module_of
+from .data.build import build_eval_transform, build_train_transform
+from .data.datasets import LARGEST_FILE
+from .data.normalize import Normalize
+from .files.plain import read_plain
 from .runtime import UserError, select_device
-from .weights import load_pretrained, with_preprocessing
+from .weights import load_pretrained, read_registry, read_variants, with_preprocessing
 
-PACKAGE = Path(__file__).resolve().parent
-
-
-def model_folders():
-    """Return {folder's name: its path}, sorted: every folder of the package with an entry point."""
-    return {path.parent.name: path.parent for path in sorted(PACKAGE.glob("*/main_single_gpu.py"))}
+# Arguments of every model, as keys of the DATA section.
+OF_DATA = {"image_size": "DATA.IMAGE_SIZE", "in_channels": "DATA.IMAGE_CHANNELS"}
 
 
-def variants():
-    """Return {variant: path of its YAML} over all families."""
-    folders = model_folders().values()
-    return {path.stem: path for folder in folders for path in sorted((folder / "configs").glob("*.yaml"))}
+def list_models(pattern="*", pretrained=False):
+    """Return the names of the variants that match a shell pattern, sorted; `pretrained`: those with weights."""
+    published = {name for family in read_variants().values() for name, entry in family.items() if entry["weights"]}
+    return [name for name in sorted(fnmatch.filter(variants(), pattern)) if not pretrained or name in published]
 
 
-def find_config(name):
-    """Return (path of the YAML, its family's `build_model`) for a variant's name or a YAML file anywhere.
+def create_model(name, pretrained=False, num_classes=None, **overrides):
+    """Return a model of the zoo in float32 and in training mode: a `paddle.nn.Layer`, [B, C, S, S] to [B, classes].
+
+    Args:
+        name: a variant (`list_models`), a recipe, or a YAML file, such as a run folder's `config.yaml`.
+        pretrained: True for the weights that `tools/list_models.py` shows for the variant; a registry id, `hf-hub:` id,
+            URL or file for others; False for fresh ones.
+        num_classes: outputs; None for as many as the weights or the YAML have. Another number than the weights' gives
+            a fresh head.
+        overrides: arguments of the family's `build_model`, such as `depth=6` or `drop_path=0.1`, `image_size` (position
+            embeddings are resampled) and `in_channels`.
+
+    Raises:
+        UserError: a ValueError of one line: an unknown name or argument, with the nearest one; a value out of range;
+            weights that do not fit or cannot be had.
+    """
+    path, build_model = find_config(name, "create_model")
+    known = [word for word in inspect.signature(build_model).parameters if word not in ("num_classes", *OF_DATA)]
+    keys = {word: f"MODEL.{word.upper()}" for word in known} | OF_DATA
+    weights = _default_weights(name, path) if pretrained is True else pretrained or None
+    entry = read_registry().get(weights)
+    if num_classes is None and entry is not None and entry.classes:
+        options = [f"MODEL.NUM_CLASSES={entry.classes}"]
+    else:
+        options = [] if num_classes is None else [f"MODEL.NUM_CLASSES={num_classes}"]
+    config = _configured(path, build_model, weights, options + _words("create_model", keys, overrides))
+    model = make_model(config, build_model)
+    if weights is not None:
+        load_pretrained(model, weights, replace_head=num_classes is not None)
+    return model
+
+
+def create_transform(name, pretrained=True, training=False, **overrides):
+    """Return a function from one image to what a model expects of it, float32 [C, S, S] as a NumPy array.
+
+    The function takes a path, the bytes of a file, a Pillow image or uint8 pixels [H, W] or [H, W, C]; with `training`
+    also an `rng`, a `numpy.random.Generator` for the random crop, flip and augmentation.
+
+    Args:
+        name, pretrained: as for `create_model`; the preprocessing that belongs to the weights, nothing is fetched.
+        training: the random transform of the variant's recipe instead of the evaluation's.
+        overrides: keys of the DATA section in lower case, such as `image_size=384` or `crop_pct=1.0`.
+
+    Raises:
+        UserError: as for `create_model`; from the function: an image that cannot be read.
+    """
+    path, build_model = find_config(name, "create_transform")
+    keys = {key.lower(): f"DATA.{key}" for key in vars(load_config([f"-cfg={path}"], build_model).DATA)}
+    weights = _default_weights(name, path, needed=False) if pretrained is True else pretrained or None
+    config = _configured(path, build_model, weights, _words("create_transform", keys, overrides), training)
+    transform = build_train_transform(config) if training else build_eval_transform(config.DATA)
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+
+    def prepare(image, rng=None):
+        if isinstance(image, str | os.PathLike):
+            image = read_plain(image, LARGEST_FILE)
+        elif isinstance(image, Image.Image):
+            image = ImageOps.exif_transpose(image) if config.DATA.EXIF_ORIENTATION else image
+            image = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+        pixels = transform(image, np.random.default_rng() if training and rng is None else rng)
+        return normalize(pixels[None].transpose(0, 3, 1, 2))[0]
+
+    return prepare
+
+
+def find_config(name, what="-cfg"):
+    """Return (path of the YAML, its family's `build_model`) for a variant's or a recipe's name, or a YAML anywhere.
 
     Raises:
         UserError: there is no such variant or file, or the YAML's MODEL.NAME is none of the zoo.
     """
-    known = variants()
-    path = Path(known.get(name, name))
-    if not os.path.isfile(path):  # pathlib's raises where a name is too long
-        raise UserError(f"-cfg: {name} is no file and no variant; tools/list_models.py lists the variants")
-    home = path if path.resolve() in known.values() else known.get(_name_of(path))
-    if home is None:
-        raise UserError(f"-cfg: {path}: its MODEL.NAME is no variant of the zoo; tools/list_models.py lists them")
-    family = Path(home).resolve().parents[1].name
-    module = importlib.import_module(f"image_classification.{family}.{family.lower()}")
-    return path, module.build_model
-
-
-def _name_of(path):
-    """Return MODEL.NAME of a YAML whose family is not known yet: the last one of its layers that gives one."""
-    names = [layer["MODEL"].get("NAME") for _, layer in read_yaml(path) if isinstance(layer.get("MODEL"), dict)]
-    return next((name for name in reversed(names) if name), build_config([]).MODEL.NAME)
+    path = find_yaml(name, what=what)
+    return path, importlib.import_module(module_of(family_of_file(path))).build_model
 
 
 def load_model(name, pretrained=None, options=()):
@@ -57,13 +114,39 @@ def load_model(name, pretrained=None, options=()):
         options: KEY=VALUE words, as `-opts` takes them.
     """
     path, build_model = find_config(name)
-    words = [f"-cfg={path}", "-eval"]
-    words += [f"-pretrained={pretrained}"] if pretrained else []
-    words += ["-opts", *options] if options else []
-    config = with_preprocessing(load_config(words, build_model))
+    config = _configured(path, build_model, pretrained, options)
     select_device(config.DEVICE)
     model = make_model(config, build_model)
     if pretrained:
         load_pretrained(model, pretrained)
     model.eval()
     return model, config
+
+
+def _configured(path, build_model, weights, options, training=False):
+    """Return the configuration of a YAML with KEY=VALUE words and the preprocessing of weights."""
+    words = [f"-cfg={path}"] + ([] if training else ["-eval"])
+    words += [f"-pretrained={weights}"] if weights else []
+    words += ["-opts", *options] if options else []
+    return with_preprocessing(load_config(words, build_model))
+
+
+def _default_weights(name, path, needed=True):
+    """Return the id of the weights that stand for a variant."""
+    variant = load_config([f"-cfg={path}"]).MODEL.NAME if path.stem not in variants() else path.stem
+    found = next((family[variant].get("default") for family in read_variants().values() if variant in family), None)
+    if found is None and needed:
+        raise UserError(f"pretrained: {name} has no published weights; give the file of its weights instead of True")
+    return found
+
+
+def _words(function, keys, overrides):
+    """Return KEY=VALUE words for the keyword arguments of a function."""
+    words = []
+    for name, value in overrides.items():
+        if name not in keys:
+            near = difflib.get_close_matches(name, keys, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(keys)}"
+            raise UserError(f"{function}: no argument {name!r}; {hint}")
+        words.append(f"{keys[name]}={json.dumps(value)}")
+    return words

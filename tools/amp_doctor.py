@@ -11,29 +11,25 @@ formats cannot hold. Each layer's output and its gradient, and each parameter's 
 VisualDL and advice.yaml, which can stand in the BASE of a model's YAML.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, atomic_write, prepare_process, progress_bar
-
-prepare_process()
-
-from image_classification.amp.diagnosis import diagnose
-from image_classification.amp.observer import FORMATS, Observer
-from image_classification.build import build_parts, build_trainer
-from image_classification.config import load_config
+from image_classification.config import load_config, preview_config
 from image_classification.config.schema import Amp
-from image_classification.parallel.single import SingleProcess
-from image_classification.runtime import setup_logger
-from image_classification.trainer import MicroBatches
-from image_classification.zoo import find_config
-from tools.amp_doctor_report import advice_yaml, draw, layer_rows, parameter_rows, show, write_histograms
+from image_classification.runtime import (
+    Parser,
+    UserError,
+    atomic_write,
+    command,
+    prepare_process,
+    progress_bar,
+    setup_logger,
+)
 
 
 @dataclasses.dataclass
@@ -48,32 +44,35 @@ class Run:
     skipped: int
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the tables and the advice, write the report and return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         epilog="every other option is one of the training commands: python main_single_gpu.py -h",
     )
-    parser.add_argument("-cfg", "--cfg", required=True, help="variant or YAML file")
-    parser.add_argument("-steps", "--steps", type=int, default=20, help="steps of each run (default: 20)")
-    parser.add_argument("-rows", "--rows", type=int, default=15, help="rows of each table (default: 15)")
-    parser.add_argument("-report", "--report", type=Path, default=Path("output/doctor"), help="folder of the report")
+    parser.add_argument("-cfg", required=True, help="variant or YAML file")
+    parser.add_argument("-steps", type=int, default=20, help="steps of each run (default: 20)")
+    parser.add_argument("-rows", type=int, default=15, help="rows of each table (default: 15)")
+    parser.add_argument("-report", type=Path, default=Path("output/doctor"), help="folder of the report")
     options, words = parser.parse_known_args(arguments)
-    try:
-        if options.steps < 1:
-            raise UserError(f"-steps: {options.steps}: at least 1")
-        path, build_model = find_config(options.cfg)
-        examine(load_config([f"-cfg={path}", *words], build_model), build_model, options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.steps < 1:
+        raise UserError(f"-steps: {options.steps}: at least 1")
+    preview_config([f"-cfg={options.cfg}", *words])
+    prepare_process()
+    from image_classification.zoo import find_config
+
+    path, build_model = find_config(options.cfg)
+    examine(load_config([f"-cfg={path}", *words], build_model), build_model, options)
     return 0
 
 
 def examine(config, build_model, options):
     """Make both runs, print and write what they showed."""
+    from image_classification.amp.diagnosis import diagnose
+    from image_classification.amp.observer import FORMATS
+    from image_classification.tools.parts import amp_doctor_report as doctor
+
     setup_logger()
     asked = None if config.AMP.MODE == "fp32" else short_run(config, build_model, options.steps)
     plain = short_run(dataclasses.replace(config, AMP=Amp()), build_model, options.steps)
@@ -82,7 +81,7 @@ def examine(config, build_model, options):
     scaler = asked.precision.scalers[0] if asked and asked.precision.scalers else None
     scale, dynamic = (scaler.scale, scaler.dynamic) if scaler else (2.0**16, True)
     found = diagnose(plain.records, plain.order, dtype, scale, dynamic)
-    layers, parameters = layer_rows(plain, scale), parameter_rows(plain, scale)
+    layers, parameters = doctor.layer_rows(plain, scale), doctor.parameter_rows(plain, scale)
     facts = {
         "model": config.MODEL.NAME,
         "precision": (asked or plain).precision.describe(),
@@ -95,16 +94,21 @@ def examine(config, build_model, options):
         "layers": layers,
         "parameters": parameters,
     }
-    advice = advice_yaml(config.AMP.MODE, found)
+    advice = doctor.advice_yaml(config.AMP.MODE, found)
     write(options.report / "doctor.json", json.dumps(facts, indent=1).encode())
     write(options.report / "advice.yaml", advice.encode())
-    draw(options.report / "doctor.png", plain, dtype, scale)
-    write_histograms(options.report, plain)
-    show(facts, found, advice, options)
+    doctor.draw(options.report / "doctor.png", plain, dtype, scale)
+    doctor.write_histograms(options.report, plain)
+    doctor.show(facts, found, advice, options)
 
 
 def short_run(config, build_model, steps):
     """Return the Run of a few training steps in the configuration's precision."""
+    from image_classification.amp.observer import Observer
+    from image_classification.build import build_parts, build_trainer
+    from image_classification.parallel.single import SingleProcess
+    from image_classification.trainer import MicroBatches
+
     parts = build_parts(config, build_model, SingleProcess())
     trainer = build_trainer(parts)
     model, precision, optimizer = parts.model, parts.precision, trainer.optimizer

@@ -10,46 +10,53 @@ both of the same round. CPU s/it is the processor time of all threads; with --th
 the machine does. Memory is the peak above the idle process: Python with Paddle imported, no model.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import UserError, atomic_write, progress_bar
-from tools.benchmark_report import add_speedups, describe_products, machine, plot, rounds_table, summary, table
+from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
+from image_classification.tools.parts.benchmark_report import (
+    add_speedups,
+    describe_products,
+    machine,
+    plot,
+    rounds_table,
+    summary,
+    table,
+)
 
-WORKER, TORCH_WORKER = ROOT / "tools" / "benchmark_worker.py", ROOT / "tools" / "benchmark_torch.py"
+PARTS = Path(__file__).resolve().parent / "parts"
+WORKER, TORCH_WORKER = PARTS / "benchmark_worker.py", PARTS / "benchmark_torch.py"
 # What our entry points set and a stock Paddle does not have.
 OUR_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR")
 
 
-def main(words=None):
+@command
+def main(arguments):
     """Print the table and return the exit code."""
-    options = parse(words)
+    options = parse(arguments)
     if options.support_matrix:
         from image_classification.amp.support import support_table
 
         print(support_table())
         return 0
-    try:
-        entries = contestants(options)
-        measurements = run_rounds(options, entries)
-        products = measure_products(options, entries[0]["environment"])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_model(options.cfg, options.opts)
+    entries = contestants(options)
+    measurements = run_rounds(options, entries)
+    products = measure_products(options, entries[0]["environment"])
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
     print(table(rows, options), "", rounds_table(rows), "", describe_products(products), sep="\n")
     result = {
         "machine": machine() | {"products_per_second": products},
-        "command": " ".join(["tools/benchmark.py", *(words or sys.argv[1:])]),
+        "command": " ".join(["tools/benchmark.py", *arguments]),
         "rows": rows,
     }
     if options.json:
@@ -61,25 +68,25 @@ def main(words=None):
 
 
 def parse(words):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("-cfg", "--cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
-    add("--modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
-    add("--dtypes", default="bfloat16", help=f"half formats: {', '.join(HALF_DTYPES)} (default: %(default)s)")
-    add("--batch-size", type=int, default=8, help="images of a step (default: %(default)s)")
-    add("--image-size", type=int, help="side of the images in pixels (default: the configuration's)")
-    add("--rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
-    add("--iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
-    add("--threads", type=int, help="compute threads (default: all cores)")
-    add("--device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
-    add("--data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
-    add("--evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
-    add("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
-    add("--json", metavar="FILE", help="write the rows as JSON")
-    add("--plot", metavar="FILE", help="write a bar chart, PNG or SVG")
-    add("--peers", action="store_true", help="measure stock Paddle and, where installed, PyTorch + timm as well")
-    add("--peer-python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
-    add("--support-matrix", action="store_true", help="print which mode works with which kind of run, and stop")
+    add("-cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
+    add("-modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
+    add("-dtypes", default="bfloat16", help=f"half formats: {', '.join(HALF_DTYPES)} (default: %(default)s)")
+    add("-batch_size", type=int, default=8, help="images of a step (default: %(default)s)")
+    add("-image_size", type=int, help="side of the images in pixels (default: the configuration's)")
+    add("-rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
+    add("-iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
+    add("-threads", type=int, help="compute threads (default: all cores)")
+    add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
+    add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
+    add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
+    add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
+    add("-json", metavar="FILE", help="write the rows as JSON")
+    add("-plot", metavar="FILE", help="write a bar chart, PNG or SVG")
+    add("-peers", action="store_true", help="measure stock Paddle and, where installed, PyTorch + timm as well")
+    add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
+    add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
     options.modes, options.dtypes = options.modes.split(","), options.dtypes.split(",")
     for flag, given, known in (
@@ -90,7 +97,7 @@ def parse(words):
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
     for flag in ("batch_size", "image_size", "rounds", "iterations", "threads"):
         if getattr(options, flag) is not None and getattr(options, flag) < 1:
-            parser.error(f"--{flag.replace('_', '-')}: must be 1 or more")
+            parser.error(f"-{flag}: must be 1 or more")
     return options
 
 

@@ -23,7 +23,6 @@ environment of its own and its sources, since its wheel comes without its traini
     python tools/benchmark_data.py --paddleclas /tmp/PaddleClas --paddleclas-python /tmp/clas/bin/python
 """
 
-import argparse
 import contextlib
 import os
 import resource
@@ -32,47 +31,44 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, set_threads
+from image_classification.runtime import Parser, UserError, WithDefaults, command, set_threads
 
 set_threads(1)  # before NumPy, OpenCV and Paddle: the workers are the parallelism
 
 import cv2
 import numpy as np
 
-from tools.benchmark_data_rows import build_rows
-from tools.benchmark_data_steps import SIZE
+from image_classification.tools.parts.benchmark_data_steps import SIZE
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the table and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--data", help="folder with train/ and class folders; none: JPEGs are made")
-    parser.add_argument("--images", type=int, default=512, help="images of a round")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of a batch")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes or threads of every row")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that are measured, after one to warm up")
-    parser.add_argument("--paddleclas", metavar="FOLDER", help="sources of PaddleClas, for a row of PaddleClas itself")
-    parser.add_argument("--paddleclas-python", default=sys.executable, help="Python that has what PaddleClas needs")
-    parser.add_argument("--rows", nargs="+", help="names of rows, or beginnings of them")
+    parser = Parser(description=__doc__, formatter_class=WithDefaults)
+    parser.add_argument("-data", help="folder with train/ and class folders; none: JPEGs are made")
+    parser.add_argument("-images", type=int, default=512, help="images of a round")
+    parser.add_argument("-batch_size", type=int, default=64, help="images of a batch")
+    parser.add_argument("-workers", type=int, default=2, help="worker processes or threads of every row")
+    parser.add_argument("-rounds", type=int, default=5, help="rounds that are measured, after one to warm up")
+    parser.add_argument("-paddleclas", metavar="FOLDER", help="sources of PaddleClas, for a row of PaddleClas itself")
+    parser.add_argument("-paddleclas_python", default=sys.executable, help="Python that has what PaddleClas needs")
+    parser.add_argument("-rows", nargs="+", help="names of rows, or beginnings of them")
     options = parser.parse_args(arguments)
-    try:
-        with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as cleanup:
-            root = options.data or make_images(os.path.join(scratch, "images"), options.images)
-            rows = build_rows(root, scratch, cleanup, options)
-            chosen = {
-                name: row for name, row in rows.items()
-                if not options.rows or any(name.startswith(wanted) for wanted in options.rows)
-            }  # fmt: skip
-            if not chosen:
-                raise UserError(f"--rows: {' '.join(options.rows)}: none of {', '.join(rows)} begins so")
-            print_table(measure(chosen, options.rounds, options.images))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    from image_classification.tools.parts.benchmark_data_rows import build_rows
+
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as cleanup:
+        root = options.data or make_images(os.path.join(scratch, "images"), options.images)
+        rows = build_rows(root, scratch, cleanup, options)
+        chosen = {
+            name: row for name, row in rows.items()
+            if not options.rows or any(name.startswith(wanted) for wanted in options.rows)
+        }  # fmt: skip
+        if not chosen:
+            raise UserError(f"-rows: {' '.join(options.rows)}: none of {', '.join(rows)} begins so")
+        print_table(measure(chosen, options.rounds, options.images))
     return 0
 
 

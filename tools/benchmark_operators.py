@@ -10,7 +10,6 @@ inputs and results would pass a plain copy of memory, which no kernel can beat u
 in memory as [B, H, W, C] in our formats, as the operator before leaves them, and as [B, C, H, W] in stock Paddle.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -18,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import prepare_process
+from image_classification.runtime import Parser, command, prepare_process
 
 FORMATS = ("float32", "float16", "bfloat16")
 STOCK = "stock"
@@ -72,9 +71,10 @@ def cases(batch):
     }  # fmt: skip
 
 
-def main(words=None):
+@command
+def main(arguments):
     """Print the table and return the exit code."""
-    options = parse(words)
+    options = parse(arguments)
     if options.threads:
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads)))
     prepare_process()
@@ -103,22 +103,22 @@ def main(words=None):
 
 
 def parse(words):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("--operators", help="measure those whose names contain one of these words (default: all)")
-    add("--formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
-    add("--batch-size", type=int, default=8, help="images of a batch (default: %(default)s)")
-    add("--rounds", type=int, default=9, help="measurements of each figure, after a first that warms up (%(default)s)")
-    add("--threads", type=int, help="compute threads (default: all cores)")
+    add("-operators", help="measure those whose names contain one of these words (default: all)")
+    add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
+    add("-batch_size", type=int, default=8, help="images of a batch (default: %(default)s)")
+    add("-rounds", type=int, default=9, help="measurements of each figure, after a first that warms up (%(default)s)")
+    add("-threads", type=int, help="compute threads (default: all cores)")
     options = parser.parse_args(words)
     options.formats = options.formats.split(",")
     options.operators = options.operators.split(",") if options.operators else []
     for name in options.formats:
         if name not in FORMATS:
-            parser.error(f"--formats: {name!r} is not one of {', '.join(FORMATS)}")
+            parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
     for flag in ("batch_size", "rounds", "threads"):
         if getattr(options, flag) is not None and getattr(options, flag) < 1:
-            parser.error(f"--{flag.replace('_', '-')}: must be 1 or more")
+            parser.error(f"-{flag}: must be 1 or more")
     return options
 
 

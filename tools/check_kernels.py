@@ -9,15 +9,22 @@ device (docs/devices.md) from every family of the zoo and every optimizer: tools
 wherever that Paddle can be imported: paddlepaddle-gpu lists its GPU kernels on machines without a GPU too.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, atomic_write, expected_kind, kernel_registry, prepare_process
+from image_classification.runtime import (
+    Parser,
+    UserError,
+    atomic_write,
+    command,
+    expected_kind,
+    kernel_registry,
+    prepare_process,
+)
 
 NEEDED = Path(__file__).with_name("kernels.json")
 
@@ -32,27 +39,25 @@ def missing(registry, needed, kind):
     return result
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the lines and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("-device", default="auto", help="kind of device: gpu, xpu, a plug-in's name (default: auto)")
     parser.add_argument("-registry", type=Path, help="file that -dump wrote with another Paddle")
     parser.add_argument("-dump", type=Path, help="write this Paddle's registry and stop")
     options = parser.parse_args(arguments)
-    try:
-        if options.dump:
-            with atomic_write(options.dump) as file:
-                file.write(json.dumps(kernel_registry()).encode())
-            return 0
-        if options.registry and not options.registry.is_file():
-            raise UserError(f"-registry: {options.registry}: no such file")
-        kind = expected_kind(options.device)
-        registry = json.loads(options.registry.read_text()) if options.registry else kernel_registry()
-        if not any(key[0] == kind for keys in registry.values() for key in keys):
-            raise UserError(f"-device: {kind}: this registry has no kernel for it")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    prepare_process()
+    if options.dump:
+        with atomic_write(options.dump) as file:
+            file.write(json.dumps(kernel_registry()).encode())
+        return 0
+    if options.registry and not options.registry.is_file():
+        raise UserError(f"-registry: {options.registry}: no such file")
+    kind = expected_kind(options.device)
+    registry = json.loads(options.registry.read_text()) if options.registry else kernel_registry()
+    if not any(key[0] == kind for keys in registry.values() for key in keys):
+        raise UserError(f"-device: {kind}: this registry has no kernel for it")
     failed = False
     for mode, needed in json.loads(NEEDED.read_text()).items():
         lacking = missing(registry, needed, kind)
@@ -65,5 +70,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    prepare_process()
     sys.exit(main())

@@ -8,7 +8,6 @@ interrupted comparison continues. The table gives, for each mode and number form
 spread, and the difference to float32 in points.
 """
 
-import argparse
 import concurrent.futures
 import json
 import os
@@ -19,15 +18,18 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from image_classification.config import check_model, family_of_file, find_yaml, model_folders
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import UserError, progress_bar
+from image_classification.runtime import Parser, UserError, command, progress_bar
 
 
-def main():
-    arguments = parse_arguments()
+@command
+def main(arguments):
+    """Make the runs that are missing and print the table."""
+    arguments = parse_arguments(arguments)
     folder = Path(arguments.output)
     runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
     reports = {}
@@ -41,31 +43,30 @@ def main():
     print(table(arguments, reports))
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-cfg", "--cfg", required=True, metavar="FILE", help="YAML of the model")
-    parser.add_argument("--modes", default="fp32,auto", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
-    parser.add_argument("--dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds (default: %(default)s)")
-    parser.add_argument("--output", default="output/compare", help="folder of the runs (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
-    parser.add_argument("--opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
-    arguments = parser.parse_args()
-    arguments.cfg = Path(arguments.cfg).resolve()
+def parse_arguments(words):
+    parser = Parser(description=__doc__)
+    parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
+    parser.add_argument("-modes", default="fp32,auto", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
+    parser.add_argument("-dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
+    parser.add_argument("-seeds", default="0,1,2", help="seeds (default: %(default)s)")
+    parser.add_argument("-output", default="output/compare", help="folder of the runs (default: %(default)s)")
+    parser.add_argument("-jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
+    arguments = parser.parse_args(words)
+    arguments.cfg = find_yaml(arguments.cfg).resolve()
+    check_model(str(arguments.cfg), arguments.opts)
     arguments.modes = arguments.modes.split(",")
     arguments.dtypes = arguments.dtypes.split(",")
     try:
         arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
     except ValueError:
-        parser.error(f"--seeds: expected integers, found {arguments.seeds!r}")
+        parser.error(f"-seeds: expected integers, found {arguments.seeds!r}")
     for flag, given, known in (
-        ("--modes", arguments.modes, PRECISION_MODES), ("--dtypes", arguments.dtypes, HALF_DTYPES)
+        ("-modes", arguments.modes, PRECISION_MODES), ("-dtypes", arguments.dtypes, HALF_DTYPES)
     ):  # fmt: skip
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
-    if not arguments.cfg.is_file():
-        parser.error(f"-cfg: {arguments.cfg}: no such file")
     return arguments
 
 
@@ -93,7 +94,7 @@ def train(arguments, folder, run):
         command += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
-        model_folder = arguments.cfg.parents[1]
+        model_folder = model_folders()[family_of_file(arguments.cfg)]
         done = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(f"{name} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
@@ -136,7 +137,4 @@ def table(arguments, reports):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main())

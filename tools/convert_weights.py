@@ -9,38 +9,35 @@ every name and shape is checked. The source is whatever -pretrained takes. The e
 .safetensors and .pth are for timm and torchvision (their names and layout), .pdparams is for Paddle and this project.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, prepare_process
-
-prepare_process()
-
-from image_classification.weights import export_tensors, write_weights
-from image_classification.zoo import load_model
+from image_classification.config import check_model
+from image_classification.runtime import Parser, command, prepare_process
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the target and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("source", help="registry id, hub id, URL or file")
     parser.add_argument("target", help="file to write: .safetensors, .pth, .pt or .pdparams")
     parser.add_argument("-layout", choices=("torch", "paddle"), help="names and layout (default: by the ending)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys, as MODEL.NUM_CLASSES=10")
     options = parser.parse_args(arguments)
-    try:
-        model, _ = load_model(options.cfg, options.source, options.opts)
-        layout = options.layout or ("paddle" if Path(options.target).suffix == ".pdparams" else "torch")
-        tensors = export_tensors(model, layout)
-        write_weights(options.target, tensors)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_model(options.cfg, options.opts)
+    prepare_process()
+    from image_classification.weights import export_tensors, write_weights
+    from image_classification.zoo import load_model
+
+    model, _ = load_model(options.cfg, options.source, options.opts)
+    layout = options.layout or ("paddle" if Path(options.target).suffix == ".pdparams" else "torch")
+    tensors = export_tensors(model, layout)
+    write_weights(options.target, tensors)
     print(f"{options.target}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()) / 1e6:.1f} MB, {layout}")
     return 0
 

@@ -16,26 +16,19 @@ largest: 0.8 % for float16, 6 % for bfloat16. Measured are 1 to 3 roundings (doc
 chain of half operators has 117 in ResNet-50 and 270 in ViT-S: most errors cancel.
 """
 
-import argparse
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from image_classification.runtime import UserError, atomic_write, prepare_process
-
-prepare_process()
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import paddle
-from paddle.static import InputSpec
 
-from image_classification.preview import class_names, normalised
-from image_classification.zoo import load_model
+from image_classification.config import check_model
+from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process
 
 NUM_IMAGES = 10
 # of the largest logit: other kernels and another order of sums; for the half formats 16 times their unit roundoff
@@ -70,9 +63,10 @@ onnx.save(half, half_path)
 """
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the files and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
     parser.add_argument("-output", type=Path, required=True, help="folder to write")
@@ -81,18 +75,22 @@ def main(arguments=None):
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
-    try:
-        for line in export(options):
-            print(line)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    refuse_what_no_engine_has(options)
+    check_model(options.cfg, options.opts)
+    prepare_process()
+    for line in export(options):
+        print(line)
     return 0
 
 
 def export(options):
     """Write all files of the export; yield one line for each check."""
-    refuse_what_no_engine_has(options)
+    import paddle
+    from paddle.static import InputSpec
+
+    from image_classification.preview import class_names, normalised
+    from image_classification.zoo import load_model
+
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     data = config.DATA
     rng = np.random.default_rng(0)
@@ -152,6 +150,7 @@ def write_preprocessing(path, config, names):
 
 def run_paddle(prefix, images, change=lambda config: None):
     """Return the logits of the exported model by Paddle's inference engine on the CPU."""
+    import paddle
     from paddle import inference
 
     # enable_memory_optim fails on a CPU in Paddle 3 (issue 75496), so it is left alone

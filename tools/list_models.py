@@ -11,7 +11,6 @@ products of convolutions, linear layers and attention, and for a normalised valu
 without these, which are up to 0.7 %, the figures are torchvision's.
 """
 
-import argparse
 import fnmatch
 import json
 import math
@@ -19,25 +18,17 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, prepare_process
-
-prepare_process()
-
-import paddle
-
-from image_classification.build import make_model
-from image_classification.config import load_config
-from image_classification.multiply_adds import count_multiply_adds
-from image_classification.weights import read_registry, read_variants
-from image_classification.zoo import find_config, model_folders, variants
+from image_classification.config import load_config, model_folders, variants
+from image_classification.runtime import Parser, UserError, command, prepare_process
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the table and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern of variants (default: *)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
@@ -45,14 +36,11 @@ def main(arguments=None):
     parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
     parser.add_argument("-json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
-    try:
-        list_rows = list_weights if options.weights else list_families if options.families else list_variants
-        rows = list_rows(options.pattern)
-        if not rows:
-            raise UserError(f"no {'family' if options.families else 'variant'} matches {options.pattern!r}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    prepare_process()
+    list_rows = list_weights if options.weights else list_families if options.families else list_variants
+    rows = list_rows(options.pattern)
+    if not rows:
+        raise UserError(f"no {'family' if options.families else 'variant'} matches {options.pattern!r}")
     if options.sort != "name" and options.sort in rows[0]:
         rows.sort(key=lambda row: -(row[options.sort] or 0))
     print(json.dumps(rows, indent=1) if options.json else table(rows))
@@ -61,6 +49,9 @@ def main(arguments=None):
 
 def list_variants(pattern):
     """Return one dictionary a variant whose name matches."""
+    from image_classification.weights import read_registry, read_variants
+    from image_classification.zoo import find_config
+
     published = {name: entry for family in read_variants().values() for name, entry in family.items()}
     entries = read_registry()
     rows = []
@@ -82,6 +73,8 @@ def list_variants(pattern):
 
 def list_families(pattern):
     """Return one dictionary a family whose name matches, from its README, its YAMLs and its registry file."""
+    from image_classification.weights import read_variants
+
     published = read_variants()
     rows = []
     for name, folder in model_folders().items():
@@ -103,6 +96,8 @@ def list_families(pattern):
 
 def list_weights(pattern):
     """Return one dictionary a set of weights whose variant matches."""
+    from image_classification.weights import read_registry
+
     return [
         {
             "pretrained": entry.id,
@@ -120,6 +115,10 @@ def list_weights(pattern):
 
 def count_parameters(path, build_model):
     """Return the number of trainable values, from shapes only."""
+    import paddle
+
+    from image_classification.build import make_model
+
     with paddle.LazyGuard():
         model = make_model(load_config([f"-cfg={path}"], build_model), build_model)
     return sum(math.prod(parameter.shape) for parameter in model.parameters() if not parameter.stop_gradient)
@@ -127,6 +126,9 @@ def count_parameters(path, build_model):
 
 def count_gmacs(path, build_model):
     """Return the billions of multiply-adds for one image, normalisation included, to four digits."""
+    from image_classification.build import make_model
+    from image_classification.multiply_adds import count_multiply_adds
+
     config = load_config([f"-cfg={path}"], build_model)
     counted = count_multiply_adds(
         lambda: make_model(config, build_model), config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS

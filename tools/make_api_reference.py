@@ -7,53 +7,52 @@ Shows what a package offers in its `__all__`, of a module without one what does 
 function, class or method without a docstring is an error.
 """
 
-import argparse
 import importlib
 import sys
 import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, prepare_process
-
-prepare_process()  # pdoc lets nothing start a process while it imports a module, and Paddle does
-
-import pdoc
-import pdoc.doc
-import pdoc.render
+from image_classification.runtime import Parser, UserError, command, prepare_process
 
 PACKAGES = ("amp", "half_cpu", "data", "weights", "parallel", "parallel.protocol", "layers", "zoo")
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the pages and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument(
-        "-output", "--output", type=Path, default=ROOT / "build" / "docs", help="folder (default: build/docs)"
+        "-output", type=Path, default=ROOT / "build" / "docs", help="folder (default: build/docs)"
     )
     options = parser.parse_args(arguments)
+    prepare_process()  # pdoc lets nothing start a process while it imports a module, and Paddle does
+    import pdoc
+    import pdoc.render
+
     names = [f"image_classification.{name}" for name in PACKAGES]
-    try:
-        for name in names:
-            undocumented = without_docstring(importlib.import_module(name))
-            if undocumented:
-                raise UserError(f"{name}: no docstring: {', '.join(undocumented)}")
-        pdoc.render.configure(docformat="google", show_source=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            # Each package by what it offers, without the pages of its modules.
+    for name in names:
+        undocumented = without_docstring(importlib.import_module(name))
+        if undocumented:
+            raise UserError(f"{name}: no docstring: {', '.join(undocumented)}")
+    pdoc.render.configure(docformat="google", show_source=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:  # each package by what it offers, without the pages of its modules
             pdoc.pdoc(*(spec for name in names for spec in (name, f"!{name}.")), output_directory=options.output)
-    except (UserError, UserWarning) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        except UserWarning as warning:
+            raise UserError(str(warning)) from None
     print(f"API reference: {options.output / 'index.html'}")
     return 0
 
 
 def without_docstring(module):
     """Return the public functions, classes and methods of a module that say nothing about themselves."""
+    import pdoc.doc
+
     members = pdoc.doc.Module(module).own_members
     methods = [method for member in members if member.kind == "class" for method in member.own_members]
     return [

@@ -8,14 +8,14 @@ are shuffled over the shards by a fixed seed. A shard appears when it is complet
 run that was stopped goes on where it was, a damaged shard is written again.
 """
 
-import argparse
 import concurrent.futures
 import multiprocessing
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
@@ -32,34 +32,29 @@ from image_classification.data.tfrecord import (
 )
 from image_classification.data.tfrecord_dataset import FOLDERS, IMAGE_FEATURE, LABEL_FEATURE
 from image_classification.files.plain import open_plain, read_plain
-from image_classification.runtime import UserError, atomic_write, progress_bar
+from image_classification.runtime import Parser, UserError, WithDefaults, atomic_write, command, progress_bar
 
 MAX_CLASSES = 1 << 20
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the shards of both splits and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=WithDefaults)
     parser.add_argument("source", help="folder with train/ and val/, or with train_list.txt and val_list.txt")
     parser.add_argument("output", help="folder for train/, validation/ and idx_files/")
-    parser.add_argument("--shards", type=int, default=1024, help="files of the training set")
-    parser.add_argument("--shards-val", type=int, default=128, help="files of the validation set")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--first-label", type=int, default=1, help="number of the first class in the files")
-    parser.add_argument("--seed", type=int, default=0, help="order of the images")
+    parser.add_argument("-shards", type=int, default=1024, help="files of the training set")
+    parser.add_argument("-shards_val", type=int, default=128, help="files of the validation set")
+    parser.add_argument("-workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("-first_label", type=int, default=1, help="number of the first class in the files")
+    parser.add_argument("-seed", type=int, default=0, help="order of the images")
     options = parser.parse_args(arguments)
-    try:
-        require_folder(options.source, "source")
-        for split, num_shards in (("train", options.shards), ("val", options.shards_val)):
-            dataset = _read(options.source, split)
-            if dataset is not None:
-                written = write_shards(dataset, split, options, num_shards)
-                print(f"{split}: {len(dataset)} images in {num_shards} shards, {written} of them written now")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    require_folder(options.source, "source")
+    for split, num_shards in (("train", options.shards), ("val", options.shards_val)):
+        dataset = _read(options.source, split)
+        if dataset is not None:
+            written = write_shards(dataset, split, options, num_shards)
+            print(f"{split}: {len(dataset)} images in {num_shards} shards, {written} of them written now")
     return 0
 
 

@@ -10,7 +10,6 @@ in a copy without a fault. A fault that its test does not find survives, and the
 not fit the tree, or breaks it so that no test runs, is an error, and the exit code is 2.
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import os
@@ -28,10 +27,11 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, atomic_write
+from image_classification.runtime import Parser, UserError, atomic_write, command
 
 LIST = "tests/mutations.yaml"
 TIMEOUT = 600  # seconds for the tests of one mutation
@@ -72,27 +72,24 @@ class Outcome:
     text: str
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Run the mutations, print the table and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("-k", default="", metavar="TEXT", help="only mutations with this text in their names")
     parser.add_argument("-j", type=int, default=1, metavar="N", help="mutations at the same time (default: 1)")
     parser.add_argument("-table", type=Path, metavar="FILE", help="write the table there, as a page in Markdown")
     parser.add_argument("-root", type=Path, default=ROOT, help="tree to work on, a git work tree (default: this one)")
     options = parser.parse_args(arguments)
-    try:
-        mutations = read_list(options.root)
-        chosen = [mutation for mutation in mutations if options.k in mutation.name]
-        if not chosen:
-            raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
-        rows = rows_of_page(options.table) if options.table is not None and chosen != mutations else {}
-        absent = [mutation.name for mutation in mutations if mutation not in chosen and mutation.name not in rows]
-        if options.table is not None and absent:
-            raise UserError(f"-table: {options.table} has no result of {absent[0]} yet, so -k must not leave it out")
-        results = run(options.root, chosen, max(1, options.j))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    mutations = read_list(options.root)
+    chosen = [mutation for mutation in mutations if options.k in mutation.name]
+    if not chosen:
+        raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
+    rows = rows_of_page(options.table) if options.table is not None and chosen != mutations else {}
+    absent = [mutation.name for mutation in mutations if mutation not in chosen and mutation.name not in rows]
+    if options.table is not None and absent:
+        raise UserError(f"-table: {options.table} has no result of {absent[0]} yet, so -k must not leave it out")
+    results = run(options.root, chosen, max(1, options.j))
     new = {result.mutation.name: row(result) for result in results}
     print("", *HEAD, *new.values(), "", count(new.values()), sep="\n")
     if options.table is not None:

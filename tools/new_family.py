@@ -7,16 +7,16 @@ folder holds a small network of convolutions and MLPs that trains on the digits;
 each file is for stands in CONTRIBUTING.md.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
 from string import Template
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, atomic_write
+from image_classification.runtime import Parser, UserError, atomic_write, command
 
 PACKAGE = ROOT / "image_classification"
 
@@ -109,7 +109,7 @@ def build_model(
 DIGITS = """\
 # python main_single_gpu.py -cfg=./configs/${family}_tiny_digits.yaml -amp
 # Expected: top-1 0.97 to 0.99 on the 360 test digits, a minute on two CPU cores. 42,682 parameters.
-BASE: ../../../configs/datasets/digits.yaml
+BASE: digits
 DATA:
   BATCH_SIZE: 32
   BATCH_SIZE_EVAL: 180
@@ -184,16 +184,13 @@ REGISTRY = """\
 """
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the files and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("name", help="of the family, as the paper writes it: RegNet")
     options = parser.parse_args(arguments)
-    try:
-        paths = write_family(options.name)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    paths = write_family(options.name)
     for path in paths:
         print(path.relative_to(ROOT))
     return 0

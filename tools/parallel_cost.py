@@ -8,9 +8,11 @@ Expected: two Markdown tables, messages per step of ViT-B/16 and predicted effic
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.parallel import cost
+from image_classification.runtime import Parser, command
 
 MODELS = {
     "ViT-B/16": cost.Transformer(197, 768, 12, 1000, 86_567_656),
@@ -26,7 +28,10 @@ LAYOUTS = (
 )
 
 
-def main():
+@command
+def main(arguments):
+    """Print the tables."""
+    Parser(description=__doc__).parse_args(arguments)
     print("| model | DP: MB a step | TP: all-reduces, MB a micro-batch of 64 | PP: MB a micro-batch of 64, each way |")
     print("| --- | --- | --- | --- |")
     for name, model in MODELS.items():
@@ -49,4 +54,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

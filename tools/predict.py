@@ -8,37 +8,28 @@ The first argument is a variant or a YAML, the others are images, folders or pat
 its best class; with -explain next to it where the model looked, by Grad-CAM or attention rollout.
 """
 
-import argparse
 import glob
 import json
 import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, atomic_write, prepare_process, progress_bar
-
-prepare_process()
-
-import cv2
 import numpy as np
-import paddle
-from paddle.nn import functional as F
 
-from image_classification.annotate import annotate
-from image_classification.explain import heatmap
-from image_classification.preview import class_names, eval_pixels, normalised, whole_photo
-from image_classification.zoo import load_model
+from image_classification.config import check_model
+from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process, progress_bar
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 CAPTIONS = 3  # classes below a picture
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the predictions and return the exit code: 0 all done, 1 some images cannot be read, 2 nothing was done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("images", nargs="+", help="images, folders, patterns")
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
@@ -50,13 +41,11 @@ def main(arguments=None):
     parser.add_argument("-explain", action="store_true", help="add where the model looked to the pictures")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
-    try:
-        if options.explain and options.output is None:
-            raise UserError("-explain: needs -output with a folder for the pictures")
-        results = run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.explain and options.output is None:
+        raise UserError("-explain: needs -output with a folder for the pictures")
+    check_model(options.cfg, options.opts)
+    prepare_process()
+    results = run(options)
     print(json.dumps(results, indent=1, ensure_ascii=False) if options.json else table(results))
     return 1 if any("error" in result for result in results) else 0
 
@@ -67,6 +56,13 @@ def run(options):
     Raises:
         UserError: there is no image, or none that can be read.
     """
+    import paddle
+    from paddle.nn import functional as F
+
+    from image_classification.explain import heatmap
+    from image_classification.preview import class_names, normalised
+    from image_classification.zoo import load_model
+
     paths = find_images(options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     names = class_names(config, options.class_names)
@@ -102,6 +98,8 @@ def run(options):
 
 def read_crops(config, paths, results, bar):
     """Return {path: uint8 [1, size, size, channels]} of the images that can be read; say which others there are."""
+    from image_classification.preview import eval_pixels
+
     crops = {}
     for path in paths:
         try:
@@ -135,6 +133,11 @@ def find_images(words):
 
 def save_picture(folder, config, heat, result):
     """Write the photograph with what the model saw of it outlined, where it looked, and the classes in words."""
+    import cv2
+
+    from image_classification.annotate import annotate
+    from image_classification.preview import whole_photo
+
     source = Path(result["file_name"])
     photo, box = whole_photo(config, source)
     lines = [f"{100 * score:.1f} %  {name if not name.isdigit() else f'class {name}'}"

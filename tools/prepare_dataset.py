@@ -7,49 +7,48 @@
 ``--check`` decodes every image of both splits and lists the corrupt ones; nothing is written.
 """
 
-import argparse
 import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import build_config
-from image_classification.data import build_dataset
-from image_classification.data.decode import CorruptImage, decode
-from image_classification.data.sources import DATASETS, DOWNLOADS
-from image_classification.runtime import UserError, progress_bar
+from image_classification.runtime import Parser, command, progress_bar
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Prepare or check one data set and return the exit code: 0 sound, 1 corrupt images, 2 wrong input."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("dataset", choices=sorted(DATASETS), help="name, as in DATA.DATASET")
+    parser = Parser(description=__doc__)
+    parser.add_argument("dataset", help="name, as in DATA.DATASET: cifar10, folder, ...")
     parser.add_argument("folder", help="folder of the data set, as in DATA.DATA_PATH")
-    parser.add_argument("--check", action="store_true", help="decode every image, download nothing")
-    parser.add_argument("--num-classes", type=int, help="as in MODEL.NUM_CLASSES (default: that of the data set)")
+    parser.add_argument("-check", action="store_true", help="decode every image, download nothing")
+    parser.add_argument("-num_classes", type=int, help="as in MODEL.NUM_CLASSES (default: that of the data set)")
     options = parser.parse_args(arguments)
+    from image_classification.data import build_dataset
+    from image_classification.data.sources import DOWNLOADS
+
     model = {"NUM_CLASSES": options.num_classes} if options.num_classes else {}
     download = options.dataset in DOWNLOADS and not options.check
     data = {"DATASET": options.dataset, "DATA_PATH": options.folder, "DOWNLOAD": download}
     num_corrupt = 0
-    try:
-        config = build_config([("arguments", {"DATA": data, "MODEL": model})])
-        if not model:  # then the data say it
-            config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
-        for split in ("train", "val"):
-            dataset = build_dataset(config, split)
-            if options.check:
-                num_corrupt += _check(dataset, split)
-            print(f"{split}: {len(dataset)} images, {dataset.num_classes} classes")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    config = build_config([("arguments", {"DATA": data, "MODEL": model})])
+    if not model:  # then the data say it
+        config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
+    for split in ("train", "val"):
+        dataset = build_dataset(config, split)
+        if options.check:
+            num_corrupt += _check(dataset, split)
+        print(f"{split}: {len(dataset)} images, {dataset.num_classes} classes")
     return 1 if num_corrupt else 0
 
 
 def _check(dataset, split):
     """Decode every image, print the corrupt ones and return how many they are."""
+    from image_classification.data.decode import CorruptImage, decode
+
     found = 0
     with progress_bar(len(dataset), split, "images") as bar:
         for index in range(len(dataset)):

@@ -12,8 +12,9 @@ import argparse
 import csv
 import fnmatch
 import sys
+from pathlib import Path
 
-from torch_peers import timm
+sys.path.insert(0, str(Path(__file__).resolve().parent / "parts"))  # torch_peers
 
 
 def main(arguments=None):
@@ -26,6 +27,8 @@ def main(arguments=None):
         "-as", "--as", dest="names", action="append", default=[], metavar="TIMM=OURS", help="another name of a variant"
     )
     options = parser.parse_args(arguments)
+    from torch_peers import timm
+
     renamed = dict(word.split("=", 1) for word in options.names)
     with open(options.results, newline="", encoding="utf-8") as file:
         results = {row["model"]: row for row in csv.DictReader(file)}
@@ -42,6 +45,8 @@ def main(arguments=None):
 
 def section(architecture, variant, results, gmacs):
     """Return the YAML of one variant with all its weights."""
+    from torch_peers import timm
+
     tags = [name for name in timm.list_pretrained(f"{architecture}.*") if name.split(".")[0] == architecture]
     model = timm.create_model(architecture, num_classes=1000)
     lines = [f"{variant}:", f"  parameters: {sum(value.numel() for value in model.parameters())}"]
@@ -59,6 +64,8 @@ def section(architecture, variant, results, gmacs):
 
 def weight(name, results):
     """Return (id, lines) of one set of weights of timm."""
+    from torch_peers import timm
+
     config = timm.get_pretrained_cfg(name).to_dict()
     row = results.get(name)
     size = int(row["img_size"]) if row else config["input_size"][-1]

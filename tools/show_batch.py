@@ -6,19 +6,17 @@
 Takes every option of the training commands. Below each image stands its label; a mixed image has its two largest.
 """
 
-import importlib
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cv2
 import numpy as np
 
-from image_classification.config import load_config
-from image_classification.data import build_train_loader
-from image_classification.runtime import UserError, atomic_write
+from image_classification.config import preview_config
+from image_classification.runtime import Parser, UserError, atomic_write, command
 
 MAX_IMAGES = 64
 FORMATS = (".png", ".jpg", ".webp")
@@ -27,41 +25,31 @@ CAPTION = 16
 SMALLEST_TILE = 96  # pixels; smaller images are enlarged so that the captions can be read
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Write the picture and return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0].startswith("-"):
-        print(__doc__)
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    path, options = arguments[0], arguments[1:]
-    try:
-        config = load_config(options, _find_builder(options))
-        loader = build_train_loader(config)
-        images, labels = next(iter(loader))
-        loader.close()
-        picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)
-        suffix = Path(path).suffix.lower()
-        if suffix not in FORMATS:
-            raise UserError(f"{path}: ends in none of {', '.join(FORMATS)}")
-        content = cv2.imencode(suffix, picture[:, :, ::-1])[1]
-        with atomic_write(path) as file:
-            file.write(content.tobytes())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{path}: {len(images[:MAX_IMAGES])} of {len(images)} images")
+    parser = Parser(
+        description=__doc__,
+        epilog="every other option is one of the training commands: python main_single_gpu.py -h",
+    )
+    parser.add_argument("path", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
+    parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
+    options, words = parser.parse_known_args(arguments)
+    suffix = Path(options.path).suffix.lower()
+    if suffix not in FORMATS:
+        raise UserError(f"{options.path}: ends in none of {', '.join(FORMATS)}")
+    config = preview_config([f"-cfg={options.cfg}", *words])
+    from image_classification.data import build_train_loader
+
+    loader = build_train_loader(config)
+    images, labels = next(iter(loader))
+    loader.close()
+    picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)
+    content = cv2.imencode(suffix, picture[:, :, ::-1])[1]
+    with atomic_write(options.path) as file:
+        file.write(content.tobytes())
+    print(f"{options.path}: {len(images[:MAX_IMAGES])} of {len(images)} images")
     return 0
-
-
-def _find_builder(options):
-    """Return ``build_model`` of the model folder that ``-cfg`` lies in: its signature explains the MODEL section."""
-    words = [word.lstrip("-") for option in options for word in option.split("=", 1)]
-    if "cfg" not in words[:-1]:
-        return None
-    folder = Path(words[words.index("cfg") + 1]).resolve().parent.parent.name
-    if not (ROOT / "image_classification" / folder / f"{folder.lower()}.py").is_file():
-        return None
-    return importlib.import_module(f"image_classification.{folder}.{folder.lower()}").build_model
 
 
 def draw(config, images, labels, class_names):

@@ -9,7 +9,6 @@ code 2. The tests are those of what depends on a version: private names and oper
 of Python, processes. To try a Paddle that is refused, widen PADDLES in image_classification/runtime/versions.py first.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -18,9 +17,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import UserError, progress_bar
+from image_classification.runtime import Parser, UserError, command, progress_bar
 from image_classification.runtime.versions import PADDLES, PYTHONS, is_within, numbers
 
 ENTRY_POINT = ROOT / "image_classification" / "ViT" / "main_single_gpu.py"
@@ -42,26 +42,21 @@ TESTS = [
 VERSIONS = ["2.6.2", "3.0.0", "3.1.1", "3.2.2", "3.3.0", "3.3.1"]  # of Paddle
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print the table and return the exit code: 0 when every pair is as the README says."""
     pythons = [f"{PYTHONS[0][0]}.{minor}" for minor in range(PYTHONS[0][1], PYTHONS[1][1])]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pythons", nargs="+", default=pythons, help="Python versions (default: %(default)s)")
-    parser.add_argument("--paddles", nargs="+", default=VERSIONS, help="Paddle versions (default: %(default)s)")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".venv-matrix", help="folder (default: .venv-matrix)")
+    parser = Parser(description=__doc__)
+    parser.add_argument("-pythons", nargs="+", default=pythons, help="Python versions (default: %(default)s)")
+    parser.add_argument("-paddles", nargs="+", default=VERSIONS, help="Paddle versions (default: %(default)s)")
+    parser.add_argument("-cache", type=Path, default=ROOT / ".venv-matrix", help="folder (default: .venv-matrix)")
     options = parser.parse_args(arguments)
     cells = {}
-    bar = progress_bar(len(options.pythons) * len(options.paddles), "versions", "pair")
-    try:
+    with progress_bar(len(options.pythons) * len(options.paddles), "versions", "pair") as bar:
         for paddle in options.paddles:
             for python in options.pythons:
                 cells[paddle, python] = check(python, paddle, options.cache)
                 bar.update()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        bar.close()
     print(f"| Paddle | {' | '.join(f'Python {python}' for python in options.pythons)} |")
     print("| --- |" + " --- |" * len(options.pythons))
     for paddle in options.paddles:
@@ -101,11 +96,11 @@ def environment(python, paddle, cache, is_supported):
         raise UserError(f"--pythons: python{python} is not on the PATH")
     # A refused Paddle is never imported, so it needs none of its dependencies.
     wanted = ["-r", ROOT / "requirements-common.txt", "pytest", "pytest-xdist"] if is_supported else ["--no-deps"]
-    for command in (
+    for words in (
         [base, "-m", "venv", "--clear", folder],
         [folder / "bin" / "python", "-m", "pip", "install", "--quiet", f"paddlepaddle=={paddle}", *wanted],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PIP_NO_INPUT": "1"})
+        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PIP_NO_INPUT": "1"})
         if done.returncode:
             raise UserError(f"{folder.name}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     (folder / "ready").touch()

@@ -65,11 +65,12 @@ def initialize(
 
     Args:
         enabled: False leaves the models alone, and `scale_loss` yields the loss itself.
-        opt_level: "O0", "O1", "O2" or "O3"; the seven arguments after it override what the level sets.
+        opt_level: "O0", "O1", "O2" or "O3"; the seven arguments after it override what the level sets. Or one of the
+            modes "auto" and "naive", which take `loss_scale` and the bounds of it only.
         num_losses: number of loss scales, one per `loss_id` of `scale_loss`.
         verbosity: 0 silent, 1 logs the settings and skipped steps, 2 each cast of O1 as well.
         min_loss_scale, max_loss_scale: bounds of a dynamic loss scale; None for no bound.
-        dtype: "float16" (the default) or "bfloat16".
+        dtype: "float16" (the default; in mode auto on a CPU the other one) or "bfloat16".
         functions: FunctionCasts with one's own functions for O1.
         reduction: collectives, when gradients are neither averaged nor checked elsewhere.
 
@@ -87,12 +88,15 @@ def initialize(
         "min_loss_scale": min_loss_scale,
     }
     options = {name: value for name, value in overrides.items() if value is not None}
-    options |= {"num_losses": num_losses, "verbosity": verbosity, "max_loss_scale": max_loss_scale}
     options |= {"enabled": enabled, "verbose": verbosity > 0}
-    if opt_level not in levels.LEVELS:
+    if opt_level not in (*levels.LEVELS, "auto", "naive"):
         raise ValueError(
-            f"unknown optimization level {opt_level!r}: levels are O0, O1, O2, O3, with the letter O, not a zero"
+            f"unknown optimization level {opt_level!r}: levels are O0, O1, O2, O3, with the letter O, not a zero, and "
+            "the modes auto and naive"
         )
+    of_levels = {"num_losses": num_losses, "verbosity": verbosity, "max_loss_scale": max_loss_scale}
+    unasked = {} if opt_level in levels.LEVELS else {"num_losses": 1, "verbosity": verbosity, "max_loss_scale": 2.0**24}
+    options |= {name: value for name, value in of_levels.items() if value != unasked.get(name)}
     model_list, optimizer_list = _as_list(models), [] if optimizers is None else _as_list(optimizers)
     _check_models(model_list)
     _check_optimizers(optimizer_list)

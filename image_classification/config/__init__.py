@@ -1,7 +1,20 @@
 """One schema with defaults, YAML files with BASE, the command line; frozen once loaded. Knows no Paddle."""
 
-from .command_line import load_config
-from .merge import build_config
+from .catalogue import find_yaml, model_folders, variants
+from .command_line import check_model, load_config, preview_config
+from .merge import build_config, family_of_file
 from .schema import Config, invocation_yaml, to_yaml
 
-__all__ = ["Config", "build_config", "invocation_yaml", "load_config", "to_yaml"]
+__all__ = [
+    "Config",
+    "build_config",
+    "check_model",
+    "family_of_file",
+    "find_yaml",
+    "invocation_yaml",
+    "load_config",
+    "model_folders",
+    "preview_config",
+    "to_yaml",
+    "variants",
+]

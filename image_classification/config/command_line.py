@@ -1,15 +1,13 @@
 """The command line of every entry point: PaddleViT's single-dash flags, Apex's spellings, and -opts for every key."""
 
-import argparse
 import dataclasses
-import difflib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ..runtime import UserError
-from .merge import Builder, build_config, read_yaml, split_smoke
+from ..runtime import Parser, UserError
+from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
+from .merge import Builder, build_config, family_of_file, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 from .yaml_text import load_yaml
 
@@ -62,18 +60,16 @@ SWITCHES = {
     "dry_run": ("DRY_RUN", "resolve the configuration, build everything, run one batch, print what would happen"),
 }
 
-# Apex's spellings of its ImageNet example, as words of their own: as short options they would swallow typing mistakes.
+# Apex's spellings of its ImageNet example.
 ALIASES = {
-    "-a": "--arch",
-    "-b": "--batch_size",
-    "--b": "--batch_size",
-    "-j": "--num_workers",
-    "--workers": "--num_workers",
-    "--epochs": "--num_epochs",
-    "-e": "--eval",
-    "--evaluate": "--eval",
+    "a": "arch",
+    "b": "batch_size",
+    "j": "num_workers",
+    "workers": "num_workers",
+    "epochs": "num_epochs",
+    "e": "eval",
+    "evaluate": "eval",
 }
-RECIPES = Path(__file__).resolve().parents[2] / "configs" / "recipes"
 
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
@@ -102,10 +98,10 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     """
     arguments = make_parser(prog).parse_args(argv)
     if arguments.cfg is None:
-        raise UserError("-cfg: a configuration file is needed, for example -cfg=./configs/vit_tiny_digits.yaml")
-    if not os.path.isfile(arguments.cfg):  # pathlib's raises where a name is too long
-        raise UserError(f"-cfg: {arguments.cfg}: no such file")
-    layers, smoke = split_smoke(read_yaml(arguments.cfg))
+        raise UserError("-cfg: a model, a recipe or a YAML file is needed, for example -cfg=vit_tiny_digits")
+    path = find_yaml(arguments.cfg)
+    layers, smoke = split_smoke(read_yaml(path))
+    _check_family(path, name_of(layers), build_model)
     of_files = len(layers)
     if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
         layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
@@ -131,13 +127,41 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         config = build_config([*files, *layers[of_files:]], build_model)
     elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
         # the effective configuration of a smoke run has the key, and the small values already
-        raise UserError(f"RUNTIME.SMOKE: {arguments.cfg} has no SMOKE section, so there is no small version of it")
+        raise UserError(f"RUNTIME.SMOKE: {path} has no SMOKE section, so there is no small version of it")
     of_command_line = build_config(layers[of_files:], build_model)
     _check_precision(config, of_command_line, arguments.amp)
     config = _with_one_source_of_weights(config, of_command_line)
     given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
     config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+
+
+def _check_family(path: Path, name: str | None, build_model: Builder | None) -> None:
+    """Refuse another family's YAML by saying whose it is: its keys would be unknown, or mean something else."""
+    family = family_of(name)
+    own = next((own for own in model_folders() if module_of(own) == getattr(build_model, "__module__", None)), family)
+    if family is not None and own != family:
+        raise UserError(f"-cfg: {path}: {name} belongs to {family}: its program is in image_classification/{family}")
+
+
+def preview_config(argv: Sequence[str], family: str | None = None) -> Config:
+    """Return the :class:`Config` of a command line, by the signature of a model that is not imported, nor Paddle.
+
+    Args:
+        family: the model folder whose program runs; None where it runs every family.
+
+    Raises:
+        UserError, SystemExit: as :func:`load_config`.
+    """
+    if family is None:
+        cfg = make_parser().parse_args(argv).cfg
+        family = family_of_file(find_yaml(cfg)) if cfg else None
+    return load_config(argv, signature_of(family) if family else None)
+
+
+def check_model(cfg: str, options: Sequence[str] = ()) -> None:
+    """Raise a UserError, before Paddle is imported, about a model or its keys that a tool was given wrongly."""
+    preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
 
 
 def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]) -> bool:
@@ -208,65 +232,51 @@ def _resolve(config: Config, given: Iterable[str]) -> Config:
     return dataclasses.replace(config, DATA=data)
 
 
-def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def make_parser(prog: str | None = None) -> Parser:
     """Return the parser; its help shows each flag with its default."""
     parser = _Parser(
         prog=prog,
         description="Train or evaluate an image classifier in float32 or mixed precision.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        aliases=ALIASES,
     )
-    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML configuration of the model (required)")
-    parser.add_argument("--arch", metavar="NAME", help="Apex: its recipe of this model (configs/recipes), for -cfg")
+    parser.add_argument("-cfg", metavar="CFG", help="model, recipe or YAML file (required)")
+    parser.add_argument("-arch", metavar="NAME", help="Apex: its recipe of this model (configs/recipes), for -cfg")
     parser.add_argument("data", nargs="?", help="Apex: folder of the data set, as -data_path")
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag, (key, note) in flags.items():
             text, default = _documentation(key)
             help_text = f"{note or text} ({key}; default: {default})" if text else note
-            group.add_argument(*_spellings(flag), metavar="VALUE", help=help_text.replace("%", "%%"))
+            group.add_argument(f"-{flag}", metavar="VALUE", help=help_text.replace("%", "%%"))
     group = parser.add_argument_group("Switches")
     for flag, (_, text) in SWITCHES.items():
-        group.add_argument(*_spellings(flag), action="store_true", help=text)
+        group.add_argument(f"-{flag}", action="store_true", help=text)
     parser.add_argument_group("Any key").add_argument(
-        *_spellings("opts"), nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="set keys of the configuration",
     )  # fmt: skip
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong flag as one line with the nearest flag."""
+class _Parser(Parser):
+    """Knows what Apex's words mean, and that keys are set with -opts."""
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-    # argparse declares overloads for a namespace, which nobody gives here.
-    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        names = (word.partition("=") for word in args)
-        arguments, unknown = self.parse_known_args(["".join((ALIASES.get(name, name), *rest)) for name, *rest in names])
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        arguments, unknown = self.parse_known_args(args, namespace)
         if arguments.data is not None and "=" in arguments.data:
             unknown.insert(0, arguments.data)
+        if unknown and "=" in unknown[0] and not unknown[0].startswith("-"):
+            raise UserError(f"unknown argument {unknown[0]!r}; keys are set with -opts {unknown[0]}")
         if unknown:
-            word = unknown[0].split("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(word, flags, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; -h lists the flags"
-            if "=" in unknown[0] and not word.startswith("-"):
-                hint = f"; keys are set with -opts {unknown[0]}"
-            raise UserError(f"unknown argument {unknown[0]!r}{hint}")
+            self.refuse(unknown[0])
         for one, other in (("arch", "cfg"), ("data", "data_path")):
             if getattr(arguments, one) is not None and getattr(arguments, other) is not None:
                 raise UserError(f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}: give one of them")
         if arguments.arch is not None:
-            recipe = RECIPES / f"{arguments.arch}_apex.yaml"
-            arguments.cfg = str(recipe if os.path.isfile(recipe) else Path("configs") / f"{arguments.arch}.yaml")
+            recipe = f"{arguments.arch}_apex"
+            arguments.cfg = recipe if recipe in shared() else arguments.arch
         return arguments
-
-
-def _spellings(flag: str) -> list[str]:
-    return list(dict.fromkeys([f"-{flag}", f"--{flag}", f"--{flag.replace('_', '-')}", f"-{flag.replace('-', '_')}"]))
 
 
 def _documentation(key: str) -> tuple[str, object]:

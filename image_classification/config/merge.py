@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ..files.plain import read_text
 from ..runtime import UserError
+from .catalogue import family_of, find_yaml, name_of, variants
 from .fields import check_limits
 from .schema import Config, Model
 from .values import convert, shown
@@ -47,11 +48,25 @@ def build_config(layers: Iterable[Layer], build_model: Builder | None = None) ->
 def read_yaml(path: str | Path) -> list[Layer]:
     """Return the layers of a YAML file, those of its BASE files first.
 
-    ``BASE`` is a file or a list of files, relative to the file that names them.
+    ``BASE`` is a file or a list of files, relative to the file that names them, or by name: of a model, a recipe, a
+    data set or a precision mode that the project brings.
     """
     layers: list[Layer] = []
     _read_yaml(Path(path), (), layers)
     return layers
+
+
+def family_of_file(path: Path) -> str:
+    """Return the model folder whose model a YAML is of: the one it lies in, or the one of its MODEL.NAME.
+
+    Raises:
+        UserError: MODEL.NAME is no variant of the zoo.
+    """
+    is_variant = path.resolve() == variants().get(path.stem)
+    family = family_of(path.stem if is_variant else name_of(read_yaml(path)))
+    if family is None:
+        raise UserError(f"-cfg: {path}: its MODEL.NAME is no variant of the zoo; tools/list_models.py lists them")
+    return family
 
 
 def split_smoke(layers: Iterable[Layer]) -> tuple[list[Layer], list[Layer]]:
@@ -95,7 +110,7 @@ def _read_yaml(path: Path, parents: tuple[Path, ...], layers: list[Layer]) -> No
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UserError(f"{path}: BASE: expected a file name or a list of file names, found {shown(bases)}")
     for base in filter(None, bases):
-        _read_yaml(path.parent / base, (*parents, path.resolve()), layers)
+        _read_yaml(find_yaml(base, path.parent, f"BASE of {path}"), (*parents, path.resolve()), layers)
     layers.append((str(path), mapping))
 
 

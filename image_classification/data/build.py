@@ -36,21 +36,7 @@ def build_train_loader(config, rank=0, world_size=1, dataset=None):
             f"DATA.BATCH_SIZE: {data.BATCH_SIZE} images x {world_size} processes is more than the {len(dataset)}"
             f" training images of {data.DATASET}"
         )
-    transform = TrainTransform(
-        data.IMAGE_SIZE,
-        data.IMAGE_CHANNELS,
-        crop=data.TRAIN_CROP,
-        crop_scale=data.CROP_SCALE,
-        crop_ratio=data.CROP_RATIO,
-        crop_padding=data.CROP_PADDING,
-        hflip=data.HFLIP,
-        interpolation=data.INTERPOLATION,
-        library=data.RESIZE_LIBRARY,
-        scaled_decode=data.SCALED_DECODE,
-        upright=data.EXIF_ORIENTATION,
-        image_steps=image_steps(config),
-        pixel_steps=pixel_steps(config),
-    )
+    transform = build_train_transform(config)
     order = functools.partial(
         train_order,
         len(dataset),
@@ -90,6 +76,26 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
     return _loader(config, dataset, transform, lambda epoch: fixed, batch_size, world_size, training=False)
+
+
+def build_train_transform(config):
+    """Return the random crop, the flip and the augmentation of a training as the DATA and TRAIN sections say."""
+    data = config.DATA
+    return TrainTransform(
+        data.IMAGE_SIZE,
+        data.IMAGE_CHANNELS,
+        crop=data.TRAIN_CROP,
+        crop_scale=data.CROP_SCALE,
+        crop_ratio=data.CROP_RATIO,
+        crop_padding=data.CROP_PADDING,
+        hflip=data.HFLIP,
+        interpolation=data.INTERPOLATION,
+        library=data.RESIZE_LIBRARY,
+        scaled_decode=data.SCALED_DECODE,
+        upright=data.EXIF_ORIENTATION,
+        image_steps=image_steps(config),
+        pixel_steps=pixel_steps(config),
+    )
 
 
 def build_eval_transform(data):

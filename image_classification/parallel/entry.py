@@ -4,11 +4,9 @@ import faulthandler
 import os
 import signal
 import sys
+from pathlib import Path
 
-from image_classification.config import build_config
-from image_classification.config.command_line import make_parser
-from image_classification.config.merge import read_yaml
-from image_classification.config.yaml_text import load_yaml
+from image_classification.config import model_folders, preview_config
 from image_classification.runtime import (
     UserError,
     expected_kind,
@@ -21,25 +19,24 @@ from image_classification.runtime import (
 from . import env, spawn, watch
 from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_USER_ERROR, PeerLost
 
-SECTIONS = ("NGPUS", "DEVICE", "PARALLEL", "EVAL")
 DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
 # variables of launchers that leave their processes behind when they are killed
 LAUNCHERS_ALONE = ("PADDLE_LOG_DIR", "TORCHELASTIC_RUN_ID")
-FLAGS = {"ngpus": "NGPUS", "device": "DEVICE", "launcher": "PARALLEL.LAUNCHER", "rank": "PARALLEL.RANK",
-         "world_size": "PARALLEL.WORLD_SIZE", "host": "PARALLEL.HOST", "port": "PARALLEL.PORT",
-         "local_rank": "PARALLEL.LOCAL_RANK", "sync_bn": "PARALLEL.SYNC_BN", "eval": "EVAL"}  # fmt: skip
 
 
 def prepare_processes(alone=False, argv=None):
     """Give this process its rank and threads; without a launcher, start NGPUS processes, wait for them and exit.
 
-    Call it before Paddle is imported. A mistake of the user is one line on stderr and exit code 2.
+    Call it before Paddle is imported: that takes seconds, and the whole command line is checked first. A mistake of the
+    user is one line on stderr and exit code 2.
 
     Args:
         alone: the program is made for one process, and refuses to be one of several.
     """
     try:
-        settings = read_settings(sys.argv[1:] if argv is None else argv)
+        program = Path(sys.argv[0]).resolve()  # of one family, or one that runs them all
+        family = program.parent.name if program.is_file() and program.parent.name in model_folders() else None
+        settings = preview_config(sys.argv[1:] if argv is None else argv, family)
         if settings.NGPUS == 0 or settings.NGPUS < -1:
             raise UserError(f"-ngpus={settings.NGPUS}: expected at least 1, or -1 for one per visible device")
         place = find_place(settings)
@@ -127,21 +124,3 @@ def find_place(settings, environ=os.environ):
     if place.world_size > 1:
         env.export(place, environ)
     return place
-
-
-def read_settings(argv):
-    """Return the configuration of a command line as far as the start of the processes needs it."""
-    arguments = make_parser().parse_args(argv)
-    layers = []
-    if arguments.cfg and os.path.isfile(arguments.cfg):  # else the complaint comes later, with the rest of them
-        layers = [(name, {key: mapping[key] for key in SECTIONS if key in mapping})
-                  for name, mapping in read_yaml(arguments.cfg)]  # fmt: skip
-    words = [(key, getattr(arguments, flag)) for flag, key in FLAGS.items()]
-    words = [(key, value) for key, value in words if value not in (None, False)]
-    words += [word.partition("=")[::2] for word in arguments.opts]
-    for key, text in words:
-        section, _, leaf = key.partition(".")
-        if section in SECTIONS:
-            value = load_yaml(str(text), f"command line {key}")
-            layers.append(("command line", {section: {leaf: value} if leaf else value}))
-    return build_config(layers)

@@ -78,7 +78,7 @@ class _Watcher:
             del environ[cards]
         output = self.outputs[rank]
         return subprocess.Popen(
-            [sys.executable, *sys.argv], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
+            [sys.executable, *sys.orig_argv[1:]], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
             preexec_fn=_in_worker,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from .versions import refuse_unsupported
 
 refuse_unsupported()  # before any other line of the project runs, so that no entry point or tool can forget it
 
+from .commands import Parser, WithDefaults, command
 from .devices import (
     cards_variable,
     device_of,
@@ -27,10 +28,13 @@ from .seeds import rng_state, seed_everything, set_rng_state
 
 __all__ = [
     "LOGGER_NAME",
+    "Parser",
     "SILENT_SECONDS",
     "UserError",
+    "WithDefaults",
     "atomic_write",
     "cards_variable",
+    "command",
     "device_of",
     "expected_kind",
     "failure_of",

@@ -16,6 +16,7 @@ from tests.helpers.amp_models import batch, bits, network
 
 PACKAGE = Path(amp.__file__).resolve().parent.parent
 LEVELS = ["O0", "O1", "O2", "O3"]
+MODES = [*LEVELS, "auto", "naive"]
 
 
 def adamw(model, rate=0.01):
@@ -43,13 +44,14 @@ def iterate(model, optimizer, steps=3, accumulate=1, **arguments):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MODES)
 def test_three_lines_train(level, dtype):
-    losses = iterate(*start(level, dtype=None if level == "O0" else dtype), steps=8)
+    scale = {"loss_scale": 1024.0} if level == "naive" else {}  # its own begins at 2^32, and the first steps overflow
+    losses = iterate(*start(level, dtype=None if level == "O0" else dtype, **scale), steps=8)
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MODES)
 def test_three_lines_do_what_a_trainer_does(level):
     """Bit by bit the same as `Precision`, because scaling by powers of two is exact."""
     model, optimizer = start(level)
@@ -377,7 +379,13 @@ def test_attributes_of_model_and_optimizer_are_reached_through():
         (lambda: amp.initialize(network(), "adam"), TypeError, "optimizers must be a paddle optimizer"),
         (lambda: amp.initialize(network(), opt_level="01"), ValueError, "letter O, not a zero"),
         (lambda: amp.initialize(network(), opt_level=None), ValueError, "unknown optimization level None"),
-        (lambda: amp.initialize(network(), opt_level="auto"), ValueError, "unknown optimization level 'auto'"),
+        (lambda: amp.initialize(network(), opt_level="paddle"), ValueError, "unknown optimization level 'paddle'"),
+        (lambda: amp.initialize(network(), opt_level="auto", num_losses=2), ValueError, "auto has no option 'num_losses'"),
+        (
+            lambda: amp.initialize(network(), opt_level="naive", keep_batchnorm_fp32=True),
+            ValueError,
+            "naive has no option 'keep_batchnorm_fp32'",
+        ),
         (lambda: amp.initialize(network(), opt_level="O1", keep_batchnorm_fp32=True), ValueError, "must be None"),
         (lambda: amp.initialize(start("O1")[0]), ValueError, "this model was through amp already"),
         (lambda: amp.initialize(network(), start("O1")[1]), ValueError, "this optimizer was through amp already"),

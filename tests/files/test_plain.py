@@ -51,5 +51,5 @@ def test_text_that_is_none_is_refused(tmp_path):
 
 
 def test_variant_of_a_name_that_no_file_can_have_is_one_line():
-    with pytest.raises(UserError, match="is no file and no variant"):
+    with pytest.raises(UserError, match="no such file, and no model or recipe of that name"):
         find_config("n" * 300)

@@ -8,7 +8,8 @@ import pytest
 from tests.helpers.model_zoo import FOLDERS, PACKAGE, ROOT
 
 FAMILIES = re.compile(rf"\b({'|'.join(folder.name for folder in FOLDERS)})", re.IGNORECASE)
-SHARED = sorted([*(ROOT / "tools").glob("*.py"), *PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")])
+SHARED = [path for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")) if path.parts[-2] != "tools"]
+SHARED = sorted([*(ROOT / "tools").rglob("*.py"), *SHARED])
 EXAMPLES = {
     "tools/benchmark.py": {"vit_base_patch16_224"},  # measured when nobody says what
     "tools/parallel_cost.py": {"ViT-B/16", "ViT-L/16"},  # the sizes of the tables in docs/distributed.md

@@ -2,6 +2,7 @@
 
 import pytest
 
+from image_classification.config import preview_config
 from image_classification.parallel import entry
 from image_classification.runtime import UserError
 
@@ -13,7 +14,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 def refuse(argv, environ):
-    settings = entry.read_settings(argv)
+    settings = preview_config(argv)
     entry.refuse_company(settings, entry.find_place(settings, environ))
 
 
@@ -30,7 +31,7 @@ def refuse(argv, environ):
 ])  # fmt: skip
 def test_program_for_one_process_refuses_company(argv, environ, asked):
     with pytest.raises(UserError, match=f"^{asked}.*use main_multi_gpu.py$"):
-        refuse(argv, environ)
+        refuse([DIGITS, *argv], environ)
 
 
 @pytest.mark.parametrize("argv", [
@@ -43,6 +44,6 @@ def test_one_process_that_was_asked_for_is_welcome(argv):
 @pytest.mark.parametrize("count", ["0", "-2"])
 def test_number_of_processes_that_means_nothing_is_one_line(count, capsys):
     with pytest.raises(SystemExit) as ended:
-        entry.prepare_processes(argv=[f"-ngpus={count}"])
+        entry.prepare_processes(argv=[DIGITS, f"-ngpus={count}"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: -ngpus={count}: expected at least 1, or -1 for one per visible device\n"

@@ -246,7 +246,7 @@ def test_advice_is_a_configuration_that_the_entry_points_take(tmp_path):
     from image_classification.ViT.vit import build_model
 
     path = ROOT / "image_classification/ViT/configs/vit_tiny_digits.yaml"
-    from tools.amp_doctor_report import advice_yaml
+    from image_classification.tools.parts.amp_doctor_report import advice_yaml
 
     found = diagnosis("overflow")
     text = advice_yaml("O2", found)
@@ -276,7 +276,7 @@ def test_gradients_of_an_accumulated_window_are_those_of_the_whole_batch():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-cfg=no_such_model"], "error: -cfg: no_such_model is no file and no variant"),
+        (["-cfg=no_such_model"], "error: -cfg: no_such_model: no such file, and no model or recipe of that name"),
         (["-cfg=vit_tiny_digits", "-steps=0"], "error: -steps: 0: at least 1"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.hystersis=2"], "did you mean 'hysteresis'"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.keep_float32=[neck]"], "the model has no layer 'neck'"),

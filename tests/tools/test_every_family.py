@@ -10,9 +10,10 @@ from PIL import Image
 from image_classification.config import load_config
 from image_classification.freeze import freeze
 from image_classification.runtime import UserError
+from image_classification.tools import amp_doctor, convert_weights, export, list_models, predict
+from image_classification.tools.parts import benchmark_worker
 from image_classification.weights import export_tensors, load_pretrained, read_weights, write_weights
 from tests.helpers.model_zoo import FOLDERS, build, builder, digits_config
-from tools import amp_doctor, benchmark_worker, convert_weights, export, list_models, predict
 
 
 @pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)

@@ -1,6 +1,6 @@
 """Serve epochs of PaddleClas's own training input to benchmark_data.py; runs in PaddleClas's environment, not ours.
 
-    python tools/benchmark_paddleclas.py '{"source": ..., "root": ..., "list": ..., "batch_size": ..., "workers": ...}'
+    python benchmark_paddleclas.py '{"source": ..., "root": ..., "list": ..., "batch_size": ..., "workers": ...}'
 
 ``ImageNetDataset`` with the training transforms of PaddleClas's ResNet50.yaml, in ``paddle.io.DataLoader`` with the
 workers kept between the epochs. A line on standard input asks for a number of batches; each is answered by its shape.

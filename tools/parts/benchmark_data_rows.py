@@ -15,8 +15,8 @@ from image_classification.data import build_train_loader
 from image_classification.data.datasets import require_folder
 from image_classification.data.folders import read_class_folders
 from image_classification.runtime import UserError
-from tools import make_tfrecord
-from tools.benchmark_data_steps import MEAN, SIZE, STD, paddleclas_steps, torchvision_steps
+from image_classification.tools import make_tfrecord
+from image_classification.tools.parts.benchmark_data_steps import MEAN, SIZE, STD, paddleclas_steps, torchvision_steps
 
 
 def build_rows(root, scratch, cleanup, options):

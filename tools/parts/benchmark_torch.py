@@ -1,6 +1,6 @@
 """Measure timm's model of the same name with PyTorch in this process, for the comparison of tools/benchmark.py.
 
-Runs in an environment with torch and timm, not Paddle. Takes and prints what tools/benchmark_worker.py does; without
+Runs in an environment with torch and timm, not Paddle. Takes and prints what benchmark_worker.py does; without
 a task it only says which versions it has.
 """
 

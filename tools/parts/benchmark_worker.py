@@ -1,6 +1,6 @@
 """Measure one precision mode in this process; tools/benchmark.py starts one such process per mode and round.
 
-    python tools/benchmark_worker.py '{"cfg": "vit_base_patch16_224", "mode": "auto", ...}'
+    python tools/parts/benchmark_worker.py '{"cfg": "vit_base_patch16_224", "mode": "auto", ...}'
 
 Prints one line of JSON: seconds of each iteration by phase and of all threads' processor time ("cpu"), memory of the
 idle process and at its peak, in bytes.
@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from image_classification.runtime import UserError, peak_memory_bytes, prepare_process
 

@@ -1,0 +1,85 @@
+"""The YAML files that the project brings, by name: each family's variants, and what they share in configs/.
+
+Knows no Paddle, so that a command answers a wrong name at once.
+"""
+
+import ast
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runtime import UserError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def model_folders() -> dict[str, Path]:
+    """Return {folder's name: its path}, sorted: every folder of the package with an entry point."""
+    return {path.parent.name: path.parent for path in sorted(PACKAGE.glob("*/main_single_gpu.py"))}
+
+
+def variants() -> dict[str, Path]:
+    """Return {variant: path of its YAML} over all families."""
+    return {path.stem: path for folder in model_folders().values() for path in sorted(folder.glob("configs/*.yaml"))}
+
+
+def shared() -> dict[str, Path]:
+    """Return {name: path} of the recipes, the data sets and the precision modes in configs/."""
+    return {path.stem: path for path in sorted(PACKAGE.glob("configs/*/*.yaml"))}
+
+
+def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path:
+    """Return the path of a YAML: a file (relative to the folder `beside`), or the name of one that the project brings.
+
+    Raises:
+        UserError: there is no such file, and none of that name; the nearest name is given.
+    """
+    path = Path(name) if beside is None else beside / name
+    if os.path.isfile(path):  # pathlib's raises where a name is too long
+        return path
+    known = variants() | shared()
+    if name in known:
+        return known[name]
+    if beside is not None and os.path.exists(path):  # who reads it says why it cannot be
+        return path
+    typed = Path(name).stem
+    family = family_of(typed)
+    near = [full for full in known if full.startswith(typed)] or difflib.get_close_matches(typed, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
+    if family is not None and path.suffix == ".yaml":
+        hint = f"{typed} belongs to {family}: its program is in image_classification/{family}"
+    raise UserError(f"{what}: {path}: no such file, and no model or recipe of that name; {hint}")
+
+
+def name_of(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """Return MODEL.NAME of a YAML's layers, the last one that is given."""
+    sections = [layer["MODEL"] for _, layer in layers if isinstance(layer.get("MODEL"), dict)]
+    return next((section["NAME"] for section in reversed(sections) if section.get("NAME")), None)
+
+
+def family_of(name: str | None) -> str | None:
+    """Return the model folder that a variant belongs to, None for a name that is none."""
+    path = variants().get(str(name))
+    return None if path is None else path.parents[1].name
+
+
+def signature_of(family: str) -> Callable[..., None]:
+    """Return a function that takes what a family's `build_model` takes, without importing the family, and so Paddle."""
+    source = PACKAGE / family / f"{family.lower()}.py"
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build_model")
+    function.body, function.returns, function.decorator_list = [ast.Pass()], None, []
+    arguments = function.args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # the annotation has the type
+    names: dict[str, Any] = {"__name__": module_of(family)}
+    module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
+    exec(compile(module, str(source), "exec"), names)
+    stub: Callable[..., None] = names["build_model"]
+    return stub
+
+
+def module_of(family: str) -> str:
+    """Return the name of the module with a family's `build_model`."""
+    return f"image_classification.{family}.{family.lower()}"

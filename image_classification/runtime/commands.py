@@ -1,0 +1,108 @@
+"""What every command of the project has in common: how its options are spelt, and what a mistake looks like."""
+
+import argparse
+import difflib
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from .errors import UserError
+
+INTERRUPTED = 130
+
+
+def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
+    """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
+
+    Its exit code is 2 after a UserError, 130 after Ctrl-C, 0 where `main` returns None.
+    """
+
+    @functools.wraps(main)
+    def run(arguments: Sequence[str] | None = None) -> int:
+        try:
+            code = main(sys.argv[1:] if arguments is None else arguments) or 0
+            sys.stdout.flush()
+            return code
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("error: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:  # `... | head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+    return run
+
+
+class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Prints the description as it stands, and the default of each option."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes each option with one dash or two, with - or _ in its name; raises a UserError of one line for a mistake.
+
+    Args:
+        aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
+            typed wrongly.
+    """
+
+    def __init__(self, *args: Any, aliases: Mapping[str, str] | None = None, **options: Any):
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **options | {"allow_abbrev": False})
+        self.aliases = dict(aliases or {})
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    # argparse declares overloads for a namespace, which nobody gives here.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        spelt = {_bare(flag): flag for action in self._actions for flag in action.option_strings}
+        spelt |= {_bare(word): spelt[_bare(flag)] for word, flag in self.aliases.items()}
+        end = words.index("--") if "--" in words else len(words)
+        words[:end] = [_respelt(word, spelt) for word in words[:end]]
+        if any(action.dest == "cfg" and not action.option_strings for action in self._actions):
+            words = _cfg_first(words)
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options.
+
+        Raises:
+            UserError: an unknown option, with the nearest one, a missing or a wrong value.
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown[0])
+        return found
+
+    def refuse(self, word: str) -> NoReturn:
+        """Raise the UserError about a word that is none of the options."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1)
+        hint = f"did you mean {near[0]}?" if near and word.startswith("-") else "-h lists the options"
+        raise UserError(f"unknown argument {word!r}; {hint}")
+
+
+def _cfg_first(words: list[str]) -> list[str]:
+    """Return the words with the value of a -cfg in front, where a program takes it without the name."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in ("-cfg", "--cfg") and (equals or words[index + 1 :]):
+            rest = words[index + 1 :] if equals else words[index + 2 :]
+            return [value if equals else words[index + 1], *words[:index], *rest]
+    return words
+
+
+def _bare(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _respelt(word: str, spelt: Mapping[str, str]) -> str:
+    """Return a word with its option as the parser knows it; what is no option stays."""
+    name, equals, value = word.partition("=")
+    return f"{spelt.get(_bare(name), name)}{equals}{value}" if name.startswith("-") else word
