@@ -20,32 +20,17 @@ from tests.helpers.model_zoo import (
     ROOT,
     build,
     builder,
+    by_cost,
     digits_config,
     published,
+    size_of,
     small_side,
 )
-
-FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
 
 
 def count(model):
     """Return the number of trainable values; Paddle keeps BatchNorm's statistics among the parameters too."""
     return sum(math.prod(p.shape) for p in model.parameters() if not p.stop_gradient)
-
-
-def size_of(path):
-    return published().get(path.stem, {"parameters": 0})["parameters"]
-
-
-def by_cost():
-    """Return all YAMLs; the large ones marked slow, but never the smallest of a family."""
-    cases = []
-    for folder in FOLDERS:
-        paths = sorted((path for path in CONFIGS if path.parents[1] == folder), key=size_of)
-        for index, path in enumerate(paths):
-            slow = index > 0 and size_of(path) > FAST_PARAMETERS
-            cases.append(pytest.param(path, id=path.stem, marks=pytest.mark.slow if slow else ()))
-    return cases
 
 
 def small_images(path):

@@ -54,6 +54,9 @@ def section(architecture, variant, results, gmacs):
     size = timm.get_pretrained_cfg(architecture).input_size[-1]
     if (architecture, size) in gmacs:
         lines.append(f"  gmacs: {float(gmacs[architecture, size]):g}")
+        classes = timm.get_pretrained_cfg(architecture).num_classes  # of the model that the benchmark builds
+        if classes != 1000:
+            lines.append(f"  gmacs_classes: {classes}")
     classifiers = [name for name in tags if name in results and timm.get_pretrained_cfg(name).num_classes == 1000]
     if classifiers:
         lines.append(f"  default: timm/{classifiers[0]}")

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import paddle
+import pytest
 
 from image_classification.config import load_config
 from image_classification.runtime import UserError
@@ -16,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "image_classification"
 FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
 CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
+FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
+FAST_VARIANTS = 6  # and so are all but the smallest of a family of many
 
 
 def digits_config(folder):
@@ -65,3 +68,18 @@ def small_side(path):
 def published():
     """Return {variant: its entry in the registry of weights}, over all families."""
     return {name: entry for variants in read_variants().values() for name, entry in variants.items()}
+
+
+def size_of(path):
+    """Return the published number of parameters of a variant; 0 for one that is not published, such as the digits'."""
+    return published().get(path.stem, {"parameters": 0})["parameters"]
+
+
+def by_cost(paths=CONFIGS):
+    """Return YAMLs as cases of a test, the slow ones marked, but never the smallest of a family."""
+    cases, families = [], {}
+    for path in sorted(paths, key=size_of):
+        index = families[path.parents[1]] = families.get(path.parents[1], -1) + 1
+        slow = index >= FAST_VARIANTS or (index > 0 and size_of(path) > FAST_PARAMETERS)
+        cases.append(pytest.param(path, id=path.stem, marks=pytest.mark.slow if slow else ()))
+    return cases
