@@ -210,7 +210,7 @@ def test_two_processes_skip_a_step_together_and_train_like_one(tmp_path):
     if name != "cpu" and runtime.device_of(name).count() < 2:
         pytest.skip(f"needs two devices of the kind {name}")
     words = [*SMALL_VIT, "TRAIN.HOOKS=[tests.helpers.poison:PoisonHook]", "-device", name, "-amp", "-num_epochs=1"]
-    environment = {"TESTDEV_TIMEOUT": "30", "PYTHONPATH": os.getcwd()}
+    environment = {"PYTHONPATH": os.getcwd()}
     several = ["-ngpus=2", "-batch_size=64", "-output", tmp_path]
     code, out, err = run(*words, *several, script="main_multi_gpu.py", env=environment, timeout=300)
     assert code == 0, out + err
