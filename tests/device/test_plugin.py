@@ -11,6 +11,8 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase
 from paddle.nn import functional as F
 
+from tests.helpers.operands import host_operands
+
 HALVES = ["float16", "bfloat16"]
 
 
@@ -54,10 +56,12 @@ def test_waits_that_find_work_are_counted(board):
     assert syncs == 0  # nothing to wait for
 
 
-def test_tensor_of_the_cpu_mixed_in_is_counted_as_a_copy(board):
+def test_tensor_of_the_cpu_mixed_in_is_named_and_counted_as_a_copy(board):
     x, stray = paddle.ones([8]), paddle.to_tensor(np.ones(8, "float32"), place=paddle.CPUPlace())
-    _, copies = board.count(lambda: x + stray, "copies_to_device")
-    assert copies == 1
+    with host_operands() as found:
+        _, copies = board.count(lambda: [x + stray, x + x, paddle.maximum(x, stray)], "copies_to_device")
+    assert copies == 2
+    assert found == {"__add__: [8] float32 of the host", "maximum: [8] float32 of the host"}
 
 
 def test_memory_limit_is_an_error_and_the_device_goes_on(board):

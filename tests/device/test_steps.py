@@ -16,6 +16,7 @@ def test_step_waits_twice_and_copies_its_batch_alone(board, mode, dtype):
     steps = itertools.cycle(batches(2))
     for _ in range(3):
         trainer.train_step(steps, 1)
-    figures = ("syncs", "copies_to_host", "copies_to_device")
-    found = [board.count(lambda: trainer.train_step(steps, 1), *figures)[1:] for _ in range(3)]
-    assert found == [(2, 1, 2)] * 3
+    expected = {"syncs": 2, "copies_to_host": 1, "copies_to_device": 2}
+    for _ in range(3):
+        _, *counts = board.count(lambda: trainer.train_step(steps, 1), *expected)
+        assert dict(zip(expected, counts, strict=True)) == expected

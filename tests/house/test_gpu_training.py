@@ -21,6 +21,7 @@ from image_classification.losses import build_criterion
 from image_classification.model import Block, Model
 from image_classification.parallel.single import SingleProcess
 from tests.helpers.entry import SMALL_VIT, report_of, run
+from tests.helpers.operands import ON_THE_HOST, host_operands
 from tests.house.test_gpu_contract import ALL, precision_for
 from tests.test_trainer import ArrayLoader
 
@@ -109,6 +110,17 @@ def test_step_reads_one_number(device, mode, dtype, report):
     report(mode, dtype, "host reads a step", f"{count[0] / 3:g}")
     assert count[0] == 3
     assert trainer.progress.step == 4
+
+
+@pytest.mark.parametrize("device", [pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize(("mode", "dtype"), ALL)
+def test_step_gives_no_operator_a_tensor_of_the_host(device, mode, dtype):
+    trainer = make_trainer(device, mode, dtype)
+    steps = iter(batches(2))
+    trainer.train_step(steps, 1)  # the optimizer makes its state
+    with host_operands() as found:
+        trainer.train_step(steps, 1)
+    assert found - ON_THE_HOST == set()
 
 
 @pytest.mark.parametrize(("mode", "dtype"), ALL)
@@ -210,7 +222,7 @@ def test_two_processes_skip_a_step_together_and_train_like_one(tmp_path):
     if name != "cpu" and runtime.device_of(name).count() < 2:
         pytest.skip(f"needs two devices of the kind {name}")
     words = [*SMALL_VIT, "TRAIN.HOOKS=[tests.helpers.poison:PoisonHook]", "-device", name, "-amp", "-num_epochs=1"]
-    environment = {"TESTDEV_TIMEOUT": "30", "PYTHONPATH": os.getcwd()}
+    environment = {"PYTHONPATH": os.getcwd()}
     several = ["-ngpus=2", "-batch_size=64", "-output", tmp_path]
     code, out, err = run(*words, *several, script="main_multi_gpu.py", env=environment, timeout=300)
     assert code == 0, out + err
