@@ -19,6 +19,7 @@ from .data.normalize import Normalize
 from .files.plain import read_plain
 from .runtime import UserError, select_device
 from .weights import load_pretrained, read_registry, read_variants, with_preprocessing
+from .weights.preprocessing import NORMALISATION
 
 # Arguments of every model, as keys of the DATA section.
 OF_DATA = {"image_size": "DATA.IMAGE_SIZE", "in_channels": "DATA.IMAGE_CHANNELS"}
@@ -55,7 +56,10 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
         options = [f"MODEL.NUM_CLASSES={entry.classes}"]
     else:
         options = [] if num_classes is None else [f"MODEL.NUM_CLASSES={num_classes}"]
-    config = _configured(path, build_model, weights, options + _words("create_model", keys, overrides))
+    options += _words("create_model", keys, overrides)
+    if isinstance(overrides.get("in_channels"), int):  # whatever the images are normalised with, a model does not say
+        options += [f"DATA.{key}={[0.5] * overrides['in_channels']}" for key in NORMALISATION]
+    config = _configured(path, build_model, weights, options)
     model = make_model(config, build_model)
     if weights is not None:
         load_pretrained(model, weights, replace_head=num_classes is not None)

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from image_classification.config import load_config
+from image_classification.config import load_config, preview_config
 from tests.helpers.model_zoo import builder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +53,11 @@ def check_options(words):
     """Every option of a tool's command is one that its -h names."""
     done = subprocess.run([sys.executable, words[1], "-h"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    options = set(re.findall(r"(?<![\w-])-[\w-]+", done.stdout))
     for word in words[2:]:
         if word.startswith("-"):
-            assert re.search(rf"{re.escape(word.split('=')[0])}\b", done.stdout), f"{words[1]} has no {word}"
+            name = word.partition("=")[0].lstrip("-").replace("-", "_")
+            assert f"-{name}" in options, f"{words[1]} has no {word}"
 
 
 @pytest.mark.parametrize(("page", "number", "lines"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
@@ -78,6 +81,11 @@ def test_documented_commands_work(page, number, lines, tmp_path):
                 check_configuration(folder, words)
             else:
                 assert words[0] in ("python", "srun", "mpirun", "bash", "sbatch"), line
+        elif words[0] == "image-classification":
+            if words[1] == "train":  # tests/house/test_installed.py does
+                preview_config(words[2:])
+            else:
+                run(["python", "-m", "image_classification", *words[1:]], ROOT, line)
         elif words[0] == "python" and words[1].startswith("main_"):
             words = [word.replace("=/tmp/", f"={tmp_path}/") for word in words]
             if not any(word.startswith(("-output", "--output")) for word in words):
@@ -89,6 +97,15 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert any(word.startswith("main_multi_gpu") for word in words), line
         else:
             assert words[0] in ("pip", "git", "ln", "visualdl"), f"{page}: no rule for {line!r}"
+
+
+def test_library_example_of_the_readme_works():
+    """On a model that fits into the test, with fresh weights."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(example.replace("vit_base_patch16_224", "vit_tiny_digits").replace("pretrained=True, num", "num"), names)
+    assert names["model"].training and names["model"].head.bias.shape == [5]
+    assert names["prepare"](np.zeros((9, 9, 3), np.uint8)).dtype == np.float32
 
 
 def run(words, folder, line):

@@ -28,6 +28,7 @@ ORDER = [
     ["build"],
     ["dry_run", "evaluate_only"],
     ["launch", "zoo", "explain", "preview", "annotate", "multiply_adds"],
+    ["__main__"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")

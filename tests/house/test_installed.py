@@ -47,7 +47,8 @@ def install(folder, *options):
     source = folder / "source"
     source.mkdir()
     for name in ("image_classification", "configs", "tools"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("output", "__pycache__"))
+        leave_out = shutil.ignore_patterns("output", "__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=leave_out)
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements-common.txt"):
         shutil.copy(ROOT / name, source)
     words = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
@@ -81,8 +82,7 @@ def test_installed_command_trains_by_name_and_its_tools_use_what_it_left(program
     run(program, "train", "--cfg=vit_tiny_digits", "-amp", "-output=run", *SMALL, "DATA.NUM_WORKERS=1", cwd=tmp_path)
     said = run(program, "convert-weights", "-cfg", "run/config.yaml", "run/best", "model.safetensors", cwd=tmp_path)
     assert said.startswith("model.safetensors: 20 tensors") and (tmp_path / "model.safetensors").exists()
-    said = run(programs / "python", "-m", "image_classification", "list_models", "--weights", "resnet18", cwd=tmp_path)
-    assert "torchvision/resnet18.V1" in said
+    assert "Classify images." in run(programs / "python", "-m", "image_classification", "-h", cwd=tmp_path)
 
 
 def test_installed_package_has_every_variant_and_what_their_recipes_name(programs, tmp_path):

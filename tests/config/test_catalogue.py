@@ -1,0 +1,70 @@
+"""YAML files by name, and a family's keys without its import."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from image_classification.config import find_yaml, load_config, preview_config, variants
+from image_classification.config.catalogue import shared, signature_of
+from image_classification.runtime import UserError
+from tests.helpers.model_zoo import CONFIGS, FOLDERS, builder
+
+BASE_OF_ALL = sorted(shared().values()) + CONFIGS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_signature_that_is_read_is_the_one_that_runs(folder):
+    read, real = signature_of(folder.name), builder(folder)
+    assert read.__module__ == real.__module__
+    expected = {name: (part.kind, part.annotation) for name, part in inspect.signature(real).parameters.items()}
+    found = {name: (part.kind, part.annotation) for name, part in inspect.signature(read).parameters.items()}
+    assert found == expected
+    assert all(part.annotation is not part.empty for part in inspect.signature(real).parameters.values())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_preview_of_a_command_line_is_its_configuration(folder):
+    for path in (folder / "configs").glob("*_digits.yaml"):
+        words = [f"-cfg={path.stem}", "-amp", "-lr=1e-3", "-opts", "SEED=7"]
+        assert preview_config(words) == preview_config(words, folder.name) == load_config(words, builder(folder))
+
+
+def test_a_name_is_that_of_one_file():
+    names = [*variants(), *shared()]
+    assert len(names) == len(set(names)) == len(BASE_OF_ALL)
+
+
+def test_file_comes_before_a_name_and_lies_beside_the_one_that_names_it(tmp_path, monkeypatch):
+    name = next(iter(variants()))
+    assert find_yaml(name) == variants()[name]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).write_text("SEED: 1\n")
+    assert find_yaml(name, tmp_path / "folder") == tmp_path / "folder" / name
+    (tmp_path / name).mkdir()  # a folder is no YAML
+    monkeypatch.chdir(tmp_path)
+    assert find_yaml(name) == variants()[name]
+
+
+def test_base_by_name_is_read_and_a_wrong_one_is_named_with_the_nearest(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("BASE: [resnet_tiny_digits, naive]\nSEED: 5\n")
+    config = preview_config([f"-cfg={path}"])
+    assert (config.SEED, config.AMP.MODE, config.MODEL.NAME) == (5, "naive", "resnet_tiny_digits")
+    path.write_text("BASE: resnet_tiny_digit\n")
+    with pytest.raises(UserError, match=rf"BASE of {path}: .*resnet_tiny_digit: .*did you mean resnet_tiny_digits\?"):
+        preview_config([f"-cfg={path}"])
+
+
+@pytest.mark.parametrize(("typed", "hint"), [
+    ("resnet5", "did you mean resnet50?"),
+    ("vit_base", "did you mean vit_base_patch"),
+    ("resnet50.a1_in1k", "did you mean resnet50?"),
+    ("configs/resnet50.yaml", "resnet50 belongs to ResNet: its program is in image_classification/ResNet"),
+    ("finetun", "did you mean finetune?"),
+    ("zzzz", "tools/list_models.py lists the models"),
+])  # fmt: skip
+def test_wrong_name_is_answered_with_what_it_may_be(typed, hint):
+    with pytest.raises(UserError) as caught:
+        find_yaml(typed)
+    assert str(caught.value).startswith(f"-cfg: {Path(typed)}: no such file") and hint in str(caught.value)

@@ -1,0 +1,91 @@
+"""Every command explains itself and answers a typing mistake before anything slow begins.
+
+Limits are processor time of the process, which another program on the machine does not change much. Most answers take
+0.15 s; an import of Paddle alone takes 1.5 s.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from image_classification.__main__ import TOOLS, TRAINING
+from tests.helpers.model_zoo import FOLDERS, ROOT
+
+PROGRAMS = sorted([*(ROOT / "tools").glob("*.py"), *(path for folder in FOLDERS for path in folder.glob("main_*.py"))])
+HELP_SECONDS, MISTAKE_SECONDS = 1.0, 0.5
+FIRST = FOLDERS[0]
+VARIANT = f"{FIRST.name.lower()}_tiny_digits"
+OTHER = FOLDERS[-1]
+MAIN = "image_classification/{}/main_single_gpu.py"
+
+
+def answer(*words, cwd=ROOT):
+    """Return (exit code, seconds of processor time, standard output, standard error) of a Python program."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([sys.executable, *map(str, words)], cwd=cwd, stdout=out, stderr=err)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    return process.returncode, usage.ru_utime + usage.ru_stime, *texts
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_help_is_there_at_once(path):
+    code, seconds, out, err = answer(path, "-h")
+    assert (code, err) == (0, "") and out.startswith("usage:")
+    assert seconds < HELP_SECONDS
+
+
+def test_help_of_the_one_command_names_the_others_and_each_of_them_has_one():
+    code, seconds, out, _ = answer("-m", "image_classification", "-h")
+    assert code == 0 and seconds < HELP_SECONDS
+    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == [*TRAINING, *TOOLS]
+    code, seconds, out, _ = answer("-m", "image_classification", "train", "--help")
+    assert code == 0 and seconds < HELP_SECONDS and out.startswith("usage: image-classification train ")
+
+
+def test_every_program_of_the_readme_is_one_of_these():
+    blocks = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    folder, seen = ROOT, 0
+    for line in "\n".join(blocks).splitlines():
+        words = shlex.split(line) or [""]
+        if words[0] == "cd":
+            folder = ROOT / words[1]
+        elif words[0] == "python" and words[1] != "-m":
+            place = ROOT if words[1].startswith(("tools/", "image_classification/")) else folder
+            assert place / words[1] in PROGRAMS, line
+            seen += 1
+        elif words[0] == "image-classification":
+            assert words[1] in (*TRAINING, *TOOLS), line
+    assert seen > 10
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-lrr=1"], "unknown argument '-lrr=1'; did you mean -lr?"),
+    ([MAIN.format(FIRST.name), f"--cfg={VARIANT[:-1]}"], f"did you mean {VARIANT}?"),
+    ([MAIN.format(OTHER.name), "-cfg", VARIANT], f"{VARIANT} belongs to {FIRST.name}: its program is in "
+                                                 f"image_classification/{FIRST.name}"),
+    ([MAIN.format(OTHER.name), f"-cfg=./configs/{VARIANT}.yaml"], f"{VARIANT} belongs to {FIRST.name}"),
+    ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-opts", "MODEL.DROPUOT=0.1"], "did you mean MODEL.DROPOUT?"),
+    ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-opts", "TRAIN.BASELR=1"], "did you mean TRAIN.BASE_LR?"),
+    ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-lr=fast"], "TRAIN.BASE_LR: expected"),
+    (["tools/predict.py", f"--cfg={VARIANT}x", "-pretrained=x", "y"], f"did you mean {VARIANT}?"),
+    (["tools/predict.py", VARIANT, "--top-kk=3", "-pretrained=x", "y"], "did you mean -top_k?"),
+    (["tools/export.py", VARIANT, "--pretrained=x", "-output=y", "-opts", "MODEL.DROPUOT=1"], "did you mean MODEL."),
+    (["tools/amp_doctor.py", f"-cfg={VARIANT}", "-steps=2", "-amp_mod=O2"], "did you mean -amp_mode?"),
+    (["tools/show_batch.py", "batch.png", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
+    (["tools/compare_precision.py", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
+    (["tools/benchmark.py", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
+    (["-m", "image_classification", "train", f"-cfg={VARIANT}", "-batchsize=3"], "did you mean -batch_size?"),
+    (["-m", "image_classification", "predcit"], "did you mean predict?"),
+], ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "")  # fmt: skip
+def test_typing_mistake_is_one_line_before_paddle_is_imported(words, expected):
+    code, seconds, out, err = answer(*words)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    assert expected in err
+    assert seconds < MISTAKE_SECONDS

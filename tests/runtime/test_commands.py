@@ -1,0 +1,70 @@
+"""How options are spelt and what a program says of a mistake."""
+
+import subprocess
+import sys
+
+import pytest
+
+from image_classification.runtime import Parser, UserError, command
+
+
+def parser():
+    made = Parser(aliases={"j": "num_workers"})
+    made.add_argument("cfg")
+    made.add_argument("images", nargs="*")
+    made.add_argument("-num_workers", type=int)
+    made.add_argument_group("more").add_argument("-opt-level")
+    made.add_argument("-switch", action="store_true")
+    return made
+
+
+@pytest.mark.parametrize("word", ["-num_workers", "--num_workers", "-num-workers", "--num-workers", "-j", "--j"])
+@pytest.mark.parametrize("form", ["{}={}", "{} {}"])
+def test_option_has_one_dash_or_two_and_either_joint(word, form):
+    assert parser().parse_args(["x", *form.format(word, -3).split()]).num_workers == -3
+
+
+@pytest.mark.parametrize("words", ["x a b", "-cfg=x a b", "a --cfg x b", "a b -cfg=x"])
+def test_model_is_named_or_first(words):
+    found = parser().parse_args([*words.split(), "--opt_level=O1", "-switch"])
+    assert (found.cfg, found.images, found.opt_level, found.switch) == ("x", ["a", "b"], "O1", True)
+
+
+def test_words_behind_two_dashes_are_values():
+    assert parser().parse_args(["x", "--", "-num_workers"]).images == ["-num_workers"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["x", "--num_worker=3"], "unknown argument '--num_worker=3'; did you mean -num_workers"),
+    (["x", "-zzz"], "unknown argument '-zzz'; -h lists the options"),
+    (["x", "-num_workers=many"], "invalid int value: 'many'"),
+    (["-cfg"], "required: cfg"),
+])  # fmt: skip
+def test_wrong_word_is_one_line(words, message):
+    with pytest.raises(UserError, match=message):
+        parser().parse_args(words)
+
+
+@pytest.mark.parametrize(("error", "code", "said"), [
+    (UserError("wrong"), 2, "error: wrong\n"), (KeyboardInterrupt(), 130, "error: interrupted\n"), (None, 0, ""),
+])  # fmt: skip
+def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
+    @command
+    def main(arguments):
+        assert arguments == ["a"]
+        if error:
+            raise error
+
+    assert main(["a"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_command_whose_reader_has_gone_ends_quietly():
+    program = ("import sys; from image_classification.runtime import command\n"
+               "@command\ndef main(arguments):\n    print('x' * 10**6)\n"
+               "sys.exit(main([]))")  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert (process.wait(), process.stderr.read()) == (0, b"")
+    process.stderr.close()

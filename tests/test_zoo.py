@@ -1,0 +1,114 @@
+"""The library's three functions, as a script of one's own calls them."""
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+
+import image_classification as zoo
+from image_classification.config import load_config
+from image_classification.data.decode import decode
+from image_classification.preview import eval_pixels, normalised
+from image_classification.weights import export_tensors, read_registry, with_preprocessing, write_weights
+from image_classification.zoo import find_config, load_model
+from tests.helpers.model_zoo import CONFIGS, published
+
+NAME = "vit_tiny_digits"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Return (file, its tensors) of a model of ten classes."""
+    path = tmp_path_factory.mktemp("zoo") / "weights.safetensors"
+    paddle.seed(3)
+    model, _ = load_model(NAME)
+    write_weights(path, export_tensors(model, "torch"))
+    return path, model.state_dict()
+
+
+def test_list_has_every_variant_and_those_with_weights():
+    assert zoo.list_models() == sorted(path.stem for path in CONFIGS)
+    assert zoo.list_models("*_digits") == sorted(path.stem for path in CONFIGS if path.stem.endswith("_digits"))
+    assert zoo.list_models(pretrained=True) == sorted(name for name, entry in published().items() if entry["weights"])
+    assert zoo.list_models("nothing*") == []
+
+
+def test_model_comes_in_float32_and_in_training_mode():
+    model = zoo.create_model(NAME, num_classes=3, depth=2, drop_path=0.1, image_size=16, in_channels=1)
+    assert model.training and all(value.dtype == paddle.float32 for value in model.parameters())
+    assert len(model.blocks) == 2 and model(paddle.zeros([2, 1, 16, 16])).shape == [2, 3]
+
+
+def test_own_weights_are_loaded_and_another_number_of_classes_gets_a_fresh_head(weights):
+    path, tensors = weights
+    for name, value in zoo.create_model(NAME, pretrained=str(path)).state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), tensors[name].numpy())
+    model = zoo.create_model(NAME, pretrained=str(path), num_classes=4)
+    assert model.head.weight.shape[-1] == 4
+    np.testing.assert_array_equal(model.norm.weight.numpy(), tensors["norm.weight"].numpy())
+
+
+def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
+    loaded = []
+    monkeypatch.setattr("image_classification.zoo.load_pretrained", lambda *given, **options: loaded.append(given[1]))
+    entry = next(entry for entry in read_registry().values() if entry.classes not in (0, 1000))
+    with paddle.LazyGuard():
+        model = zoo.create_model(entry.variant, pretrained=entry.id)
+        assert model.num_classes == entry.classes
+        zoo.create_model("resnet18", pretrained=True)
+    assert loaded == [entry.id, published()["resnet18"]["default"]]
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: zoo.create_model("vit_tiny_digit"), "create_model: vit_tiny_digit: .*did you mean vit_tiny_digits?"),
+    (lambda: zoo.create_model(NAME, deph=3), "create_model: no argument 'deph'; did you mean depth?"),
+    (lambda: zoo.create_model(NAME, num_classes=0), "MODEL.NUM_CLASSES: expected at least 1, found 0"),
+    (lambda: zoo.create_model(NAME, depth="deep"), "MODEL.DEPTH"),
+    (lambda: zoo.create_model(NAME, pretrained=True), f"{NAME} has no published weights"),
+    (lambda: zoo.create_model(NAME, pretrained="gone.safetensors"), "gone.safetensors: no such file"),
+    (lambda: zoo.create_model("resnet50", pretrained="timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
+    (lambda: zoo.create_transform("vit_tiny_digit"), "create_transform: .*did you mean vit_tiny_digits?"),
+    (lambda: zoo.create_transform(NAME, crop_pc=1.0), "no argument 'crop_pc'; did you mean crop_pct?"),
+])  # fmt: skip
+def test_mistake_is_a_value_error_of_one_line(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'create_modle'"):
+        zoo.create_modle  # noqa: B018
+    assert {"create_model", "create_transform", "list_models", "amp"} <= set(dir(zoo))
+
+
+@pytest.mark.parametrize("given", ["path", "bytes", "image", "pixels"])
+def test_transform_makes_the_input_of_the_evaluation(given, tmp_path):
+    path = tmp_path / "photo.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    Image.fromarray(noise).save(path, exif=exif, quality=95)
+    prepare = zoo.create_transform("resnet50", image_size=32, exif_orientation=True)
+    image = {"path": path, "bytes": path.read_bytes(), "image": Image.open(path),
+             "pixels": decode(path.read_bytes(), "pil", upright=True)}[given]  # fmt: skip
+    # what belongs to resnet50's default weights, by the tools' own way
+    default = published()["resnet50"]["default"]
+    config = described("resnet50", default, ["DATA.IMAGE_SIZE=32", "DATA.EXIF_ORIENTATION=True"])
+    (expected,) = normalised(config, eval_pixels(config, [path]))
+    np.testing.assert_allclose(prepare(image), expected, atol=1e-6)
+
+
+def described(name, pretrained, options):
+    """Return the configuration with the preprocessing of published weights."""
+    path, build_model = find_config(name)
+    words = [f"-cfg={path}", "-eval", f"-pretrained={pretrained}", "-opts", *options]
+    return with_preprocessing(load_config(words, build_model))
+
+
+def test_training_transform_is_random_and_repeats_with_its_generator():
+    prepare = zoo.create_transform("resnet50", training=True, image_size=32)
+    image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
+    first, again, other = (prepare(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert first.shape == (3, 32, 32) and first.dtype == np.float32
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other) and not np.array_equal(prepare(image), prepare(image))
