@@ -1,11 +1,15 @@
 """ConvNeXt (Liu et al. 2022, https://arxiv.org/abs/2201.03545), with timm's parameter names and epsilon (1e-6).
 
+ConvNeXt V2 (Woo et al. 2023, https://arxiv.org/abs/2301.00808) is the same network with a normalisation of responses
+inside every MLP, in place of the layer scale.
+
 Shapes use: B batch, C channels, H and W the height and width of the feature map.
 """
 
 from paddle import nn
+from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, fork, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, fork, linear, linear_gelu
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -29,35 +33,87 @@ class LayerNorm2D(nn.LayerNorm):
         return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
-class ConvNeXtBlock(nn.Layer):
-    """Depthwise 7x7 convolution, LayerNorm, MLP, layer scale and a shortcut, [B, C, H, W] -> [B, C, H, W]."""
+class GlobalResponseNorm(nn.Layer):
+    """GRN: each channel grows with the share of its norm over the map in the mean norm, [B, H, W, C] -> [B, H, W, C].
 
-    def __init__(self, dim: int, drop_path: float):
+    Norms and shares are float32 in every format: the square of 256 is beyond float16.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = self.create_parameter([dim], default_initializer=ZERO)
+        self.bias = self.create_parameter([dim], default_initializer=ZERO)
+
+    def forward(self, x):
+        wide = x.astype("float32")
+        squares = (wide * wide).sum(axis=[1, 2], keepdim=True)  # paddle.inference's `square` overwrites its input
+        norms = (squares + 1e-30).sqrt()  # [B, 1, 1, C]; a root has no slope at the 0 of a dead channel
+        share = norms / (norms.mean(axis=-1, keepdim=True) + 1e-6)
+        return x * (1.0 + share * self.weight.astype("float32")).astype(x.dtype) + self.bias
+
+
+class PointwiseConv(nn.Conv2D):
+    """A 1x1 convolution over [B, H, W, C]: a linear layer whose weight is stored as [out, in, 1, 1]."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__(in_channels, out_channels, 1, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.flatten(1).t(), self.bias)
+
+
+class VariantMlp(Mlp):
+    """An MLP with GRN of its hidden responses, of linear layers or 1x1 convolutions, [B, H, W, C] -> [B, H, W, C]."""
+
+    def __init__(self, dim: int, hidden_dim: int, grn: bool, conv_mlp: bool):
+        super().__init__(dim, hidden_dim)
+        self.is_linear = not conv_mlp
+        if conv_mlp:
+            self.fc1, self.fc2 = PointwiseConv(dim, hidden_dim), PointwiseConv(hidden_dim, dim)
+        self.grn = GlobalResponseNorm(hidden_dim) if grn else nn.Identity()
+
+    def forward(self, x):
+        x = linear_gelu(self.fc1, x) if self.is_linear else F.gelu(self.fc1(x))
+        return self.fc2(self.grn(x))
+
+    def tensor_parallel_plan(self):
+        """Not shared: the mean norm is that of all hidden units."""
+        return {}
+
+
+class ConvNeXtBlock(nn.Layer):
+    """Depthwise 7x7 convolution, LayerNorm, MLP, a shortcut, [B, C, H, W] -> [B, C, H, W]; layer scale or GRN."""
+
+    def __init__(self, dim: int, drop_path: float, grn: bool, conv_mlp: bool):
         super().__init__()
         self.conv_dw = nn.Conv2D(
             dim, dim, kernel_size=7, padding=3, groups=dim, weight_attr=TRUNC_NORMAL, bias_attr=ZERO
         )
         self.norm = nn.LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, 4 * dim)
-        self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(LAYER_SCALE))
+        self.mlp = VariantMlp(dim, 4 * dim, grn, conv_mlp) if grn or conv_mlp else Mlp(dim, 4 * dim)
+        self.has_gamma = not grn
+        if self.has_gamma:
+            self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(LAYER_SCALE))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
         x, shortcut = fork(x)
         x = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
-        x = self.mlp(self.norm(x)) * self.gamma
+        x = self.mlp(self.norm(x))
+        if self.has_gamma:
+            x = x * self.gamma
         return shortcut + self.drop_path(x.transpose([0, 3, 1, 2]))
 
 
 class ConvNeXtStage(nn.Layer):
     """Halving of the image side (but not in the first stage), then blocks."""
 
-    def __init__(self, in_channels: int, dim: int, rates: list[float], is_first: bool):
+    def __init__(self, in_channels: int, dim: int, rates: list[float], is_first: bool, **block_options):
         super().__init__()
         self.downsample = nn.Identity() if is_first else nn.Sequential(
             LayerNorm2D(in_channels), conv(in_channels, dim, kernel_size=2, stride=2)
         )
-        self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate) for rate in rates))
+        self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate, **block_options) for rate in rates))
 
     def forward(self, x):
         return self.blocks(self.downsample(x))
@@ -82,7 +138,7 @@ class ConvNeXt(Model):
     dialects = DIALECTS
 
     def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], in_channels: int, num_classes: int,
-                 drop_path: float):
+                 drop_path: float, grn: bool, conv_mlp: bool):
         super().__init__()
         if len(depths) != len(dims):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.DIMS {list(dims)} must have the same length")
@@ -90,7 +146,8 @@ class ConvNeXt(Model):
         self.stem = nn.Sequential(conv(in_channels, dims[0], kernel_size=4, stride=4), LayerNorm2D(dims[0]))
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
-            ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], [next(rates) for _ in range(depth)], stage == 0)
+            ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], [next(rates) for _ in range(depth)], stage == 0,
+                          grn=grn, conv_mlp=conv_mlp)
             for stage, depth in enumerate(depths)
         ))
         self.head = Head(dims[-1], num_classes)
@@ -122,6 +179,11 @@ def build_model(
     in_channels: int = 3,
     num_classes: int = 1000,
     drop_path: float = 0.0,
+    grn: bool = False,
+    conv_mlp: bool = False,
 ) -> ConvNeXt:
-    """Return a ConvNeXt; the arguments are the MODEL section of a YAML file, and the defaults are ConvNeXt-T."""
+    """Return a ConvNeXt; the arguments are the MODEL section of a YAML file, and the defaults are ConvNeXt-T.
+
+    `grn` makes it a ConvNeXt V2; with `conv_mlp`, as in its small variants, the MLPs' weights are 1x1 convolutions'.
+    """
     return ConvNeXt(**locals())

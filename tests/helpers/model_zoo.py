@@ -26,6 +26,15 @@ def digits_config(folder):
     return next(path for path in CONFIGS if path.parents[1] == folder and path.stem.endswith("_digits"))
 
 
+def digits_cases():
+    """Return the YAMLs of all digits-sized variants as cases of a test, slow for those beyond a family's first."""
+    cases = []
+    for path in (path for path in CONFIGS if path.stem.endswith("_digits")):
+        marks = () if path == digits_config(path.parents[1]) else pytest.mark.slow
+        cases.append(pytest.param(path, id=path.stem.removesuffix("_digits"), marks=marks))
+    return cases
+
+
 def builder(folder):
     """Return `build_model` of a model folder."""
     name = Path(folder).name

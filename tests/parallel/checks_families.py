@@ -1,4 +1,4 @@
-"""Every family's digits-sized variant in stages and shares, against the same model whole in one process."""
+"""Every family's digits-sized variants in stages and shares, against the same model whole in one process."""
 
 import functools
 
@@ -11,7 +11,7 @@ from image_classification.model import TensorParallel
 from image_classification.optim import build_optimizer
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
-from tests.helpers.model_zoo import FOLDERS, build, builder, digits_config
+from tests.helpers.model_zoo import CONFIGS, build, builder
 
 from .checks_parity import context_of, forward_backward
 
@@ -51,14 +51,14 @@ def _can_be_shared(model):
     return any(isinstance(layer, TensorParallel) and layer.tensor_parallel_plan() for layer in model.sublayers())
 
 
-def _folder(name):
-    return next(folder for folder in FOLDERS if folder.name == name)
+def _path(name):
+    return next(path for path in CONFIGS if path.stem == name)
 
 
 def _model(name):
     """Return the model with random weights; none that starts at 0 hides what goes wrong behind it."""
     paddle.seed(11)
-    model = build(digits_config(_folder(name)))
+    model = build(_path(name))
     for parameter in model.parameters():
         if not parameter.stop_gradient:
             parameter.set_value(parameter + paddle.randn(parameter.shape) * 0.05)
@@ -72,8 +72,9 @@ def _alone(name):
 
 def _step(parallel, name):
     """Return (loss, {name: whole gradient}, {name: factor of the rate}) of one window in float32, dropout off."""
-    folder = _folder(name)
-    config = load_config([f"-cfg={digits_config(folder)}", "-opts", "TRAIN.OPTIMIZER.LAYER_DECAY=0.5"], builder(folder))
+    path = _path(name)
+    words = [f"-cfg={path}", "-opts", "TRAIN.OPTIMIZER.LAYER_DECAY=0.5"]
+    config = load_config(words, builder(path.parents[1]))
     model = parallel.shard_model(_model(name))
     precision = amp.build_precision("fp32", reduction=parallel.reduction)
     model = precision.convert_model(model)

@@ -1,4 +1,4 @@
-"""Every family, found by itself, in its digits-sized variant, through every tool."""
+"""Every family, found by itself, in its digits-sized variants, through every tool."""
 
 import json
 
@@ -13,13 +13,13 @@ from image_classification.runtime import UserError
 from image_classification.tools import amp_doctor, convert_weights, export, list_models, predict
 from image_classification.tools.parts import benchmark_worker
 from image_classification.weights import export_tensors, load_pretrained, read_weights, write_weights
-from tests.helpers.model_zoo import FOLDERS, build, builder, digits_config
+from tests.helpers.model_zoo import build, builder, digits_cases
 
 
-@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+@pytest.fixture(scope="module", params=digits_cases())
 def path(request):
-    """Return the YAML of the family's digits-sized variant."""
-    return digits_config(request.param)
+    """Return the YAML of a family's digits-sized variant."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
