@@ -3,7 +3,7 @@
 import functools
 import os
 
-from ..runtime import UserError, get_logger
+from ..runtime import UserError, cards_variable, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes
 from .dali import DaliLoader, check_supported
@@ -152,7 +152,7 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
 def _dali_loader(config, maker, order, batch_size, num_workers, training):
     data = config.DATA
     check_supported(config, maker.dataset)
-    device = int(os.environ.get("FLAGS_selected_gpus", "0").split(",")[0]) if data.DALI_GPU else None
+    device = int(os.environ.get(cards_variable("gpu"), "0").split(",")[0]) if data.DALI_GPU else None
     place = "CPU" if device is None else f"GPU {device}"
     get_logger().info(
         "data: %s %s, %d images, %s, DALI on %s with %d threads",

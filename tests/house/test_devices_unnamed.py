@@ -1,0 +1,41 @@
+"""One module knows kinds of devices (image_classification/runtime/devices.py); what names one elsewhere stands here."""
+
+import re
+
+from tests.helpers.model_zoo import PACKAGE, ROOT
+from tests.house.test_families_unnamed import SHARED, names_in
+
+KINDS = re.compile(r"gpu|cuda|nvidia|nccl|xpu|npu(?!t)", re.IGNORECASE)
+KNOWS = PACKAGE / "runtime" / "devices.py"
+TYPED = {"main_single_gpu.py", "main_multi_gpu.py", "ngpus", "NGPUS", "-ngpus="}  # names that users type
+DALI = {"DALI_GPU", "nvidia.dali", "on_gpu"}  # which exists for NVIDIA's GPUs alone
+LEFT = {
+    "image_classification/config/command_line.py": TYPED,
+    "image_classification/config/schema.py": TYPED | DALI,
+    "image_classification/data/build.py": DALI | {"gpu"},
+    "image_classification/data/dali.py": DALI,
+    "image_classification/half_cpu/onednn_library.py": {"gpu_runtime"},  # a field of a structure of oneDNN
+    "image_classification/parallel/entry.py": TYPED,
+    "image_classification/runtime/versions.py": {"paddlepaddle-gpu", "paddlepaddle-xpu"},  # names of packages
+    "image_classification/zoo.py": {"*/main_single_gpu.py"},
+    "tools/benchmark_data_rows.py": DALI,
+    "tools/compare_precision.py": TYPED,
+    "tools/new_family.py": TYPED,
+    "tools/parallel_cost.py": {"gpus"},  # figures of published machines
+    "tools/version_matrix.py": TYPED,
+}
+
+
+def test_code_names_no_kind_of_device_outside_of_its_module():
+    found = {}
+    for path in SHARED:
+        name = str(path.relative_to(ROOT))
+        named = {text for text in names_in(path) if KINDS.search(text)} - LEFT.get(name, set())
+        if named and path != KNOWS:
+            found[name] = named
+    assert found == {}
+
+
+def test_every_exception_is_needed():
+    for name, allowed in LEFT.items():
+        assert allowed & set(names_in(ROOT / name)), name
