@@ -224,7 +224,9 @@ def test_two_processes_skip_a_step_together_and_train_like_one(tmp_path):
     name = os.environ.get("CONTRACT_DEVICE", "gpu")
     if name != "cpu" and runtime.device_of(name).count() < 2:
         pytest.skip(f"needs two devices of the kind {name}")
-    words = [*SMALL_VIT, "TRAIN.HOOKS=[tests.helpers.poison:PoisonHook]", "-device", name, "-amp", "-num_epochs=1"]
+    # Whoever waits for a process that went another way ends after three minutes, not after five.
+    options = ["TRAIN.HOOKS=[tests.helpers.poison:PoisonHook]", "PARALLEL.TIMEOUT=180"]
+    words = [*SMALL_VIT, *options, "-device", name, "-amp", "-num_epochs=1"]
     environment = {"PYTHONPATH": os.getcwd()}
     several = ["-ngpus=2", "-batch_size=64", "-output", tmp_path]
     code, out, err = run(*words, *several, script="main_multi_gpu.py", env=environment, timeout=300)
