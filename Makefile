@@ -6,7 +6,10 @@ BIN    := $(VENV)/bin
 # make demo DEVICE=gpu CUDA=cu126: Paddle for CUDA 12.6 from Paddle's own package page (cu118, cu126, cu129, cu130)
 DEVICE ?= auto
 CUDA   ?= cu126
-INSTALLED := $(VENV)/.installed$(if $(filter gpu%,$(DEVICE)),-$(CUDA))
+CUDAS  := cu118 cu126 cu129 cu130
+$(if $(filter $(CUDA),$(CUDAS)),,$(error CUDA=$(CUDA): expected one of $(CUDAS)))
+GPU    := $(if $(filter auto,$(DEVICE)),$(wildcard $(VENV)/.installed-cu*))
+INSTALLED := $(if $(filter gpu%,$(DEVICE)),$(VENV)/.installed-$(CUDA),$(firstword $(GPU) $(VENV)/.installed))
 
 .PHONY: help demo test lint test-slow test-mutations test-device test-gpu test-peers test-fuzz test-matrix docs chromium clean
 
@@ -68,7 +71,11 @@ $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name a Python 3.10-3.12: make PYTHON=python3 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# One Paddle at a time: two would share a folder, and pip takes that of one CUDA for that of another.
+ONE_PADDLE = $(BIN)/python -m pip uninstall -qq --yes paddlepaddle paddlepaddle-gpu; rm -f $(VENV)/.installed*
+
 $(VENV)/.installed: requirements.txt requirements-common.txt | $(VENV)/bin/python
+	$(if $(wildcard $(VENV)/.installed-cu*),$(ONE_PADDLE))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
@@ -77,7 +84,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(INSTALLED)
 	touch $@
 
 $(VENV)/.installed-cu%: requirements-gpu.txt requirements-common.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip uninstall --quiet --yes paddlepaddle
+	$(ONE_PADDLE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check paddlepaddle-gpu==3.3.1 \
 		-i https://www.paddlepaddle.org.cn/packages/stable/cu$*/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
