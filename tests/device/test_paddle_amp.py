@@ -3,6 +3,8 @@
 On a CPU Paddle's own AMP does not run at all; here its dispatcher, scaler and optimizers do.
 """
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -12,8 +14,10 @@ from paddle.nn import functional as F
 from image_classification import amp
 from tests.device.conftest import DEVICE
 from tests.helpers.amp_models import batch, network
+from tests.parallel.harness import run_ranks
 
 STEPS = 12
+POISONED = 10  # the step in which fleet_scaler.py has a loss of inf on one of two processes
 SCALER = {"init_scale": 2.0**24, "growth_interval": 3}  # falls from far above what float16 holds, then grows
 GRAD_SCALER = {"init_loss_scaling": 2.0**24, "incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
 
@@ -133,3 +137,13 @@ def test_casts_of_each_operator_are_those_of_auto_cast(start, dtype):
     paddles = operator_calls(lambda: forward(paddle.amp.auto_cast(level="O1", dtype=dtype)))
     assert ours == paddles
     assert ours["conv2d"][{"float16": 0, "bfloat16": 1}[dtype]] == 1
+
+
+def test_two_processes_step_and_skip_as_with_the_scaler_of_fleet(board, tmp_path):
+    """Losses, scales and skipped steps bit for bit: halving before or after the sum of two rounds nothing."""
+    ranks = run_ranks(Path(__file__).with_name("fleet_scaler.py"), 2, tmp_path)
+    for rank in ranks:
+        assert rank["ours"] == rank["fleet"]
+        assert POISONED in rank["ours"]["skipped"] and 0 in rank["ours"]["skipped"]
+    assert ranks[0]["ours"]["scales"] == ranks[1]["ours"]["scales"]
+    assert ranks[0]["ours"]["losses"] != ranks[1]["ours"]["losses"]  # each has half of the images
