@@ -48,7 +48,7 @@ def page(tmp_path):
 def check_picture(browser):
     """Each tag's name stands in the screenshot, once, with a curve below it.
 
-    A name that is there is found to the last pixel; with one other letter in it, it would resemble what is there to 0.98.
+    A name that is there is found to the last pixel; one with another letter in it resembles it to 0.98 at most.
     """
     titles = {tag: cv2.cvtColor(browser.drawn(tag, TITLE), cv2.COLOR_RGB2GRAY) for tag in TAGS}
     deadline = time.monotonic() + 60
