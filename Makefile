@@ -11,7 +11,7 @@ $(if $(filter $(CUDA),$(CUDAS)),,$(error CUDA=$(CUDA): expected one of $(CUDAS))
 GPU    := $(if $(filter auto,$(DEVICE)),$(wildcard $(VENV)/.installed-cu*))
 INSTALLED := $(if $(filter gpu%,$(DEVICE)),$(VENV)/.installed-$(CUDA),$(firstword $(GPU) $(VENV)/.installed))
 
-.PHONY: help demo test lint test-slow test-mutations test-device test-gpu test-peers test-fuzz test-matrix docs chromium clean
+.PHONY: help demo test lint test-slow test-browser test-mutations test-device test-gpu test-peers test-fuzz test-matrix docs chromium clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -20,7 +20,7 @@ help:
 	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
-	@echo "make chromium    a browser for the slow test of VisualDL's page (as root, on Debian)"
+	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
 	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
 	@echo "make test-fuzz    changed files of every format that comes from outside, SECONDS=3600 of them"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
@@ -101,9 +101,15 @@ test-peers: $(VENV)/.installed-dev .venv-peers/.installed
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31 torchvision==0.29.2
 	touch $@
 
-# What the slow test of VisualDL's page looks with; Debian's package, some 300 MB.
+# Debian's package, some 300 MB; fonts for the charts' titles come with it.
 chromium:
-	apt-get update -q && apt-get install -y -q --no-install-recommends chromium
+	apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core
+
+# VisualDL's page of a resumed run in a real browser; skips, and says so, where there is none and none can be installed.
+test-browser: $(VENV)/.installed-dev
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && $(MAKE) chromium; } || true
+	$(BIN)/python -m pytest -q -rs tests/house/test_visualdl_page.py
 
 clean:
 	rm -rf build $(VENV) .venv-peers .venv-matrix .pytest_cache .ruff_cache .mypy_cache

@@ -1,11 +1,16 @@
 """A real browser without a window, spoken to over a pipe in Chromium's own protocol; no driver, no library."""
 
+import base64
 import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import time
+
+import numpy as np
+from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -39,6 +44,28 @@ class Browser:
     def evaluate(self, script):
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
+    def screenshot(self):
+        """Return the whole page as uint8 [height, width, 3], red first."""
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        return _pixels(data)
+
+    def drawn(self, text, font):
+        """Return uint8 [height, width, 3]: the text in dark grey on white, as this browser draws it on a canvas."""
+        url = self.evaluate(f"""(() => {{
+            const canvas = document.createElement('canvas'), pen = canvas.getContext('2d');
+            pen.font = {json.dumps(font)};
+            canvas.width = pen.measureText({json.dumps(text)}).width + 8;
+            canvas.height = 28;
+            pen.fillStyle = '#fff';
+            pen.fillRect(0, 0, canvas.width, canvas.height);
+            pen.fillStyle = '#333';
+            pen.font = {json.dumps(font)};
+            pen.textBaseline = 'middle';
+            pen.fillText({json.dumps(text)}, 4, 14);
+            return canvas.toDataURL();
+        }})()""")
+        return _pixels(url.partition(",")[2])
+
     def wait_for(self, script, seconds=120):
         """Return what a script evaluates to, as soon as that is something."""
         deadline = time.monotonic() + seconds
@@ -46,6 +73,11 @@ class Browser:
             assert time.monotonic() < deadline, f"{script}\n{self.evaluate('document.body.innerText')}"
             time.sleep(0.2)
         return value
+
+
+def _pixels(data):
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 @contextlib.contextmanager
