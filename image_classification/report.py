@@ -7,6 +7,8 @@ def describe(parts):
     """Log what runs: parallel, precision, model and weights."""
     config, logger = parts.config, get_logger()
     size = parts.parallel.num_parameters(parts.model)
+    for note in config.NOTES:
+        logger.info(note)
     logger.info(f"parallel: {parts.parallel.describe()}")
     logger.info(f"precision: {parts.precision.describe()}")
     logger.info(f"model: {config.MODEL.NAME or 'unnamed'}, {size / 1e6:.2f} M parameters")
