@@ -117,7 +117,7 @@ def count_parameters(path, build_model):
     """Return the number of trainable values, from shapes only."""
     import paddle
 
-    from image_classification.build import make_model
+    from image_classification.zoo import make_model
 
     with paddle.LazyGuard():
         model = make_model(load_config([f"-cfg={path}"], build_model), build_model)
@@ -126,7 +126,7 @@ def count_parameters(path, build_model):
 
 def count_gmacs(path, build_model):
     """Return the billions of multiply-adds for one image, normalisation included, to four digits."""
-    from image_classification.build import make_model
+    from image_classification.zoo import make_model
     from image_classification.multiply_adds import count_multiply_adds
 
     config = load_config([f"-cfg={path}"], build_model)

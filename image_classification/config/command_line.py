@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime import Parser, UserError
-from . import paddlevit
+from . import dialect
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .merge import Builder, build_config, family_of_file, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
@@ -103,9 +103,9 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         raise UserError("-cfg: a model, a recipe or a YAML file is needed, for example -cfg=vit_tiny_digits")
     path = find_yaml(arguments.cfg)
     layers, smoke = split_smoke(read_yaml(path))
-    notes = ()
-    if paddlevit.is_paddlevit(layers):
-        layers, *notes = paddlevit.translate(layers, build_model)
+    notes: list[str] = []
+    if dialect.is_paddlevit(layers):
+        layers, *notes = dialect.translate(layers, build_model)
     else:
         _check_family(path, name_of(layers), build_model)
     of_files = len(layers)

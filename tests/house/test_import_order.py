@@ -19,15 +19,15 @@ ORDER = [
     ["data", "metrics"],
     ["parallel"],
     MODELS,
-    ["optim", "losses", "ema"],
+    ["optim", "losses", "distillation", "ema"],
     ["weights"],
     ["checkpoint_schema"],
     ["checkpoint", "run_folder", "class_files", "curves"],
-    ["evaluation", "hooks", "progress", "report", "freeze"],
+    ["evaluation", "hooks", "progress", "report", "freeze", "zoo"],
     ["trainer"],
     ["build"],
     ["dry_run", "evaluate_only"],
-    ["launch", "zoo", "explain", "preview", "annotate", "multiply_adds"],
+    ["launch", "explain", "preview", "annotate", "multiply_adds"],
     ["__main__"],
 ]
 PLACE = {name: place for place, names in enumerate(ORDER) for name in names}

@@ -16,7 +16,7 @@ from .values import shown
 
 FACTS = "paddlevit.yaml"
 MARKER = "MODEL.TYPE"
-SECTIONS = ("TYPES", "RENAMED", "VALUES", "FIXED", "WITHOUT_EFFECT")  # of a file of facts; the rest are defaults
+TABLES = ("RENAMED", "VALUES", "FIXED", "WITHOUT_EFFECT")  # of a file of facts; the rest but TYPES are defaults
 TWO_HEADS = "distilled"  # argument of a model that has a head of its own for what a teacher says
 JITTER = "TRAIN.COLOR_JITTER"  # one number there, a list here
 MAGNITUDES = 3  # of ours, 0 to 30, in one of PaddleViT's, 0 to 10
@@ -49,15 +49,16 @@ def read_facts(folder: Path) -> Facts | None:
     path = folder / FACTS
     if not os.path.isfile(path):
         return None
-    facts = Facts((), {}, {}, {}, {}, [])
+    types: list[str] = []
+    tables: dict[str, dict[str, Any]] = {section: {} for section in TABLES}
+    defaults: list[Layer] = []
     for source, mapping in read_yaml(path):
         rest = dict(mapping)
-        types, *tables = (rest.pop(section, None) or {} for section in SECTIONS)
-        for known, table in zip(facts[1:5], tables, strict=True):
-            known.update(table)  # type: ignore[union-attr]  # the four dictionaries
-        facts = facts._replace(types=facts.types + tuple(name.lower() for name in types))
-        facts.defaults.append((source, rest))
-    return facts
+        types += [name.lower() for name in rest.pop("TYPES", [])]
+        for section, table in tables.items():
+            table |= rest.pop(section, {})
+        defaults.append((source, rest))
+    return Facts(tuple(types), *tables.values(), defaults)
 
 
 def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tuple[list[Layer], str]:
@@ -70,9 +71,9 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
     folder = Path(inspect.getfile(build_model)).parent if build_model else Path()
     facts, kind = read_facts(folder), str(_type_of(layers))
     if facts is None:
-        raise UserError(f"{source}: {MARKER} marks a file of PaddleViT, whose YAMLs of {folder.name} are not known here")
+        raise UserError(f"{source}: {MARKER} marks a file of PaddleViT: none of its families is {folder.name} here")
     if kind.lower() not in facts.types:
-        raise UserError(f"{source}: {MARKER} {kind}: this is the entry point of {folder.name}: {', '.join(facts.types)}")
+        raise UserError(f"{source}: {MARKER} {kind}: {folder.name} takes {', '.join(facts.types)}")
     said: dict[str, None] = {}
     of_defaults = [(name, _nested(_own_keys(name, mapping, facts, {}))) for name, mapping in facts.defaults]
     of_file = [(name, _own_keys(name, mapping, facts, said)) for name, mapping in layers]
@@ -99,8 +100,9 @@ def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[
         if key in facts.without_effect:
             said[f"{key}: {facts.without_effect[key]}"] = None
         elif key in facts.fixed:
-            if value != facts.fixed[key] and str(value).lower() != str(facts.fixed[key]).lower():
-                raise UserError(f"{source}: {key}: only {shown(facts.fixed[key])} is computed here, found {shown(value)}")
+            only = facts.fixed[key]
+            if value != only and str(value).lower() != str(only).lower():
+                raise UserError(f"{source}: {key}: only {shown(only)} is computed here, found {shown(value)}")
             said[f"{key}: {shown(value)} is what is computed here"] = None
         else:
             name = facts.renamed.get(key, key)
@@ -122,7 +124,7 @@ def _rules(effective: Mapping[str, Any], build_model: Callable[..., Any] | None)
     magnitude = effective["TRAIN.RAND_AUGMENT_MAGNITUDE"]
     rules["TRAIN.RAND_AUGMENT_MAGNITUDE"] = magnitude * MAGNITUDES if isinstance(magnitude, int) else magnitude
     if build_model and TWO_HEADS in inspect.signature(build_model).parameters:
-        rules[f"MODEL.{TWO_HEADS.upper()}"] = str(effective["TRAIN.DISTILLATION_TYPE"]).lower() != "none"
+        rules[f"MODEL.{TWO_HEADS.upper()}"] = str(effective.get("TRAIN.DISTILLATION_TYPE", "none")).lower() != "none"
     return _nested(rules)
 
 
@@ -141,5 +143,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         inner = nested
         for section in sections:
             inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"{'.'.join(sections)}: expected a section of keys, found {shown(inner)}")
         inner[leaf] = value
     return nested
