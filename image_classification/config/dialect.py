@@ -25,12 +25,12 @@ MAGNITUDES = 3  # of ours, 0 to 30, in one of PaddleViT's, 0 to 10
 class Facts(NamedTuple):
     """What `paddlevit.yaml` of a family says, that of its BASE included; `defaults` are layers in PaddleViT's keys."""
 
-    types: tuple[str, ...]
+    types: list[str]
+    defaults: list[Layer]
     renamed: dict[str, str]
     values: dict[str, dict[Any, Any]]
     fixed: dict[str, Any]
     without_effect: dict[str, str]
-    defaults: list[Layer]
 
 
 def is_paddlevit(layers: Iterable[Layer]) -> bool:
@@ -58,7 +58,7 @@ def read_facts(folder: Path) -> Facts | None:
         for section, table in tables.items():
             table |= rest.pop(section, {})
         defaults.append((source, rest))
-    return Facts(tuple(types), *tables.values(), defaults)
+    return Facts(types, defaults, *tables.values())
 
 
 def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tuple[list[Layer], str]:

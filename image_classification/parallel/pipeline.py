@@ -39,6 +39,7 @@ class Stage(nn.Layer):
         self._sub_layers, self._parameters, self._buffers = model._sub_layers, model._parameters, model._buffers
         self._model = (model,)  # a tuple: not to be registered as a sublayer
         self._links = links
+        self.dialects, self.not_weights = model.dialects, model.not_weights
 
     def forward(self, x):
         for link in self._links:

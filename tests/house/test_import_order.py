@@ -24,7 +24,7 @@ ORDER = [
     ["checkpoint_schema"],
     ["checkpoint", "run_folder", "class_files", "curves"],
     ["evaluation", "hooks", "progress", "report", "freeze", "zoo"],
-    ["trainer"],
+    ["trainer", "foreign"],
     ["build"],
     ["dry_run", "evaluate_only"],
     ["launch", "explain", "preview", "annotate", "multiply_adds"],
