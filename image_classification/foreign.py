@@ -32,7 +32,7 @@ def weights(tree, model, path):
     Raises:
         UserError: they are no arrays.
     """
-    return tuple(_arrays(tree.get(key) or {}, model, f"{path}: {key}") for key in ("model", "model_ema"))
+    return tuple(_arrays(_section(tree, key), model, f"{path}: {key}") for key in ("model", "model_ema"))
 
 
 def resume(trainer, tree, path):
@@ -46,12 +46,12 @@ def resume(trainer, tree, path):
         raise UserError(f"-resume: {path}: epoch: expected an integer of 0 to {MOST_EPOCHS}, found {str(epoch)[:40]}")
     model, average = weights(tree, trainer.model, f"-resume: {path}")
     parallel, precision = trainer.parallel, trainer.precision
-    for loaded in filter(None, (model, average)):
+    for loaded in (model, average) if average else (model,):
         checkpoint.check_matches(precision.model_state_dict(trainer.model), parallel.cut(loaded), path, "-resume")
     precision.load_model_state_dict(trainer.model, parallel.cut(model))
     trainer.ema.load_state_dict(parallel.cut(average))
     named = parallel.owned(precision.master_params(trainer.model))
-    moments = _optimizer_entries(tree, trainer, named, path)
+    moments = _optimizer_entries(tree, trainer, named)
     afresh = ["data order and random numbers", "best top-1"]
     try:
         load_optimizer_state(trainer.optimizer, named, parallel.cut(moments, named))
@@ -66,6 +66,11 @@ def resume(trainer, tree, path):
                       f"{scale} and epoch {epoch}; afresh start {', '.join(afresh)}")  # fmt: skip
 
 
+def _section(tree, key):
+    """Return a dictionary of the file, an empty one where it has none of that name."""
+    return tree[key] if isinstance(tree.get(key), dict) else {}
+
+
 def _arrays(named, model, where):
     """Return a state dict of PaddleViT under our names."""
     tensors = {name: value for name, (_, value) in _parameters(named).items()}
@@ -77,13 +82,14 @@ def _arrays(named, model, where):
 
 def _parameters(named):
     """Return {name in the model: (generated name, array)} of a state dict inside a paddle.save."""
-    pairs = {name: value for name, value in named.items() if type(value) in (tuple, list) and len(value) == 2}
+    pairs = {name: value if type(value) in (tuple, list) and len(value) == 2 else (name, value)
+             for name, value in named.items()}  # fmt: skip
     return {name: (own, value) for name, (own, value) in pairs.items() if isinstance(value, np.ndarray)}
 
 
-def _optimizer_entries(tree, trainer, named, path):
+def _optimizer_entries(tree, trainer, named):
     """Return {"<our name>/<slot>": array} of what the optimizer here asks for and the file has."""
-    saved = {name: value for name, (_, value) in _parameters(tree.get("optimizer") or {}).items()}
+    saved = {name: value for name, (_, value) in _parameters(_section(tree, "optimizer")).items()}
     slots = {key.rpartition("/")[2] for key in optimizer_state(trainer.optimizer, named)}
     entries = {}
     for slot in slots:
@@ -95,8 +101,9 @@ def _optimizer_entries(tree, trainer, named, path):
 
 def _loss_scale(tree, precision):
     """Give a run that has one the loss scale of the file, and return the words for it; "" where either has none."""
-    saved, own = tree.get("amp_grad_scaler") or {}, precision.state_dict()
-    scale = float(np.asarray(saved.get("scale", math.nan)).reshape(-1)[0]) if saved else math.nan
+    saved, own = _parameters(_section(tree, "amp_grad_scaler")), precision.state_dict()
+    value = saved["scale"][1] if "scale" in saved else np.zeros(0)
+    scale = float(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind == "f" else math.nan
     if "loss_scaler0" not in own or not 2.0**-149 <= scale <= 2.0**127:
         return ""
     precision.load_state_dict(own | {"loss_scaler0": own["loss_scaler0"] | {"scale": scale}})
