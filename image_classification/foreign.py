@@ -5,8 +5,6 @@ paddle.save keeps each parameter's generated name beside its array; under these 
 data, the random numbers and the best accuracy are not in them: they start afresh, and one line says so.
 """
 
-import math
-
 import numpy as np
 
 from . import checkpoint
@@ -32,7 +30,22 @@ def weights(tree, model, path):
     Raises:
         UserError: they are no arrays.
     """
-    return tuple(_arrays(_section(tree, key), model, f"{path}: {key}") for key in ("model", "model_ema"))
+    return tuple(_arrays(parameters(tree, key), model, f"{path}: {key}") for key in ("model", "model_ema"))
+
+
+def parameters(tree, key):
+    """Return {name: (generated name, array)} of the state dict that a file has under a key."""
+    named = tree[key] if isinstance(tree.get(key), dict) else {}
+    pairs = {name: value if type(value) in (tuple, list) and len(value) == 2 else (name, value)
+             for name, value in named.items() if isinstance(name, str)}  # fmt: skip
+    return {name: (own, value) for name, (own, value) in pairs.items() if isinstance(value, np.ndarray)}
+
+
+def saved_scale(tree):
+    """Return the loss scale of a file, None where it has none in the range of one."""
+    _, value = parameters(tree, "amp_grad_scaler").get("scale", (None, np.zeros(0)))
+    scale = float(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind == "f" else 0.0
+    return scale if 2.0**-149 <= scale <= 2.0**127 else None
 
 
 def resume(trainer, tree, path):
@@ -57,54 +70,34 @@ def resume(trainer, tree, path):
         load_optimizer_state(trainer.optimizer, named, parallel.cut(moments, named))
     except UserError:
         afresh.append("the optimizer, whose state is another one's")
-    scale = _loss_scale(tree, precision)
-    if not scale and precision.loss_scale != 1:
+    words, scalers, scale = "", precision.state_dict(), saved_scale(tree)
+    if "loss_scaler0" in scalers and scale is not None:
+        precision.load_state_dict(scalers | {"loss_scaler0": scalers["loss_scaler0"] | {"scale": scale}})
+        words = f", loss scale {scale:g}"
+    elif precision.loss_scale != 1:
         afresh.append(f"the loss scale at {precision.loss_scale:g}")
     trainer.progress = Progress(epoch=epoch, step=epoch * trainer.steps_per_epoch)
     trainer.resumed = Resumed(path, {})
     get_logger().info(f"-resume: {path} is PaddleViT's: its weights, schedule{', average' if average else ''}"
-                      f"{scale} and epoch {epoch}; afresh start {', '.join(afresh)}")  # fmt: skip
-
-
-def _section(tree, key):
-    """Return a dictionary of the file, an empty one where it has none of that name."""
-    return tree[key] if isinstance(tree.get(key), dict) else {}
+                      f"{words} and epoch {epoch}; afresh start {', '.join(afresh)}")  # fmt: skip
 
 
 def _arrays(named, model, where):
     """Return a state dict of PaddleViT under our names."""
-    tensors = {name: value for name, (_, value) in _parameters(named).items()}
+    tensors = {name: value for name, (_, value) in named.items()}
     for name, value in tensors.items():
         if value.dtype.kind not in "fiu":
             raise UserError(f"{where}: {name[:80]}: expected numbers, found {value.dtype}")
     return {name: np.asarray(value, np.float32) for name, value in translate(tensors, model)[0].items()}
 
 
-def _parameters(named):
-    """Return {name in the model: (generated name, array)} of a state dict inside a paddle.save."""
-    pairs = {name: value if type(value) in (tuple, list) and len(value) == 2 else (name, value)
-             for name, value in named.items()}  # fmt: skip
-    return {name: (own, value) for name, (own, value) in pairs.items() if isinstance(value, np.ndarray)}
-
-
 def _optimizer_entries(tree, trainer, named):
     """Return {"<our name>/<slot>": array} of what the optimizer here asks for and the file has."""
-    saved = {name: value for name, (_, value) in _parameters(_section(tree, "optimizer")).items()}
+    saved = {name: value for name, (_, value) in parameters(tree, "optimizer").items()}
     slots = {key.rpartition("/")[2] for key in optimizer_state(trainer.optimizer, named)}
     entries = {}
     for slot in slots:
-        found = {name: saved[f"{own}_{slot}_0"] for name, (own, _) in _parameters(tree["model"]).items()
+        found = {name: saved[f"{own}_{slot}_0"] for name, (own, _) in parameters(tree, "model").items()
                  if f"{own}_{slot}_0" in saved}  # fmt: skip
         entries |= {f"{name}/{slot}": value for name, value in translate(found, trainer.model)[0].items()}
     return entries
-
-
-def _loss_scale(tree, precision):
-    """Give a run that has one the loss scale of the file, and return the words for it; "" where either has none."""
-    saved, own = _parameters(_section(tree, "amp_grad_scaler")), precision.state_dict()
-    value = saved["scale"][1] if "scale" in saved else np.zeros(0)
-    scale = float(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind == "f" else math.nan
-    if "loss_scaler0" not in own or not 2.0**-149 <= scale <= 2.0**127:
-        return ""
-    precision.load_state_dict(own | {"loss_scaler0": own["loss_scaler0"] | {"scale": scale}})
-    return f", loss scale {scale:g}"

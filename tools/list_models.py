@@ -126,8 +126,8 @@ def count_parameters(path, build_model):
 
 def count_gmacs(path, build_model):
     """Return the billions of multiply-adds for one image, normalisation included, to four digits."""
-    from image_classification.zoo import make_model
     from image_classification.multiply_adds import count_multiply_adds
+    from image_classification.zoo import make_model
 
     config = load_config([f"-cfg={path}"], build_model)
     counted = count_multiply_adds(

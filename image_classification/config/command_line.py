@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime import Parser, UserError
-from . import dialect
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
-from .merge import Builder, build_config, family_of_file, read_yaml, split_smoke
+from .dialect import family_of_file, is_foreign, translate
+from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 from .yaml_text import load_yaml
 
@@ -104,8 +104,8 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     path = find_yaml(arguments.cfg)
     layers, smoke = split_smoke(read_yaml(path))
     notes: list[str] = []
-    if dialect.is_paddlevit(layers):
-        layers, *notes = dialect.translate(layers, build_model)
+    if is_foreign(layers):
+        layers, *notes = translate(layers, build_model)
     else:
         _check_family(path, name_of(layers), build_model)
     of_files = len(layers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runtime import UserError
+from .catalogue import family_of, model_folders, name_of, variants
 from .merge import Layer, read_yaml
 from .values import shown
 
@@ -33,15 +34,31 @@ class Facts(NamedTuple):
     without_effect: dict[str, str]
 
 
-def is_paddlevit(layers: Iterable[Layer]) -> bool:
+def is_foreign(layers: Iterable[Layer]) -> bool:
     """Return whether the layers of a file are in PaddleViT's dialect."""
     return _type_of(layers) is not None
 
 
-def is_of_family(layers: Iterable[Layer], folder: Path) -> bool:
-    """Return whether a family's folder knows the MODEL.TYPE that the layers of a file name."""
-    facts = read_facts(folder)
-    return facts is not None and str(_type_of(layers)).lower() in facts.types
+def family_of_file(path: Path) -> str:
+    """Return the model folder of a YAML's model: the one it lies in, that of PaddleViT's MODEL.TYPE or of MODEL.NAME.
+
+    Raises:
+        UserError: MODEL.TYPE or MODEL.NAME is none of the zoo.
+    """
+    if path.resolve() == variants().get(path.stem):
+        return path.resolve().parents[1].name
+    layers = read_yaml(path)
+    kind = _type_of(layers)
+    if kind is None:
+        family = family_of(name_of(layers))
+        if family is None:
+            raise UserError(f"-cfg: {path}: its MODEL.NAME is no variant of the zoo; tools/list_models.py lists them")
+        return family
+    for family, folder in model_folders().items():
+        facts = read_facts(folder)
+        if facts is not None and str(kind).lower() in facts.types:
+            return family
+    raise UserError(f"-cfg: {path}: {MARKER} {kind} is no family of PaddleViT that is known here")
 
 
 def read_facts(folder: Path) -> Facts | None:

@@ -162,7 +162,7 @@ def test_checkpoint_of_its_own_training_resumes(paddlevit, family, data, tmp_pat
     assert (trainer.progress.epoch, trainer.progress.step) == (1, 2)
     tree = checkpoint.read(saved)
     assert is_foreign(tree)
-    moments = {name: value for name, (_, value) in foreign._parameters(tree["optimizer"]).items()}
+    moments = {name: value for name, (_, value) in foreign.parameters(tree, "optimizer").items()}
     of_theirs = sorted(value.sum() for name, value in moments.items() if "_moment1_" in name)
     of_ours = optimizer_state(trainer.optimizer, trainer.precision.master_params(trainer.model))
     np.testing.assert_array_equal(
