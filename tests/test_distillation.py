@@ -13,6 +13,7 @@ from image_classification.metrics import num_correct
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from image_classification.zoo import load_model
+from tests.helpers.entry import report_of, run_well
 from tests.helpers.model_zoo import PACKAGE
 
 RNG = np.random.default_rng(0)
@@ -160,3 +161,19 @@ def test_teacher_that_is_missing_or_does_not_fit_is_one_line(weights):
         trainer_of(weights, "MODEL.TEACHER_CFG=none")
     with pytest.raises(UserError, match="MODEL.TEACHER .*does not fit this model"):
         trainer_of(weights, "MODEL.TEACHER_CFG=vit_tiny_digits")
+
+
+@pytest.mark.slow
+def test_several_processes_learn_what_one_learns(weights, tmp_path):
+    """Two replicas, a layer shared by two, a pipeline of two: the loss of two epochs is that of one process."""
+    words = ["-cfg=deit_tiny_digits", "-device=cpu", "-num_epochs=2", "-opts", "DATA.DATASET=synthetic"]
+    words += ["DATA.SYNTHETIC_IMAGES=16", "MODEL.NUM_CLASSES=4", "MODEL.DEPTH=2", "DATA.NUM_WORKERS=0"]
+    words += ["TRAIN.DISTILLATION_TYPE=soft", "TRAIN.DISTILLATION_TAU=2", f"MODEL.TEACHER={weights}"]
+    words += ["MODEL.TEACHER_CFG=resnet_tiny_digits", "TRAIN.WARMUP_EPOCHS=0", "SAVE_FREQ=5"]
+    losses = {}
+    for kind, processes in (("ONE", 1), ("DATA", 2), ("TENSOR", 2), ("PIPELINE", 2)):
+        own = [f"DATA.BATCH_SIZE={4 if kind == 'DATA' else 8}", *([f"PARALLEL.{kind}=2"] * (processes - 1))]
+        run_well(f"-ngpus={processes}", f"-output={tmp_path / kind}", *words, *own, model="DeiT",
+                 script="main_multi_gpu.py", timeout=300)  # fmt: skip
+        losses[kind] = report_of(tmp_path / kind)["train_loss"]
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["ONE"]), rel=1e-4)  # four steps of other sums
