@@ -21,7 +21,7 @@ help:
 	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
-	@echo "make test-peers   logits and preprocessing against PyTorch, timm and torchvision in .venv-peers"
+	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT"
 	@echo "make test-fuzz    changed files of every format that comes from outside, SECONDS=3600 of them"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
@@ -92,14 +92,20 @@ $(VENV)/.installed-cu%: requirements-gpu.txt requirements-common.txt | $(VENV)/b
 
 # PyTorch, timm and torchvision stay out of the zoo's own environment. torchvision without its dependencies: it would
 # replace PyTorch by the build for GPUs.
-test-peers: $(VENV)/.installed-dev .venv-peers/.installed
-	PEERS_PYTHON=.venv-peers/bin/python $(BIN)/python -m pytest -q -m peers tests/peers
+test-peers: $(VENV)/.installed-dev .venv-peers/.installed .venv-peers/PaddleViT
+	PEERS_PYTHON=.venv-peers/bin/python PADDLEVIT=.venv-peers/PaddleViT $(BIN)/python -m pytest -q -m peers tests/peers
 
 .venv-peers/.installed: requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31 torchvision==0.29.2
 	touch $@
+
+# Its code runs as it is, in the zoo's own environment.
+.venv-peers/PaddleViT: | .venv-peers/.installed
+	git clone --quiet https://github.com/BR-IDL/PaddleViT $@.new
+	git -C $@.new checkout --quiet 5ac7d89d4fd0e3235d055ff15d5b1b1315499d70
+	mv $@.new $@
 
 # Debian's package, some 300 MB; fonts for the charts' titles come with it.
 chromium:

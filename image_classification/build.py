@@ -1,10 +1,12 @@
 """From a configuration to the objects of a run: loaders, model, precision, criterion, trainer."""
 
 import dataclasses
-import inspect
+import os
 
 from . import amp, data
 from .config import Config
+from .config.schema import Amp
+from .distillation import Distillation, Teacher
 from .ema import build_ema
 from .freeze import freeze
 from .hooks import (
@@ -23,7 +25,8 @@ from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_optimizer, check_schedule
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
-from .weights import linear_weights, load_pretrained, with_preprocessing
+from .weights import linear_weights, load_pretrained, read_registry, with_preprocessing
+from .zoo import load_model, make_model
 
 
 @dataclasses.dataclass
@@ -38,6 +41,7 @@ class Parts:
     criterion: object
     train_loader: object
     eval_loader: object
+    teacher: Teacher | None = None  # of a training with distillation
     linears: frozenset = frozenset()  # names of linear layers' weights, for files in PyTorch's layout
 
     @property
@@ -71,6 +75,7 @@ def build_parts(config, build_model, parallel):
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         # a training run may have another number of classes than its weights
         load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
+    model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
     model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
@@ -78,11 +83,44 @@ def build_parts(config, build_model, parallel):
         model = precision.convert_model(model)
     except ValueError as error:
         raise UserError(f"AMP: {error}") from None
+    teacher = None if config.EVAL else build_teacher(config, device, parallel)
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
     parallel.seed_dropout(config.SEED)
     criterion = build_criterion(config, train_loader.dataset if train_loader else None)
-    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader, linears)
+    if teacher is not None:
+        train = config.TRAIN
+        criterion = Distillation(criterion, train.DISTILLATION_TYPE, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
+    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader, teacher, linears)
+
+
+def build_teacher(config, device, parallel):
+    """Return the :class:`Teacher` of ``MODEL.TEACHER``, None without TRAIN.DISTILLATION_TYPE.
+
+    Its variant is MODEL.TEACHER_CFG, else that of the registry, else the name of the weights' file. It takes images of
+    the student's size, and positions are resampled to it.
+
+    Raises:
+        UserError: there is no teacher, nobody says what it is, or its weights do not fit.
+    """
+    if config.TRAIN.DISTILLATION_TYPE == "none":
+        return None
+    weights, data = config.MODEL.TEACHER, config.DATA
+    if weights is None:
+        raise UserError(f"TRAIN.DISTILLATION_TYPE {config.TRAIN.DISTILLATION_TYPE}: needs MODEL.TEACHER, the weights")
+    entry = read_registry().get(weights)
+    variant = entry.variant if entry else os.path.basename(weights).removesuffix(".pdparams")
+    sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
+             "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip
+    try:
+        model, own = load_model(config.MODEL.TEACHER_CFG or variant, weights, [f"{k}={v}" for k, v in sizes.items()])
+    except UserError as error:
+        raise UserError(f"MODEL.TEACHER {weights}: {error}") from None
+    precision = build_precision(
+        dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
+    )
+    normalisations = ((each.IMAGENET_MEAN, each.IMAGENET_STD) for each in (data, own.DATA))
+    return Teacher(precision.convert_model(model), precision, *normalisations)
 
 
 def build_precision(config, device, parallel):
@@ -98,24 +136,6 @@ def build_precision(config, device, parallel):
         )
     except (ValueError, TypeError) as error:
         raise UserError(f"AMP: {error}") from None
-
-
-def make_model(config, build_model):
-    """Return the model in float32 with fresh weights."""
-    arguments = dict(config.MODEL.ARGUMENTS)
-    filled_in = {
-        "num_classes": config.MODEL.NUM_CLASSES,
-        "image_size": config.DATA.IMAGE_SIZE,
-        "in_channels": config.DATA.IMAGE_CHANNELS,
-    }
-    known = inspect.signature(build_model).parameters
-    arguments.update((name, value) for name, value in filled_in.items() if name in known)
-    try:
-        return build_model(**arguments)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"MODEL: {error}") from None
 
 
 def build_trainer(parts):

@@ -67,7 +67,11 @@ def load(path, key="-resume"):
     Raises:
         UserError: the file is not a whole checkpoint of this project, or holds what no run of it can have left.
     """
-    state = _read(path, key)
+    return check(read(path, key), path, key)
+
+
+def check(state, path, key="-resume"):
+    """Return what :func:`read` found if it is the state of a run of this project, else raise UserError."""
     missing = KEYS - state.keys()
     if missing:
         raise UserError(f"{key}: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
@@ -88,7 +92,12 @@ def check_matches(own, loaded, path, key):
         raise UserError(f"{key}: {path}: is of another model: {text}")
 
 
-def _read(path, key):
+def read(path, key="-resume"):
+    """Return the dictionary that a file holds, whoever wrote it.
+
+    Raises:
+        UserError: it cannot be read, is damaged, or holds anything else.
+    """
     try:
         state = read_pickle(path).tree  # a pickle is a program: this reader runs none of it
     except UserError as error:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from . import checkpoint
+from . import checkpoint, foreign
 from .build import build_parts
 from .class_files import summary, write_class_files, write_summary
 from .config.schema import Amp
@@ -43,8 +43,13 @@ def evaluate(parts, folder, report, build_model):
 def load_resumed_weights(parts):
     """Fill the model with the weights of ``-resume`` and return the checkpoint's path."""
     path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
-    state = checkpoint.load(path)
-    evaluated = state["ema"] or state["model"]  # as in training
+    state = checkpoint.read(path)
+    if foreign.is_foreign(state):
+        model, average = foreign.weights(state, parts.model, f"-resume: {path}")
+    else:
+        checkpoint.check(state, path)
+        model, average = state["model"], state["ema"]
+    evaluated = average or model  # as in training
     own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
     checkpoint.check_matches(own, loaded, path, "-resume")
     parts.precision.load_model_state_dict(parts.model, loaded)

@@ -143,11 +143,14 @@ def resume(trainer):
     Raises:
         UserError: the checkpoint does not fit, or has nothing left to train.
     """
-    from . import checkpoint
+    from . import checkpoint, foreign
 
     path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
-    state = checkpoint.load(path)
-    trainer.load_state(state, path)
+    state = checkpoint.read(path)
+    if foreign.is_foreign(state):
+        foreign.resume(trainer, state, path)
+    else:
+        trainer.load_state(checkpoint.check(state, path), path)
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
     get_logger().info(
         f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"

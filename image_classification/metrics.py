@@ -12,7 +12,11 @@ LARGEST_LOSS = 1e5  # beyond it a loss counts as infinite
 
 
 def num_correct(logits, labels):
-    """Return how many images have their label, the largest share of a soft one, as top-1; still on the device."""
+    """Return how many images have their label, the largest share of a soft one, as top-1; still on the device.
+
+    Of logits of several heads, [B, heads, C], the mean counts.
+    """
+    logits = logits.mean(axis=1) if logits.ndim == 3 else logits
     target = labels if labels.ndim == 1 else labels.argmax(axis=-1)
     return (logits.astype("float32").argmax(axis=-1) == target).sum()
 

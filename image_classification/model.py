@@ -148,12 +148,15 @@ class Model(nn.Layer):
     Attributes:
         head_names: the linear layers that give the logits: what another number of classes replaces.
         dialects: parameter names of other projects.
+        separate_heads: set for a training with a teacher: the logits of each head in training mode, [B, heads,
+            num_classes], instead of their mean; a model of one head has nothing to separate.
         not_weights: regular expressions of what published files hold under our own names too and the model computes.
     """
 
     head_names: tuple[str, ...]
     dialects: tuple[Dialect, ...] = ()
     not_weights: tuple[str, ...] = ()
+    separate_heads: bool = False
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`; each parameter belongs to one link.

@@ -7,9 +7,17 @@ def describe(parts):
     """Log what runs: parallel, precision, model and weights."""
     config, logger = parts.config, get_logger()
     size = parts.parallel.num_parameters(parts.model)
+    for note in config.NOTES:
+        logger.info(note)
     logger.info(f"parallel: {parts.parallel.describe()}")
     logger.info(f"precision: {parts.precision.describe()}")
     logger.info(f"model: {config.MODEL.NAME or 'unnamed'}, {size / 1e6:.2f} M parameters")
+    if parts.teacher is not None:
+        train, its_format = config.TRAIN, "float32" if config.MODEL.TEACHER_FP32 else "the same precision"
+        logger.info(
+            f"teacher: {config.MODEL.TEACHER} in {its_format}, {train.DISTILLATION_TYPE}, alpha "
+            f"{train.DISTILLATION_ALPHA:g}, tau {train.DISTILLATION_TAU:g}"
+        )
     logger.info(f"weights: {config.MODEL.RESUME or config.MODEL.PRETRAINED or f'fresh, seed {config.SEED}'}")
 
 

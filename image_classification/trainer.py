@@ -54,18 +54,21 @@ class MicroBatches:
 
 
 def forward_backward(
-    model: paddle.nn.Layer, criterion: Callable, precision: Precision, micro_batches: MicroBatches
+    model: paddle.nn.Layer, criterion: Callable, precision: Precision, micro_batches: MicroBatches,
+    teacher: Callable | None = None,
 ) -> Iterator[tuple[paddle.Tensor, Any, int]]:
     """Add the gradients of a window's mean loss; yield (loss, correctly classified images, images) of each micro-batch.
 
     Args:
         micro_batches: sized iterable of (images, labels), arrays; each loss is divided by its length.
+        teacher: gives the criterion its second argument from (images, labels); None: the labels.
     """
-    for images, classes in micro_batches:
-        labels = paddle.to_tensor(classes)
+    for pixels, classes in micro_batches:
+        images, labels = paddle.to_tensor(pixels), paddle.to_tensor(classes)
+        targets = labels if teacher is None else teacher(images, labels)
         with precision.forward_context():
-            logits = model(paddle.to_tensor(images))
-            loss = criterion(logits, labels)
+            logits = model(images)
+            loss = criterion(logits, targets)
         precision.backward(loss / len(micro_batches))
         yield loss.detach(), num_correct(logits.detach(), labels), len(labels)
 
@@ -86,6 +89,7 @@ class Trainer:
         self.config = parts.config
         self.model = parts.model
         self.criterion = parts.criterion
+        self.teacher = parts.teacher
         self.precision: Precision = parts.precision
         self.parallel: Parallel = parts.parallel
         self.train_loader = parts.train_loader
@@ -174,7 +178,7 @@ class Trainer:
     def forward_backward(self, micro_batches: MicroBatches) -> Iterable[tuple[paddle.Tensor, Any, int]]:
         """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""
         run = self.parallel.pipeline_schedule or forward_backward
-        return run(self.model, self.criterion, self.precision, micro_batches)
+        return run(self.model, self.criterion, self.precision, micro_batches, self.teacher)
 
     def _count(self, result: StepResult) -> None:
         progress, self.last_result = self.progress, result

@@ -10,7 +10,6 @@ import os
 import numpy as np
 from PIL import Image, ImageOps
 
-from .build import make_model
 from .config import family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
 from .data.build import build_eval_transform, build_train_transform
@@ -107,6 +106,24 @@ def find_config(name, what="-cfg"):
     """
     path = find_yaml(name, what=what)
     return path, importlib.import_module(module_of(family_of_file(path))).build_model
+
+
+def make_model(config, build_model):
+    """Return the model in float32 with fresh weights."""
+    arguments = dict(config.MODEL.ARGUMENTS)
+    filled_in = {
+        "num_classes": config.MODEL.NUM_CLASSES,
+        "image_size": config.DATA.IMAGE_SIZE,
+        "in_channels": config.DATA.IMAGE_CHANNELS,
+    }
+    known = inspect.signature(build_model).parameters
+    arguments.update((name, value) for name, value in filled_in.items() if name in known)
+    try:
+        return build_model(**arguments)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"MODEL: {error}") from None
 
 
 def load_model(name, pretrained=None, options=()):

@@ -3,6 +3,7 @@
     python tools/list_models.py                       # every variant
     python tools/list_models.py "resnet*" -sort top1  # by pattern, best first
     python tools/list_models.py "vit_base*" -weights  # every set of weights: id, top-1, licence, preprocessing
+    python tools/list_models.py -where "parameters<30M" "top1>80" family=ViT "licence=apache*"
     python tools/list_models.py -families             # every family
 
 Parameters are counted from the model itself; multiply-adds (GMACs) and top-1 are as published, see the registry. The
@@ -14,6 +15,7 @@ without these, which are up to 0.7 %, the figures are torchvision's.
 import fnmatch
 import json
 import math
+import operator
 import re
 import sys
 from pathlib import Path
@@ -23,6 +25,11 @@ if not __package__:  # run by its path
 
 from image_classification.config import load_config, model_folders, variants
 from image_classification.runtime import Parser, UserError, command, prepare_process
+
+CONDITION = re.compile(r"([\w ]+?)(<=|>=|=|<|>)(.+)")
+NUMBER = re.compile(r"(\d+\.?\d*)([kMG]?)")
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
+COMPARISONS = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 @command
@@ -34,6 +41,8 @@ def main(arguments):
     kind.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
     kind.add_argument("-families", action="store_true", help="one line a family; the pattern is one of families")
     parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
+    parser.add_argument("-where", nargs="+", default=[], metavar="CONDITION",
+                        help="rows whose columns satisfy all of them only: top1>80, 'licence=cc-by*'")  # fmt: skip
     parser.add_argument("-json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     prepare_process()
@@ -41,6 +50,9 @@ def main(arguments):
     rows = list_rows(options.pattern)
     if not rows:
         raise UserError(f"no {'family' if options.families else 'variant'} matches {options.pattern!r}")
+    rows = [row for row in rows if all(satisfies(row, each) for each in options.where)]
+    if not rows:
+        raise UserError(f"-where: nothing is left by {' '.join(options.where)}")
     if options.sort != "name" and options.sort in rows[0]:
         rows.sort(key=lambda row: -(row[options.sort] or 0))
     print(json.dumps(rows, indent=1) if options.json else table(rows))
@@ -67,6 +79,7 @@ def list_variants(pattern):
             "gmacs": known.get("gmacs") or count_gmacs(path, build_model),
             "top1": entries[default].top1 if default else None,
             "pretrained": default,
+            "licence": entries[default].licence if default else None,
         })
     return rows
 
@@ -113,11 +126,33 @@ def list_weights(pattern):
     ]
 
 
+def satisfies(row, condition):
+    """Return whether a row satisfies a condition of `-where`: a column, =, <, <=, > or >=, and a number or a pattern.
+
+    What a row does not say satisfies nothing.
+
+    Raises:
+        UserError: the condition is none, or of a column that there is not.
+    """
+    match = CONDITION.fullmatch(condition)
+    if match is None or match[1] not in row:
+        raise UserError(f"-where: {condition}: expected a column, =, <, <=, > or >=, and a value; columns are "
+                        f"{', '.join(row)}")  # fmt: skip
+    value, text, number = row[match[1]], match[3], NUMBER.fullmatch(match[3])
+    if value is None:
+        return False
+    if match[2] == "=" and not (number and isinstance(value, int | float)):
+        return fnmatch.fnmatch(str(value).lower(), text.lower())
+    if number is None or not isinstance(value, int | float):
+        raise UserError(f"-where: {condition}: {match[1]} is compared with a number, such as 30M, by this")
+    return COMPARISONS[match[2]](value, float(number[1]) * UNITS[number[2]])
+
+
 def count_parameters(path, build_model):
     """Return the number of trainable values, from shapes only."""
     import paddle
 
-    from image_classification.build import make_model
+    from image_classification.zoo import make_model
 
     with paddle.LazyGuard():
         model = make_model(load_config([f"-cfg={path}"], build_model), build_model)
@@ -126,8 +161,8 @@ def count_parameters(path, build_model):
 
 def count_gmacs(path, build_model):
     """Return the billions of multiply-adds for one image, normalisation included, to four digits."""
-    from image_classification.build import make_model
     from image_classification.multiply_adds import count_multiply_adds
+    from image_classification.zoo import make_model
 
     config = load_config([f"-cfg={path}"], build_model)
     counted = count_multiply_adds(

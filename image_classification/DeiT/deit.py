@@ -1,8 +1,8 @@
 """DeiT, the data-efficient ViT, plain and distilled (Touvron et al. 2021, https://arxiv.org/abs/2012.12877).
 
-The plain one is a ViT with another recipe. The distilled one has a second token and a second head, which its published
-weights learnt from a teacher and this project trains like the first; logits are the mean of both. Parameter names,
-epsilon and initialisation are timm's.
+The plain one is a ViT with another recipe. The distilled one has a second token and a second head, which learns from
+the teacher where there is one (TRAIN.DISTILLATION_TYPE), else like the first; logits are the mean of both. Parameter
+names, epsilon and initialisation are timm's.
 Shapes use: B batch, N tokens (class and distillation token included), C = embed_dim.
 """
 
@@ -54,11 +54,14 @@ class Deit(Model):
         return self.pos_drop(x + self.pos_embed)
 
     def forward_head(self, x):
-        """Return class logits, [B, num_classes], for the last block's tokens [B, N, C]."""
+        """Return class logits, [B, num_classes] or those of both heads, for the last block's tokens [B, N, C]."""
         x = self.norm(x)
         if not self.distilled:
             return self.head(x[:, 0])
-        return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
+        logits = self.head(x[:, 0]), self.head_dist(x[:, 1])
+        if self.separate_heads and self.training:
+            return paddle.stack(logits, axis=1)
+        return (logits[0] + logits[1]) / 2
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].

@@ -8,6 +8,8 @@ from paddle import nn
 from image_classification.layers import DropPath, Mlp, PatchEmbed, drop_path_rates, fork, linear
 from image_classification.model import Block, GradCam, Model
 
+from .dialects import DIALECTS
+
 
 class MixerBlock(nn.Layer):
     """An MLP over the tokens of each channel, then one over the channels of each token, [B, N, C] -> [B, N, C]."""
@@ -32,6 +34,7 @@ class MlpMixer(Model):
     """Patches, `depth` blocks and a head on the mean over the patches."""
 
     head_names = ("head",)
+    dialects = DIALECTS
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depth: int, mlp_ratio: tuple[float, float], drop_path: float):

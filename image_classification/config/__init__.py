@@ -2,7 +2,8 @@
 
 from .catalogue import find_yaml, model_folders, variants
 from .command_line import check_model, load_config, preview_config
-from .merge import build_config, family_of_file
+from .dialect import family_of_file
+from .merge import build_config
 from .schema import Config, invocation_yaml, to_yaml
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
-from .merge import Builder, build_config, family_of_file, read_yaml, split_smoke
+from .dialect import family_of_file, is_foreign, translate
+from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 from .yaml_text import load_yaml
 
@@ -22,6 +23,7 @@ FLAGS = {
         "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", ""),
         "num_workers": ("DATA.NUM_WORKERS", ""),
         "pretrained": ("MODEL.PRETRAINED", ""),
+        "teacher_model_path": ("MODEL.TEACHER", ""),
     },
     "Training": {
         "num_epochs": ("TRAIN.NUM_EPOCHS", ""),
@@ -101,7 +103,11 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         raise UserError("-cfg: a model, a recipe or a YAML file is needed, for example -cfg=vit_tiny_digits")
     path = find_yaml(arguments.cfg)
     layers, smoke = split_smoke(read_yaml(path))
-    _check_family(path, name_of(layers), build_model)
+    notes: list[str] = []
+    if is_foreign(layers):
+        layers, *notes = translate(layers, build_model)
+    else:
+        _check_family(path, name_of(layers), build_model)
     of_files = len(layers)
     if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
         layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
@@ -133,6 +139,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     config = _with_one_source_of_weights(config, of_command_line)
     given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
     config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))
+    config = dataclasses.replace(config, NOTES=tuple(notes))
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..files.plain import read_text
 from ..runtime import UserError
-from .catalogue import family_of, find_yaml, name_of, variants
+from .catalogue import find_yaml
 from .fields import check_limits
 from .schema import Config, Model
 from .values import convert, shown
@@ -54,19 +54,6 @@ def read_yaml(path: str | Path) -> list[Layer]:
     layers: list[Layer] = []
     _read_yaml(Path(path), (), layers)
     return layers
-
-
-def family_of_file(path: Path) -> str:
-    """Return the model folder whose model a YAML is of: the one it lies in, or the one of its MODEL.NAME.
-
-    Raises:
-        UserError: MODEL.NAME is no variant of the zoo.
-    """
-    is_variant = path.resolve() == variants().get(path.stem)
-    family = family_of(path.stem if is_variant else name_of(read_yaml(path)))
-    if family is None:
-        raise UserError(f"-cfg: {path}: its MODEL.NAME is no variant of the zoo; tools/list_models.py lists them")
-    return family
 
 
 def split_smoke(layers: Iterable[Layer]) -> tuple[list[Layer], list[Layer]]:

@@ -17,6 +17,7 @@ from .fields import derived, mapping, option, section
 PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
 FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
 HALF_DTYPES = ("float16", "bfloat16")
+DISTILLATIONS = ("none", "soft", "hard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Model:
         recipe=False,
     )
     RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams", recipe=False)
+    TEACHER: str | None = option(None, "weights of the teacher of TRAIN.DISTILLATION_TYPE, as PRETRAINED takes them")
+    TEACHER_CFG: str | None = option(
+        None, "the teacher's variant or YAML; none: by the weights' id, or by their file's name"
+    )
+    TEACHER_FP32: bool = option(False, "the teacher computes in float32 instead of the student's precision")
     CLASS_NAMES: tuple[str, ...] = option((), "name of each class; those of the data, where they have names")
     CLASSES_GIVEN: bool = derived(True, "whether NUM_CLASSES was set for the very data that were named")
     ARGUMENTS: Mapping = mapping("arguments of build_model that the YAML or the command line set")
@@ -142,6 +148,7 @@ class Train:
     RAND_AUGMENT: bool = option(False, "RandAugment")
     RAND_AUGMENT_LAYERS: int = option(2, "RandAugment: operations on each image", minimum=1)
     RAND_AUGMENT_MAGNITUDE: int = option(9, "RandAugment: strength", minimum=0, maximum=30)
+    RAND_AUGMENT_PROB: float = option(1.0, "RandAugment: probability of each operation", minimum=0, maximum=1)
     TRIVIAL_AUGMENT: bool = option(False, "TrivialAugment")
     THREE_AUGMENT: bool = option(False, "DeiT III's 3-Augment: grey, solarize or blur")
     RANDOM_ERASE_PROB: float = option(0.0, "random erasing: probability", minimum=0, maximum=1)
@@ -159,6 +166,11 @@ class Train:
         None, "factor of each class in the loss; balanced: by its share of the training images; none: all alike"
     )
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
+    DISTILLATION_TYPE: str = option(
+        "none", "what is learnt from MODEL.TEACHER: soft, its probabilities; hard, its class", choices=DISTILLATIONS
+    )
+    DISTILLATION_ALPHA: float = option(0.5, "share of the teacher in the loss", minimum=0, maximum=1)
+    DISTILLATION_TAU: float = option(1.0, "soft: temperature of both", above=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
@@ -232,6 +244,7 @@ class Config:
     AMP: Amp = section(Amp)
     PARALLEL: Parallel = section(Parallel)
     RUNTIME: Runtime = section(Runtime)
+    NOTES: tuple[str, ...] = derived((), "what the log says of a file of another project")
     SAVE: str = option("./output", "folder in which each run makes its own folder")
     OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE", recipe=False)
     SAVE_FREQ: int = option(1, "epochs between two checkpoints", minimum=1)

@@ -14,7 +14,9 @@ def image_steps(config):
     train = config.TRAIN
     policies = {
         "AUTO_AUGMENT": lambda: AutoAugment(train.AUTO_AUGMENT_POLICY),
-        "RAND_AUGMENT": lambda: RandAugment(train.RAND_AUGMENT_LAYERS, train.RAND_AUGMENT_MAGNITUDE),
+        "RAND_AUGMENT": lambda: RandAugment(
+            train.RAND_AUGMENT_LAYERS, train.RAND_AUGMENT_MAGNITUDE, train.RAND_AUGMENT_PROB
+        ),
         "TRIVIAL_AUGMENT": TrivialAugment,
         "THREE_AUGMENT": ThreeAugment,
     }

@@ -50,14 +50,20 @@ def _signed(name, magnitude, rng):
 
 
 class RandAugment:
-    """``layers`` operations drawn evenly, all at the same magnitude 0-30 (Cubuk et al., 2019)."""
+    """``layers`` operations drawn evenly, all at the same magnitude 0-30 (Cubuk et al., 2019).
 
-    def __init__(self, layers=2, magnitude=9):
+    ``prob`` below 1: each is left out now and then, as in timm and PaddleViT.
+    """
+
+    def __init__(self, layers=2, magnitude=9, prob=1.0):
         self.layers = layers
         self.magnitude = magnitude
+        self.prob = prob
 
     def __call__(self, image, rng):
         for _ in range(self.layers):
+            if self.prob < 1 and rng.random() >= self.prob:
+                continue
             name = _NAMES[rng.integers(len(_NAMES))]
             magnitude = magnitude_of(name, self.magnitude, NUM_BINS, image.size)
             image = apply_operation(image, name, _signed(name, magnitude, rng))

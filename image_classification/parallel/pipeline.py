@@ -39,6 +39,7 @@ class Stage(nn.Layer):
         self._sub_layers, self._parameters, self._buffers = model._sub_layers, model._parameters, model._buffers
         self._model = (model,)  # a tuple: not to be registered as a sublayer
         self._links = links
+        self.dialects, self.not_weights = model.dialects, model.not_weights
 
     def forward(self, x):
         for link in self._links:
@@ -107,14 +108,14 @@ class Pipeline:
         self.after = after
         self._headers = {}  # shape of the images -> format of the activation; sent once, then known
 
-    def forward_backward(self, model, criterion, precision, micro_batches):
+    def forward_backward(self, model, criterion, precision, micro_batches, teacher=None):
         """Add the gradients of a window's mean loss; return [(loss, correct, count)] in order, on every stage.
 
         What `trainer.forward_backward` does, with its arguments. The micro-batches are the same on every stage: the
-        first reads the images, the last the labels.
+        first reads the images, the last the labels; the last one has the teacher.
         """
         window = len(micro_batches)
-        run = _Window(self, model, criterion, precision, micro_batches)
+        run = _Window(self, model, criterion, precision, micro_batches, teacher)
         warmup = min(self.stages.size - self.stages.index - 1, window)
         for _ in range(warmup):
             run.receive()
@@ -165,14 +166,15 @@ class Pipeline:
 class _Window:
     """The micro-batches of one optimizer step that are under way on this stage."""
 
-    def __init__(self, pipeline, model, criterion, precision, micro_batches):
+    def __init__(self, pipeline, model, criterion, precision, micro_batches, teacher):
         self.pipeline = pipeline
         self.model = model
         self.criterion = criterion
         self.precision = precision
+        self.teacher = teacher
         self.window = len(micro_batches)
         self.batches = iter(micro_batches)
-        self.waiting: tuple[Any, Any, tuple[int, ...]]  # (input, labels, shape) that the next forward takes
+        self.waiting: tuple[Any, Any, Any, tuple[int, ...]]  # (input, images, labels, shape) the next forward takes
         self.under_way: collections.deque = collections.deque()  # (input, output), oldest first
         self.results, self.counts = [], []
 
@@ -185,15 +187,17 @@ class _Window:
         else:
             activation = self.pipeline.receive_activation(key)
             activation.stop_gradient = False
-        self.waiting = (activation, labels, key)
+        self.waiting = (activation, images, labels, key)
 
     def forward(self):
-        activation, labels, key = self.waiting
+        activation, images, labels, key = self.waiting
+        if self.pipeline.after is None:
+            labels = paddle.to_tensor(labels)
+            targets = labels if self.teacher is None else self.teacher(paddle.to_tensor(images), labels)
         with self.precision.forward_context():
             output = self.model(activation)
             if self.pipeline.after is None:
-                labels = paddle.to_tensor(labels)
-                loss = self.criterion(output, labels)
+                loss = self.criterion(output, targets)
                 self.results.append((loss.detach(), num_correct(output.detach(), labels)))
                 output = loss
             elif self.precision.wire_dtype is not None:

@@ -18,7 +18,7 @@ import crc32c
 import numpy as np
 from PIL import Image
 
-from image_classification import checkpoint
+from image_classification import checkpoint, foreign
 from image_classification.config import load_config
 from image_classification.data import caltech101
 from image_classification.data.cifar import CIFAR, read_cifar
@@ -28,6 +28,7 @@ from image_classification.data.tar_shards import read_imagenet_val_tar, read_tar
 from image_classification.data.tfrecord import frame, index_text, serialize_example
 from image_classification.data.tfrecord_dataset import read_tfrecords
 from image_classification.data.transforms import EvalTransform, TrainTransform
+from image_classification.model import Model
 from image_classification.preview import class_names
 from image_classification.runtime import UserError
 from image_classification.weights import read_weights, write_weights
@@ -125,6 +126,25 @@ def _pickle_seeds():
 
 def _read_checkpoint(folder):
     return checkpoint.load(folder / "latest.pdparams")
+
+
+def _read_paddlevit(folder):
+    """Return the weights and what is read of the rest of a training checkpoint of PaddleViT."""
+    path = folder / "Epoch-1.pdparams"
+    tree = checkpoint.read(path)
+    if not foreign.is_foreign(tree):
+        raise UserError("no training checkpoint of PaddleViT")
+    found = [foreign.weights(tree, Model(), str(path)), foreign.parameters(tree, "optimizer")]
+    return [*found, foreign.saved_scale(tree)]
+
+
+def _paddlevit_checkpoint():
+    named = {name: (f"{name}.w_0", value) for name, value in _tensors().items()}
+    moments = {f"{name}.w_0_moment1_0": (f"{name}.w_0_moment1_0", value) for name, value in _tensors().items()}
+    scaler = {"scale": np.float32([1024]), "incr_count": 3, "use_dynamic_loss_scaling": True}
+    state = {"model": named, "model_ema": named, "optimizer": moments | {"LR_Scheduler": {"last_epoch": 2}}, "epoch": 1,
+             "lr_scheduler": {"last_epoch": 1, "last_lr": 0.1}, "amp_grad_scaler": scaler}  # fmt: skip
+    return pickle.dumps(state, protocol=4)
 
 
 def _checkpoint(folder):
@@ -373,6 +393,8 @@ def all_formats(folder):
         "pdparams of paddle.save": Format(_pickle_seeds(), "w", _read_weights, change=change_pickle),
         "checkpoint": Format([_checkpoint(folder)], "latest.pdparams", _read_checkpoint, repaired=_change_pdparams,
                              has_checksum=True),
+        "checkpoint of PaddleViT": Format([_paddlevit_checkpoint()], "Epoch-1.pdparams", _read_paddlevit,
+                                          change=change_pickle),
         "cifar archive": Format([archive], "cifar-10-python.tar.gz", _cifar_images, repaired=_change_cifar,
                                 has_checksum=True),
         "cifar batch": Format([batches[batch]], batch, _cifar_images, batches, change=change_pickle),

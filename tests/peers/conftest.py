@@ -39,3 +39,18 @@ def peers():
     yield running
     running.process.stdin.close()
     running.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def paddlevit(tmp_path_factory):
+    """Return the folder `image_classification` of PaddleViT, of the checkout or git directory that PADDLEVIT names."""
+    source = Path(os.environ.get("PADDLEVIT", DEFAULT.parents[1] / "PaddleViT"))
+    if (source / "image_classification").is_dir():
+        return source / "image_classification"
+    if not source.is_dir():
+        pytest.skip(f"PaddleViT is not there: {source} does not exist; run `make test-peers`")
+    folder = tmp_path_factory.mktemp("PaddleViT")
+    archive = ["git", f"--git-dir={source}", "archive", "HEAD", "image_classification"]
+    packed = subprocess.run(archive, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", folder], input=packed, check=True)
+    return folder / "image_classification"

@@ -71,6 +71,29 @@ def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
     assert row["gmacs"] == round((patches + depth * block + head) / 1e9, 4)
 
 
+def test_list_models_keeps_the_rows_that_satisfy_all_conditions(capsys):
+    where = ["-where", "parameters<30M", "top1>=71", "family=resnet", "image_size=224", "licence=bsd*"]
+    assert tool("list_models").main(["resnet[1-5]*", "-json", *where]) == 0
+    kept = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
+    assert "resnet50" in kept and not {"resnet18", "resnet101"} & set(kept)
+    assert all(row["parameters"] < 30e6 and row["top1"] >= 71 for row in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("top1", "expected a column, =, <, <=, > or >=, and a value"),
+        ("size<3", "columns are variant, family"),
+        ("licence>3", "licence is compared with a number"),
+        ("top1>high", "compared with a number"),
+        ("top1>100", "nothing is left"),
+    ],
+)
+def test_list_models_condition_that_makes_no_sense_is_one_line(condition, message, capsys):
+    assert tool("list_models").main(["resnet18", "-where", condition]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_list_models_without_match_is_an_error(capsys):
     assert tool("list_models").main(["nothing*"]) == 2
     assert "no variant matches" in capsys.readouterr().err
