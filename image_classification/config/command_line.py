@@ -13,6 +13,7 @@ from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 from .yaml_text import load_yaml
 
 # flag -> (key it sets, what the help text adds to the key's own)
+DEEPEST_KEY = 8  # dots: sections of sections; a dialect's options have two
 FLAGS = {
     "Model and data": {
         "dataset": ("DATA.DATASET", ""),
@@ -125,6 +126,8 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
+        if key.count(".") > DEEPEST_KEY:
+            raise UserError(f"-opts: {key[:40]!r}...: no key has {key.count('.') + 1} parts")
         layers.append(("command line -opts", _nested(key, _parse_value(word, value))))
     files = layers[:of_files]
     config = build_config(layers, build_model)

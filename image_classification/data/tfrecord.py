@@ -64,11 +64,13 @@ def scan_records(path):
     """Return int64 [N, 2] of (offset, length with framing) by following the lengths through the file.
 
     Raises:
-        UserError: naming file and offset of a wrong length checksum or a cut end.
+        UserError: naming file and offset of a wrong length checksum or a cut end; the file is empty.
     """
     offset, found = 0, []
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise UserError(f"{path}: an empty file: was it copied whole? Without an index file nobody could tell")
         while offset < size:
             header = os.pread(file.fileno(), 12, offset)
             if len(header) < 12 or _CHECKSUM.unpack_from(header, 8)[0] != masked_crc(header[:8]):

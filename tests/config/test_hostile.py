@@ -105,9 +105,9 @@ def test_hostile_value_of_opts_is_one_line_that_names_the_flag(tmp_path, title):
     path = tmp_path / "model.yaml"
     path.write_text("SEED: 1")
     key, _, value = TEXTS[title].partition(": ")
-    for word in (f"{key}={value}", f"AMP.X={TEXTS[title]}", f"{key}.{'x.' * 3000}x={value}"):
+    for word in (f"{key}={value}", f"AMP.X={TEXTS[title]}", f"{key}.{'x.' * 3000}x={value}", f"AMP{'.' * 900}={value}"):
         try:
-            load_config([f"-cfg={path}", "-opts", word], build_model)
+            repr(load_config([f"-cfg={path}", "-opts", word], build_model))
         except UserError as error:
             text = str(error)
             assert "-opts" in text and text.isprintable() and len(text) < 1100

@@ -259,3 +259,9 @@ def test_tfrecord_package_reads_our_files(tmp_path):
         rows = list(reader.tfrecord_loader(str(path), index_path, kinds))
         got = sorted((bytes(row["image/encoded"]), int(row["image/class/label"][0])) for row in rows)
         assert got == sorted(zip(contents, [1, 3, 2, 2], strict=True))
+
+
+def test_empty_record_file_without_an_index_is_refused(tmp_path):
+    (tmp_path / "train-00000").touch()
+    with pytest.raises(UserError, match="train-00000: an empty file"):
+        scan_records(tmp_path / "train-00000")
