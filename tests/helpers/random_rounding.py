@@ -13,7 +13,10 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
 def round_at_random(model, size, seed):
-    """Change what each layer returns, its gradient on the way back and each weight's gradient by up to `size` of it."""
+    """Change what each layer returns, its gradient on the way back and each weight's gradient by up to `size` of it.
+
+    Also what layers made of layers return: they stand for the operators of their own, a residual sum or an attention.
+    """
     random = np.random.default_rng(seed)
 
     def disturb(tensor):
@@ -21,8 +24,7 @@ def round_at_random(model, size, seed):
         return (tensor.astype("float32") * paddle.to_tensor(factors.astype("float32"))).astype(tensor.dtype)
 
     for layer in model.sublayers():
-        if not list(layer.children()):
-            layer.register_forward_post_hook(lambda layer, given, result: disturb(result))
+        layer.register_forward_post_hook(lambda layer, given, result: disturb(result))
     for param in model.parameters():
         if not param.stop_gradient:
             param.register_hook(disturb)
