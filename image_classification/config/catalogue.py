@@ -31,7 +31,7 @@ def shared() -> dict[str, Path]:
 
 
 def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path:
-    """Return the path of a YAML: a file (relative to the folder `beside`), or the name of one that the project brings.
+    """Return the path of a YAML: a file (relative to the folder `beside`), a run's folder, or a name of the project's.
 
     Raises:
         UserError: there is no such file, and none of that name; the nearest name is given.
@@ -42,6 +42,10 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
     known = variants() | shared()
     if name in known:
         return known[name]
+    if beside is None and os.path.isdir(path):
+        if os.path.isfile(path / "config.yaml"):
+            return path / "config.yaml"
+        raise UserError(f"{what}: {path}: is a folder without config.yaml, which a run leaves")
     if beside is not None and os.path.exists(path):  # who reads it says why it cannot be
         return path
     typed = Path(name).stem

@@ -68,3 +68,8 @@ def test_wrong_name_is_answered_with_what_it_may_be(typed, hint):
     with pytest.raises(UserError) as caught:
         find_yaml(typed)
     assert str(caught.value).startswith(f"-cfg: {Path(typed)}: no such file") and hint in str(caught.value)
+
+
+def test_run_folder_means_its_configuration(tmp_path):
+    (tmp_path / "config.yaml").write_text("BASE: resnet_tiny_digits\nSEED: 5\n")
+    assert preview_config([f"-cfg={tmp_path}"]).SEED == 5
