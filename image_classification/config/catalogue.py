@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.plain import read_text
 from ..runtime import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ def family_of(name: str | None) -> str | None:
 def signature_of(family: str) -> Callable[..., None]:
     """Return a function that takes what a family's `build_model` takes, without importing the family, and so Paddle."""
     source = PACKAGE / family / f"{family.lower()}.py"
-    tree = ast.parse(source.read_text(encoding="utf-8"))
+    tree = ast.parse(read_text(source))
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build_model")
     function.body, function.returns, function.decorator_list = [ast.Pass()], None, []
     arguments = function.args
