@@ -6,6 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from image_classification.files.plain import read_text
 from image_classification.runtime import UserError, command
 
 PROGRAM = "image-classification"
@@ -56,7 +57,7 @@ def usage():
     """Return the help text: each command with the first line of what it says of itself."""
     folder = Path(__file__).parent / "tools"
     lines = TRAINING | {
-        name: ast.get_docstring(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))).partition("\n")[0]
+        name: ast.get_docstring(ast.parse(read_text(folder / f"{name}.py"))).partition("\n")[0]
         for name in TOOLS
     }
     width = max(map(len, lines))

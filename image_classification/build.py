@@ -25,7 +25,7 @@ from .losses import build_criterion
 from .optim import build_optimizer, build_schedule, check_optimizer, check_schedule
 from .runtime import UserError, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
-from .weights import linear_weights, load_pretrained, read_registry, with_preprocessing
+from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
 from .zoo import load_model, make_model
 
 
@@ -61,6 +61,8 @@ def build_parts(config, build_model, parallel):
         check_optimizer(config.TRAIN)
         check_schedule(config.TRAIN)
     config = with_preprocessing(config)
+    if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
+        find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
     device = select_device(config.DEVICE)
     if config.DETERMINISTIC:
         set_deterministic()

@@ -91,7 +91,10 @@ def run(config, build_model, parallel):
     if config.EVAL and not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
         raise UserError("-eval: needs -pretrained with the weights to evaluate")
     from .build import build_parts, build_trainer
+    from .checkpoint import find
 
+    if config.MODEL.RESUME:
+        find(config.MODEL.RESUME, "-resume")  # before the data are read, which may take long
     parts = build_parts(config, build_model, parallel)
     check_interrupts()
     if config.DRY_RUN:

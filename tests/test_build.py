@@ -8,6 +8,7 @@ import pytest
 
 from image_classification.build import build_parts
 from image_classification.ema import EMA, NoEMA
+from image_classification.launch import run
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from tests.helpers.small_runs import build_net, config_of, trainer_of
@@ -73,3 +74,11 @@ def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
     assert parts.model.fc.weight.shape == [8, 4]
     with pytest.raises(UserError, match="fc.weight"):
         build_parts(config_of(MODEL=pretrained, EVAL=True), build_net, SingleProcess())
+
+
+@pytest.mark.parametrize("key", ["PRETRAINED", "RESUME"])
+def test_missing_weights_are_named_before_the_data_are_looked_for(key, tmp_path):
+    config = config_of(data={"DATASET": "folder", "DATA_PATH": str(tmp_path / "gone")},
+                       MODEL={key: str(tmp_path / "weights.pdparams")})  # fmt: skip
+    with pytest.raises(UserError, match=rf"-{key.lower()}: .*weights.pdparams: no such file"):
+        run(config, build_net, SingleProcess())

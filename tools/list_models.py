@@ -37,9 +37,9 @@ def main(arguments):
     """Print the table and return the exit code."""
     parser = Parser(description=__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern of variants (default: *)")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
-    kind.add_argument("-families", action="store_true", help="one line a family; the pattern is one of families")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
+    what.add_argument("-families", action="store_true", help="one line a family; the pattern is one of families")
     parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
     parser.add_argument("-where", nargs="+", default=[], metavar="CONDITION",
                         help="rows whose columns satisfy all of them only: top1>80, 'licence=cc-by*'")  # fmt: skip
@@ -49,7 +49,9 @@ def main(arguments):
     list_rows = list_weights if options.weights else list_families if options.families else list_variants
     rows = list_rows(options.pattern)
     if not rows:
-        raise UserError(f"no {'family' if options.families else 'variant'} matches {options.pattern!r}")
+        kind = "family" if options.families else "variant"
+        hint = f"; did you mean '{options.pattern}*'?" if list_rows(f"{options.pattern}*") else ""
+        raise UserError(f"no {kind} matches {options.pattern!r}{hint}")
     rows = [row for row in rows if all(satisfies(row, each) for each in options.where)]
     if not rows:
         raise UserError(f"-where: nothing is left by {' '.join(options.where)}")

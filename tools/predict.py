@@ -64,11 +64,13 @@ def run(options):
     from image_classification.zoo import load_model
 
     paths = find_images(options.images)
+    root = os.path.commonpath([path.resolve().parent for path in paths])
+    if options.output is not None:
+        refuse_output_among(options.output, root, paths, options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     names = class_names(config, options.class_names)
     count = min(max(options.top_k, 1), len(names))
     results = dict.fromkeys(paths)
-    root = os.path.commonpath([path.resolve().parent for path in paths])
     with progress_bar(len(paths), "predict", "images") as bar:
         for start in range(0, len(paths), max(options.batch_size, 1)):
             crops = read_crops(config, paths[start : start + max(options.batch_size, 1)], results, bar)
@@ -94,6 +96,19 @@ def run(options):
     if all("error" in result for result in results.values()):
         raise UserError(next(iter(results.values()))["error"])
     return list(results.values())
+
+
+def refuse_output_among(output, root, paths, words):
+    """Refuse to write pictures among the photographs, where a training would find them, too.
+
+    Raises:
+        UserError: a picture would lie in a folder with photographs, or in one that was given to be searched.
+    """
+    read = {path.resolve().parent for path in paths}
+    searched = [Path(word).resolve() for word in words if os.path.isdir(word)]
+    for folder in {output.resolve() / place.relative_to(root) for place in read}:
+        if folder in read or any(folder.is_relative_to(place) for place in searched):
+            raise UserError(f"-output: {output}: lies among the photographs; name another folder")
 
 
 def read_crops(config, paths, results, bar):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.plain import read_text
 from ..runtime import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ def shared() -> dict[str, Path]:
 
 
 def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path:
-    """Return the path of a YAML: a file (relative to the folder `beside`), or the name of one that the project brings.
+    """Return the path of a YAML: a file (relative to the folder `beside`), a run's folder, or a name of the project's.
 
     Raises:
         UserError: there is no such file, and none of that name; the nearest name is given.
@@ -42,6 +43,10 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
     known = variants() | shared()
     if name in known:
         return known[name]
+    if beside is None and os.path.isdir(path):
+        if os.path.isfile(path / "config.yaml"):
+            return path / "config.yaml"
+        raise UserError(f"{what}: {path}: is a folder without config.yaml, which a run leaves")
     if beside is not None and os.path.exists(path):  # who reads it says why it cannot be
         return path
     typed = Path(name).stem
@@ -68,7 +73,7 @@ def family_of(name: str | None) -> str | None:
 def signature_of(family: str) -> Callable[..., None]:
     """Return a function that takes what a family's `build_model` takes, without importing the family, and so Paddle."""
     source = PACKAGE / family / f"{family.lower()}.py"
-    tree = ast.parse(source.read_text(encoding="utf-8"))
+    tree = ast.parse(read_text(source))
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build_model")
     function.body, function.returns, function.decorator_list = [ast.Pass()], None, []
     arguments = function.args

@@ -282,7 +282,9 @@ class _Parser(Parser):
             self.refuse(unknown[0])
         for one, other in (("arch", "cfg"), ("data", "data_path")):
             if getattr(arguments, one) is not None and getattr(arguments, other) is not None:
-                raise UserError(f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}: give one of them")
+                hint = "; a path with blanks needs quotes" if one == "data" else ""
+                both = f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}"
+                raise UserError(f"{both}: give one of them{hint}")
         if arguments.arch is not None:
             recipe = f"{arguments.arch}_apex"
             arguments.cfg = recipe if recipe in shared() else arguments.arch

@@ -34,7 +34,7 @@ def build_train_loader(config, rank=0, world_size=1, dataset=None):
     if len(dataset) < data.BATCH_SIZE * world_size:
         raise UserError(
             f"DATA.BATCH_SIZE: {data.BATCH_SIZE} images x {world_size} processes is more than the {len(dataset)}"
-            f" training images of {data.DATASET}"
+            f" training images of {data.DATASET}; lower -batch_size"
         )
     transform = build_train_transform(config)
     order = functools.partial(

@@ -23,7 +23,7 @@ def list_class_names(root):
         raise unreadable(root, error) from None
     names = [name for name in found if os.path.isdir(os.path.join(root, name))]
     if not names:
-        raise UserError(f"{root}: has no class folders")
+        raise UserError(f"{root}: has no class folders, such as {os.path.join(root, 'cat')} for the images of cats")
     for name in names:
         if not name.isprintable():
             raise UserError(f"{os.path.join(root, name)}: the name of a class has control characters")

@@ -27,15 +27,18 @@ def find_weights(source):
     """Return the path of a weight file, downloaded if need be.
 
     Args:
-        source: a file with or without .pdparams, file:// or https:// URL, `hf-hub:owner/name`, or a registry id.
+        source: a file with or without .pdparams, a run's folder (its best), file:// or https:// URL,
+            `hf-hub:owner/name`, or a registry id.
 
     Raises:
         UserError: there is no such file or id, the download failed, or what the cache has is damaged or another file;
             the text says which file to put where.
     """
-    for candidate in (source, f"{source}.pdparams"):
+    for candidate in (source, f"{source}.pdparams", os.path.join(source, "best.pdparams")):
         if os.path.isfile(candidate):  # pathlib's raises where a name is too long
             return Path(candidate)
+    if os.path.isdir(source):
+        raise UserError(f"-pretrained: {source}: the folder has no best.pdparams")
     if source.startswith("file://"):
         return _existing(Path(urllib.request.url2pathname(_split(source).path)))
     if source.startswith(("https://", "http://")):

@@ -7,6 +7,7 @@ import pytest
 
 from image_classification.config import find_yaml, load_config, preview_config, variants
 from image_classification.config.catalogue import shared, signature_of
+from image_classification.config.yaml_text import load_yaml
 from image_classification.runtime import UserError
 from tests.helpers.model_zoo import CONFIGS, FOLDERS, builder
 
@@ -68,3 +69,16 @@ def test_wrong_name_is_answered_with_what_it_may_be(typed, hint):
     with pytest.raises(UserError) as caught:
         find_yaml(typed)
     assert str(caught.value).startswith(f"-cfg: {Path(typed)}: no such file") and hint in str(caught.value)
+
+
+def test_run_folder_means_its_configuration(tmp_path):
+    (tmp_path / "config.yaml").write_text("BASE: resnet_tiny_digits\nSEED: 5\n")
+    assert preview_config([f"-cfg={tmp_path}"]).SEED == 5
+
+
+@pytest.mark.parametrize("path", BASE_OF_ALL, ids=lambda path: path.stem)
+def test_base_of_the_projects_files_is_a_name(path):
+    """A path would lead elsewhere from an installed package."""
+    bases = load_yaml(path.read_text(), str(path)).get("BASE", [])
+    for base in [bases] if isinstance(bases, str) else bases:
+        assert base in variants() or base in shared()

@@ -239,7 +239,7 @@ def test_empty_class_folder_is_named(tmp_path):
     (tmp_path / "train" / "empty").mkdir(parents=True)
     assert "empty: class folder has no images" in error_of(build_train_loader, folder_config(tmp_path))
     (tmp_path / "val").mkdir()
-    assert "has no class folders" in error_of(build_eval_loader, folder_config(tmp_path))
+    assert "has no class folders, such as" in error_of(build_eval_loader, folder_config(tmp_path))
 
 
 def test_training_folders_number_the_classes_of_an_evaluation_set_with_fewer(jpeg_folder, tmp_path):

@@ -97,6 +97,8 @@ def test_list_models_condition_that_makes_no_sense_is_one_line(condition, messag
 def test_list_models_without_match_is_an_error(capsys):
     assert tool("list_models").main(["nothing*"]) == 2
     assert "no variant matches" in capsys.readouterr().err
+    assert tool("list_models").main(["resnet"]) == 2
+    assert "did you mean 'resnet*'?" in capsys.readouterr().err
 
 
 def test_convert_weights_round_trip_is_bit_equal(weights, tmp_path, capsys):
@@ -161,6 +163,23 @@ def test_predict_names_what_is_no_image(weights, tmp_path, capsys, word, message
     word = str(tmp_path / "text.png") if word == "TEXT" else word
     assert tool("predict").main([VARIANT, word, f"-pretrained={weights}"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["photos", "photos/pictures", "photos/cat", "."])
+def test_predict_never_writes_among_the_photographs(weights, tmp_path, capsys, monkeypatch, output):
+    """The next training would take the pictures for photographs of a class."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/cat/a.png", "photos/dog/b.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / name)
+    words = [VARIANT, "photos", f"-pretrained={weights}", "-output", output]
+    if output == ".":
+        words[1] = "photos/cat/a.png"  # its picture would stand beside the folder photos, where nothing is read
+        assert tool("predict").main(words) == 0
+    else:
+        assert tool("predict").main(words) == 2
+        assert f"-output: {output}: lies among the photographs" in capsys.readouterr().err
+    assert len(list((tmp_path / "photos").rglob("*"))) == 4
 
 
 def test_class_names_come_from_a_file_or_imagenet(tmp_path):

@@ -38,6 +38,13 @@ def publish(monkeypatch, server, digest):
     monkeypatch.setattr(source, "find_entry", lambda name: {ID: entry}[name])
 
 
+def test_run_folder_means_its_best_weights(tmp_path):
+    with pytest.raises(UserError, match="the folder has no best.pdparams"):
+        find_weights(str(tmp_path))
+    (tmp_path / "best.pdparams").write_bytes(b"")
+    assert find_weights(str(tmp_path)) == tmp_path / "best.pdparams"
+
+
 def test_urls_that_end_alike_are_different_files(server):
     first, second = address(server, "/a/model.safetensors"), address(server, "/b/model.safetensors")
     server.contents = {"/a/model.safetensors": b"one", "/b/model.safetensors": b"two"}
