@@ -15,11 +15,16 @@ def _swin_downsample(tensors, own_names):
 
 
 def _torchvision_stages(tensors, own_names):
-    """torchvision counts stages (1, 3, 5, 7) and what is between them (2, 4, 6)."""
+    """torchvision counts stages (1, 3, 5, 7) and what is between them (2, 4, 6); Swin V2 takes no bias of its keys."""
     renamed = {}
     for name, value in tensors.items():
         stage = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
-        renamed[f"layers.{int(stage[1]) // 2}.{stage[2]}" if stage else name] = value
+        name = f"layers.{int(stage[1]) // 2}.{stage[2]}" if stage else name
+        if name.endswith("qkv.bias") and name not in own_names:
+            start, third = name.removesuffix("qkv.bias"), len(value) // 3
+            renamed |= {f"{start}q_bias": value[:third], f"{start}v_bias": value[2 * third :]}
+        else:
+            renamed[name] = value
     return renamed
 
 

@@ -1,31 +1,21 @@
 """Swin Transformer (Liu et al. 2021, https://arxiv.org/abs/2103.14030), with timm's parameter names, epsilon 1e-5.
 
-Shapes use: B batch, H and W the height and width of the feature map, C channels, w window side, n = w * w tokens of a
-window, G = B * (H / w) * (W / w) windows, h heads, d = C // h.
+Swin V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883) has another attention within the windows, and its norms end
+each branch and follow the merging, so that what a deep network adds to its shortcut stays small.
+
+Shapes use: B batch, H and W the height and width of the feature map, C channels, w window side.
 """
 
-import numpy as np
 import paddle
 from paddle import nn
 
-from image_classification.layers import (
-    TRUNC_NORMAL,
-    Dropout,
-    DropPath,
-    Mlp,
-    attention,
-    drop_path_rates,
-    fork,
-    linear,
-    rearrange,
-)
+from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, fork, linear, rearrange
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
-from image_classification.model import Block, Column, Count, Draw, GradCam, Model, RelativePositions, Row, Slice
+from image_classification.model import Block, GradCam, Model, RelativePositions
 from image_classification.runtime import UserError
 
+from .attention import CosineWindowAttention, WindowAttention, shifted_window_mask
 from .dialects import DIALECTS
-
-MASKED = -100.0  # added to the score of a pair of tokens from different regions, as in the original
 
 
 class PatchEmbed(ConvPatchEmbed):
@@ -43,84 +33,27 @@ class PatchEmbed(ConvPatchEmbed):
 class PatchMerging(nn.Layer):
     """Four neighbours become one token of twice the width, [B, H, W, C] -> [B, H/2, W/2, 2C]."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, post_norm: bool):
         super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, epsilon=1e-5)
+        self.post_norm = post_norm
+        self.norm = nn.LayerNorm(2 * dim if post_norm else 4 * dim, epsilon=1e-5)
         self.reduction = linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x):
         batch, height, width, dim = x.shape
         split, shape = [batch, height // 2, 2, width // 2, 2, dim], [batch, height // 2, width // 2, 4 * dim]
-        return self.reduction(self.norm(rearrange(x, split, [0, 1, 3, 4, 2, 5], shape)))
-
-
-def relative_position_index(window: int) -> np.ndarray:
-    """Return, int64 [n * n], the row of the bias table for each pair of tokens of a window."""
-    coords = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
-    relative = coords[:, :, None] - coords[:, None, :] + window - 1  # [2, n, n], each 0 .. 2w - 2
-    return (relative[0] * (2 * window - 1) + relative[1]).reshape(-1)
-
-
-def shifted_window_mask(size: int, window: int, shift: int) -> np.ndarray:
-    """Return, float32 [windows, 1, n, n], MASKED for pairs of tokens that came together by the cyclic shift only."""
-    region = np.zeros(size, np.int64)
-    region[size - window : size - shift] = 1
-    region[size - shift :] = 2
-    regions = region[:, None] * 3 + region[None, :]
-    count = size // window
-    regions = regions.reshape(count, window, count, window).transpose(0, 2, 1, 3).reshape(count**2, window**2)
-    return np.where(regions[:, None, :] != regions[:, :, None], MASKED, 0.0).astype("float32")[:, None]
-
-
-class WindowAttention(nn.Layer):
-    """Self-attention within windows, [G, n, C] -> [G, n, C], with a learnt bias per head and relative position."""
-
-    def __init__(self, dim: int, num_heads: int, window: int, attention_dropout: float, dropout: float):
-        super().__init__()
-        if dim % num_heads:
-            raise UserError(f"Swin: a stage's width {dim} is not a multiple of its MODEL.NUM_HEADS {num_heads}")
-        self.num_heads = num_heads
-        self.scale = (dim // num_heads) ** -0.5
-        self.window = window
-        self.num_tokens = window**2
-        self.relative_position_bias_table = self.create_parameter(
-            [(2 * window - 1) ** 2, num_heads], default_initializer=TRUNC_NORMAL
-        )
-        index = paddle.to_tensor(relative_position_index(window))
-        self.register_buffer("relative_position_index", index, persistable=False)
-        self.qkv = linear(dim, 3 * dim)
-        self.attn_drop = Dropout(attention_dropout)
-        self.proj = linear(dim, dim)
-        self.proj_drop = Dropout(dropout)
-
-    def forward(self, x, mask=None):
-        bias = self.position_bias()
-        if mask is not None:  # [windows, 1, n, n]; the windows of one image are neighbours in G
-            bias = bias + mask
-        dropout = self.attn_drop if self.training and self.attn_drop.p else None
-        return self.proj_drop(self.proj(attention(self.qkv(x), self.num_heads, self.scale, dropout, bias)))
-
-    def position_bias(self):
-        """Return the bias of each pair of tokens, [1, h, n, n]."""
-        bias = paddle.index_select(self.relative_position_bias_table, self.relative_position_index)
-        return bias.reshape([1, self.num_tokens, self.num_tokens, self.num_heads]).transpose([0, 3, 1, 2])
-
-    def tensor_parallel_plan(self):
-        """Divided by heads, the biases among them; one sum after the projection."""
-        return {
-            "num_heads": Count("attention heads"),
-            "relative_position_bias_table": Slice(axis=1),
-            "qkv": Column(blocks=3),
-            "attn_drop": Draw(),
-            "proj": Row(),
-        }
+        x = rearrange(x, split, [0, 1, 3, 4, 2, 5], shape)
+        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
 
 
 class SwinBlock(nn.Layer):
-    """Window attention and MLP with shortcuts, [B, H, W, C] -> [B, H, W, C]; every second block shifts its windows."""
+    """Window attention and MLP with shortcuts, [B, H, W, C] -> [B, H, W, C]; every second block shifts its windows.
+
+    `pretrained_window` is that of a block of Swin V2 (0: `window`), None makes one of the first Swin.
+    """
 
     def __init__(self, dim: int, num_heads: int, size: int, window: int, shift: int, mlp_ratio: float, dropout: float,
-                 attention_dropout: float, drop_path: float):
+                 attention_dropout: float, drop_path: float, pretrained_window: int | None = None):
         super().__init__()
         if size <= window:  # one window holds the whole map: nothing to shift
             window, shift = size, 0
@@ -129,9 +62,12 @@ class SwinBlock(nn.Layer):
                             " change DATA.IMAGE_SIZE or MODEL.WINDOW_SIZE")
         self.window = window
         self.shift = shift
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-5)
-        self.attn = WindowAttention(dim, num_heads, window, attention_dropout, dropout)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-5)
+        self.post_norm = pretrained_window is not None
+        start = ZERO if self.post_norm else None  # Swin V2 begins with its shortcuts alone
+        options = dim, num_heads, window, attention_dropout, dropout
+        self.norm1 = nn.LayerNorm(dim, epsilon=1e-5, weight_attr=start)
+        self.attn = CosineWindowAttention(*options, pretrained_window) if self.post_norm else WindowAttention(*options)
+        self.norm2 = nn.LayerNorm(dim, epsilon=1e-5, weight_attr=start)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), dropout)
         self.drop_path = DropPath(drop_path)
         mask = paddle.to_tensor(shifted_window_mask(size, window, shift)) if shift else None
@@ -139,8 +75,10 @@ class SwinBlock(nn.Layer):
 
     def forward(self, x):
         x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.drop_path(self.attend(self.norm1(x))))
-        return shortcut + self.drop_path(self.mlp(self.norm2(x)))
+        x = self.norm1(self.attend(x)) if self.post_norm else self.attend(self.norm1(x))
+        x, shortcut = fork(shortcut + self.drop_path(x))
+        x = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
+        return shortcut + self.drop_path(x)
 
     def attend(self, x):
         """Return window attention over the map, with the cyclic shift done and undone."""
@@ -161,11 +99,13 @@ class SwinBlock(nn.Layer):
 class SwinStage(nn.Layer):
     """Patch merging (but not in the first stage), then blocks."""
 
-    def __init__(self, dim: int, depth: int, is_first: bool, rates: list[float], window: int, **block_options):
+    def __init__(self, dim: int, depth: int, is_first: bool, rates: list[float], window: int,
+                 pretrained_window: int | None, **block_options):
         super().__init__()
-        self.downsample = nn.Identity() if is_first else PatchMerging(dim // 2)
+        self.downsample = nn.Identity() if is_first else PatchMerging(dim // 2, pretrained_window is not None)
         self.blocks = nn.Sequential(*(
-            SwinBlock(dim, window=window, shift=window // 2 * (i % 2), drop_path=rates[i], **block_options)
+            SwinBlock(dim, window=window, shift=window // 2 * (i % 2), drop_path=rates[i],
+                      pretrained_window=pretrained_window, **block_options)
             for i in range(depth)
         ))
 
@@ -189,14 +129,18 @@ class SwinTransformer(Model):
 
     head_names = ("head.fc",)
     dialects = DIALECTS
-    not_weights = (r".*\.relative_position_index", r".*\.attn_mask")
+    not_weights = (r".*\.relative_position_index", r".*\.relative_coords_table", r".*\.attn_mask")
 
     def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  depths: tuple[int, ...], num_heads: tuple[int, ...], window_size: int, mlp_ratio: float,
-                 dropout: float, attention_dropout: float, drop_path: float):
+                 dropout: float, attention_dropout: float, drop_path: float, v2: bool,
+                 pretrained_windows: tuple[int, ...]):
         super().__init__()
         if len(depths) != len(num_heads):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.NUM_HEADS {list(num_heads)} differ in length")
+        if pretrained_windows and (not v2 or len(pretrained_windows) != len(depths)):
+            given = list(pretrained_windows)
+            raise UserError(f"MODEL.PRETRAINED_WINDOWS {given}: one for each stage, with MODEL.V2: true")
         self.num_classes = num_classes
         self.patch_embed = PatchEmbed(image_size, patch_size, in_channels, embed_dim)
         size = self.patch_embed.grid_size
@@ -211,6 +155,7 @@ class SwinTransformer(Model):
                 stage == 0,
                 rates[sum(depths[:stage]) : sum(depths[: stage + 1])],
                 window_size,
+                (pretrained_windows[stage] if pretrained_windows else 0) if v2 else None,
                 num_heads=num_heads[stage],
                 size=size // 2**stage,
                 mlp_ratio=mlp_ratio,
@@ -248,11 +193,11 @@ class SwinTransformer(Model):
         return [*chain, Block("head", self.forward_head, ("norm.", "head."))]
 
     def position_embeddings(self) -> dict[str, RelativePositions]:
-        """Return the bias tables of all blocks."""
+        """Return the bias tables of all blocks; Swin V2 has none."""
         return {
             f"{name}.relative_position_bias_table": RelativePositions((layer.window, layer.window))
             for name, layer in self.named_sublayers()
-            if isinstance(layer, WindowAttention)
+            if isinstance(layer, WindowAttention) and not isinstance(layer, CosineWindowAttention)
         }
 
     def explanation(self) -> GradCam:
@@ -260,8 +205,9 @@ class SwinTransformer(Model):
         return GradCam(into="head", axes="BHWC")
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the position biases, which weight decay must leave alone."""
-        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+        """Return the names of the position biases and of the factors of cosines, which weight decay leaves alone."""
+        exempt = ("relative_position_bias_table", "cpb_mlp", "logit_scale")
+        return {name for name, _ in self.named_parameters() if any(part in name for part in exempt)}
 
 
 def build_model(
@@ -277,6 +223,12 @@ def build_model(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     drop_path: float = 0.0,
+    v2: bool = False,
+    pretrained_windows: tuple[int, ...] = (),
 ) -> SwinTransformer:
-    """Return a Swin; the arguments are the MODEL section of a YAML file, and the defaults are Swin-T."""
+    """Return a Swin; the arguments are the MODEL section of a YAML file, and the defaults are Swin-T.
+
+    `v2` makes it a Swin V2; `pretrained_windows` are the windows of its stages in the training that its weights come
+    from, where these are others.
+    """
     return SwinTransformer(**locals())
