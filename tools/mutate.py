@@ -29,7 +29,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run by its path
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(ROOT))
 
 from image_classification.runtime import Parser, UserError, atomic_write, command
 
@@ -133,12 +133,10 @@ def misfit(root, mutation):
             compile(mutated(root, mutation), mutation.file, "exec")
         except SyntaxError as error:
             return f"what it leaves is no Python: {error.msg} in line {error.lineno}"
-    test_file, _, function = mutation.test.partition("::")
-    test_path = root / test_file
+    file, _, function = mutation.test.partition("::")
     pattern = rf"^def {re.escape(function.partition('[')[0])}\("
-    if not test_path.is_file() or not re.search(pattern, test_path.read_text(encoding="utf-8"), re.MULTILINE):
-        return f"there is no test {mutation.test}"
-    return None
+    found = (root / file).is_file() and re.search(pattern, (root / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return None if found else f"there is no test {mutation.test}"
 
 
 def mutated(root, mutation):
@@ -187,9 +185,9 @@ def copy_tree(root, folder):
     if listed.returncode:
         raise UserError(f"{root}: {listed.stderr.strip()}")
     for name in set(filter(None, listed.stdout.split("\0"))):
-        if (root / name).is_file():  # not one that was removed since the last commit
+        if os.path.lexists(root / name):  # not one that was removed since the last commit
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, folder / name)
+            shutil.copy2(root / name, folder / name, follow_symlinks=False)  # the package has configs/ by a link
     return folder
 
 
@@ -314,8 +312,7 @@ def page(mutations, rows):
         "## What each one would do",
         "",
     ]
-    for mutation in mutations:
-        lines.append(f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}")
+    lines += [f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}" for mutation in mutations]
     return "\n".join(lines) + "\n"
 
 
