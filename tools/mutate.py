@@ -32,13 +32,30 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(ROOT))
 
 from image_classification.runtime import Parser, UserError, atomic_write, command
+from image_classification.tools.parts.mutation_page import (
+    BROKEN,
+    HEAD,
+    KILLED,
+    SURVIVED,
+    count,
+    page,
+    row,
+    rows_of_page,
+)
+    BROKEN,
+    HEAD,
+    KILLED,
+    SURVIVED,
+    count,
+    page,
+    row,
+    rows_of_page,
+)
 
 LIST = "tests/mutations.yaml"
 TIMEOUT = 600  # seconds for the tests of one mutation
-KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 # A test that fails with one of these met a fault that any run would meet, and says nothing of what it checks.
 WORTHLESS = ("NameError", "SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
-COMMAND = "python tools/mutate.py -table docs/mutations.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,50 +287,6 @@ def failures(report):
             name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
             found[name] = (problem.get("message") or "").strip().partition("\n")[0][:160]
     return found
-
-
-HEAD = ("| mutation | killed by | seconds |", "| --- | --- | ---: |")
-
-
-def row(result):
-    """Return a row of the table, in Markdown."""
-    by = f"`{result.mutation.test}`" if result.state == KILLED else f"**{result.state}**: {result.text}"
-    return f"| `{result.mutation.name}` | {by.replace('|', '/')} | {result.seconds:.0f} |"
-
-
-def count(rows):
-    """Return one line: how many were killed."""
-    survived, broken = (sum(f"**{state}**" in one for one in rows) for state in (SURVIVED, BROKEN))
-    text = f"{len(rows)} mutations: {len(rows) - survived - broken} killed, {survived} survived"
-    return text + (f", {broken} broken" if broken else "")
-
-
-def rows_of_page(path):
-    """Return {name of a mutation: its row} of a page, nothing where there is none yet."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
-
-
-def page(mutations, rows):
-    """Return the results as a page: the table, {name: row}, and what each mutation would do."""
-    rows = {mutation.name: rows[mutation.name] for mutation in mutations}
-    lines = [
-        "# Mutations",
-        "",
-        f"*Written by `{COMMAND}`. Each row is a fault that was planted in a copy of the project, and the test that "
-        "found it; seconds are those of that test alone, the start of Python and Paddle included. The faults "
-        "themselves stand in [tests/mutations.yaml](../tests/mutations.yaml).*",
-        "",
-        f"{count(rows.values())}.",
-        "",
-        *HEAD,
-        *rows.values(),
-        "",
-        "## What each one would do",
-        "",
-    ]
-    lines += [f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}" for mutation in mutations]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ KNOWS = PACKAGE / "runtime" / "devices.py"
 TYPED = {"main_single_gpu.py", "main_multi_gpu.py", "ngpus", "NGPUS", "-ngpus="}  # names that users type
 DALI = {"DALI_GPU", "nvidia.dali", "on_gpu"}  # which exists for NVIDIA's GPUs alone
 LEFT = {
+    "image_classification/config/catalogue.py": {"*/main_single_gpu.py"},
     "image_classification/config/command_line.py": TYPED,
     "image_classification/config/schema.py": TYPED | DALI,
     "image_classification/data/build.py": DALI | {"gpu"},
@@ -17,8 +18,7 @@ LEFT = {
     "image_classification/half_cpu/onednn_library.py": {"gpu_runtime"},  # a field of a structure of oneDNN
     "image_classification/parallel/entry.py": TYPED,
     "image_classification/runtime/versions.py": {"paddlepaddle-gpu", "paddlepaddle-xpu"},  # names of packages
-    "image_classification/zoo.py": {"*/main_single_gpu.py"},
-    "tools/benchmark_data_rows.py": DALI,
+    "tools/parts/benchmark_data_rows.py": DALI,
     "tools/compare_precision.py": TYPED,
     "tools/new_family.py": TYPED,
     "tools/parallel_cost.py": {"gpus"},  # figures of published machines

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.model_zoo import FOLDERS, PACKAGE, ROOT
 
 FAMILIES = re.compile(rf"\b({'|'.join(folder.name for folder in FOLDERS)})", re.IGNORECASE)
-SHARED = [path for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")) if path.parts[-2] != "tools"]
+SHARED = [path for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")) if "tools" not in path.relative_to(PACKAGE).parts]
 SHARED = sorted([*(ROOT / "tools").rglob("*.py"), *SHARED])
 EXAMPLES = {
     "tools/benchmark.py": {"vit_base_patch16_224"},  # measured when nobody says what

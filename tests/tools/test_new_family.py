@@ -37,7 +37,9 @@ def copy(tmp_path_factory):
 
 
 def run(folder, *words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # no worker of this run's pytest-xdist: as one it would share folders with runs of before
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
     )
