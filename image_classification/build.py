@@ -117,7 +117,8 @@ def build_teacher(config, device, parallel):
     try:
         model, own = load_model(config.MODEL.TEACHER_CFG or variant, weights, [f"{k}={v}" for k, v in sizes.items()])
     except UserError as error:
-        raise UserError(f"MODEL.TEACHER {weights}: {error}") from None
+        hint = "" if entry or config.MODEL.TEACHER_CFG else "; MODEL.TEACHER_CFG says whose weights they are"
+        raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
     precision = build_precision(
         dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
     )
