@@ -42,15 +42,6 @@ from image_classification.tools.parts.mutation_page import (
     row,
     rows_of_page,
 )
-    BROKEN,
-    HEAD,
-    KILLED,
-    SURVIVED,
-    count,
-    page,
-    row,
-    rows_of_page,
-)
 
 LIST = "tests/mutations.yaml"
 TIMEOUT = 600  # seconds for the tests of one mutation

@@ -8,7 +8,8 @@ import pytest
 from tests.helpers.model_zoo import FOLDERS, PACKAGE, ROOT
 
 FAMILIES = re.compile(rf"\b({'|'.join(folder.name for folder in FOLDERS)})", re.IGNORECASE)
-SHARED = [path for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py")) if "tools" not in path.relative_to(PACKAGE).parts]
+SHARED = [path for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("[a-z]*/**/*.py"))
+          if "tools" not in path.relative_to(PACKAGE).parts]  # fmt: skip
 SHARED = sorted([*(ROOT / "tools").rglob("*.py"), *SHARED])
 EXAMPLES = {
     "tools/benchmark.py": {"vit_base_patch16_224"},  # measured when nobody says what
