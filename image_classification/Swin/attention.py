@@ -133,9 +133,9 @@ class CosineWindowAttention(WindowAttention):
 
     def position_bias(self):
         """Return the bias of each pair of tokens, [1, h, n, n], between 0 and 16."""
-        table = self.cpb_mlp(self.relative_coords_table.astype(self.cpb_mlp[0].weight.dtype))
-        table = 16.0 * nn.functional.sigmoid(table.astype("float32"))
-        return self.pairs_of(table)
+        dtype = self.cpb_mlp[0].weight.dtype
+        table = self.cpb_mlp(self.relative_coords_table.astype(dtype))
+        return self.pairs_of((16.0 * nn.functional.sigmoid(table.astype("float32"))).astype(dtype))
 
     def tensor_parallel_plan(self):
         """Divided by heads, what gives their biases among them; one sum after the projection."""

@@ -12,7 +12,7 @@ from paddle import nn
 from image_classification import half_cpu
 from tests.helpers.half_cpu_cases import CASES
 from tests.helpers.half_cpu_rounding import DTYPES, bits
-from tests.helpers.model_zoo import FOLDERS, builder
+from tests.helpers.model_zoo import FOLDERS, build, builder, digits_cases
 
 # batch_norm and dropout have tests of their own: one updates statistics, the other draws random numbers.
 TESTED = {case.operator for case in CASES} | {"batch_norm", "dropout"}
@@ -136,6 +136,15 @@ def small_model(folder):
 def test_every_model_of_the_zoo_trains_and_uses_tested_operators_only(folder, dtype, train):
     paddle.seed(0)
     seen = train(*small_model(folder), dtype)
+    assert seen - TESTED == set(), "add a case to tests/helpers/half_cpu_cases.py"
+
+
+@pytest.mark.parametrize("train", [train_half, train_mixed], ids=["half", "policy"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", [case.values[0] for case in digits_cases() if case.marks], ids=lambda path: path.stem)
+def test_other_variants_of_a_family_train_and_use_tested_operators_only(path, dtype, train):
+    paddle.seed(0)
+    seen = train(build(path), 32, dtype)
     assert seen - TESTED == set(), "add a case to tests/helpers/half_cpu_cases.py"
 
 
