@@ -1,5 +1,6 @@
 """What `make` would install where: one Paddle at a time, from the page of the CUDA that was asked for."""
 
+import os
 import re
 import subprocess
 
@@ -16,7 +17,8 @@ def would_run(folder, *words):
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / "python").touch()
     command = ["make", "-n", f"VENV={folder}", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {"PATH": os.environ["PATH"]}  # not what a make around this test hands on
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, (done.stdout + done.stderr).replace("\\\n", " ").splitlines()
 
 
