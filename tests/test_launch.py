@@ -144,7 +144,11 @@ def test_default_output_is_a_new_dated_folder(tmp_path):
 MODES = [(), ("-amp",), ("-amp", "-amp_dtype", "float16")]
 
 
-@pytest.mark.parametrize("precision", MODES, ids=["fp32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", [
+    pytest.param(MODES[0], id="fp32", marks=pytest.mark.slow),
+    pytest.param(MODES[1], id="bfloat16", marks=pytest.mark.slow),
+    pytest.param(MODES[2], id="float16"),
+])  # fmt: skip
 def test_run_killed_twice_and_resumed_ends_with_the_same_bits(tmp_path, precision):
     """SIGKILL at two arbitrary moments; -deterministic promises the uninterrupted run's weights."""
     settings = [*SMALL_VIT, "SAVE_STEPS=3", "MODEL.DROPOUT=0.1", "-deterministic", "-num_epochs", 3, *precision]

@@ -88,6 +88,8 @@ def test_documented_commands_work(page, number, lines, tmp_path):
                 run(["python", "-m", "image_classification", *words[1:]], ROOT, line)
         elif words[0] == "python" and words[1].startswith("main_"):
             words = [word.replace("=/tmp/", f"={tmp_path}/") for word in words]
+            if not any("num_epochs" in word or "-eval" in word for word in words):
+                words += ["-num_epochs=1"]  # the accuracy of the whole run is that of tests/parallel/test_launch.py
             if not any(word.startswith(("-output", "--output")) for word in words):
                 words += ["-opts", f"SAVE={tmp_path}"]
             run(words, folder, line)
