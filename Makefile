@@ -18,7 +18,7 @@ help:
 	@echo "make test         lint, types and every test that needs no GPU"
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
 	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
-	@echo "make test-device  the device path on a plug-in of our own, needs g++; part of make test"
+	@echo "make test-device  the device path on a plug-in of our own, needs g++"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
 	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT"
@@ -31,7 +31,6 @@ demo: $(INSTALLED)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not peers and not device"
-	$(MAKE) test-device
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
