@@ -34,7 +34,7 @@ def train_step(device, folder, precision):
             layer.p = 0.0
     model = precision.convert_model(model)
     precision.load_model_state_dict(model, weights)
-    images, labels = paddle.to_tensor(images), paddle.to_tensor(list(range(1, 1 + BATCH)))
+    images, labels = paddle.to_tensor(images), paddle.arange(1, 1 + BATCH)
     with precision.forward_context():
         outputs = model(images)
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]

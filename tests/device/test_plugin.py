@@ -171,3 +171,9 @@ def test_running_statistics_are_updated_in_place(board):
     mean = x.mean(axis=(0, 2, 3))
     np.testing.assert_allclose(layer._mean.numpy(), 0.1 * mean, rtol=1e-5)
     np.testing.assert_allclose(layer._variance.numpy(), 0.9 + 0.1 * x.var(axis=(0, 2, 3)), rtol=1e-5)
+
+
+def test_sequences_have_as_many_numbers_as_their_ends_say(board):
+    np.testing.assert_array_equal(paddle.arange(1, 9).numpy(), np.arange(1, 9))
+    np.testing.assert_array_equal(paddle.arange(0, 1, 0.25).numpy(), [0, 0.25, 0.5, 0.75])
+    np.testing.assert_array_equal(paddle.linspace(0, 1, 5).numpy(), [0, 0.25, 0.5, 0.75, 1])

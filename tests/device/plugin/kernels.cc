@@ -37,7 +37,8 @@ const char* const kLeftOut[] = {"memcpy", "copy_to", "feed", "fetch", "load", "s
                                 "sparse", "py_func", "get_tensor_from", "onednn", "strings_"};
 // Results whose size depends on values: the host waits, as it does on a GPU.
 const std::set<std::string> kSynchronous = {"nonzero", "masked_select", "unique", "unique_consecutive", "where_index",
-                                            "shape", "shape64", "bincount", "nms", "repeat_interleave_with_tensor_index"};
+                                            "shape", "shape64", "bincount", "nms", "repeat_interleave_with_tensor_index",
+                                            "arange", "arange_tensor", "linspace", "logspace"};
 // They move bits; their half kernels of the CPU are taken as they are, strides included.
 const std::set<std::string> kMoveBits = {"contiguous", "strided_copy"};
 // Position of the attribute multi_precision: the float32 master is updated and the half parameter gets its rounding.
