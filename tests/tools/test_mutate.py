@@ -68,6 +68,14 @@ def test_mutations_list_applies_to_this_tree():
     assert len(mutate.read_list(ROOT)) >= 60
 
 
+def test_page_of_the_results_is_of_this_list_and_has_no_survivor():
+    text = (ROOT / "docs" / "mutations.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [mutation.name for mutation in mutate.read_list(ROOT)]
+    assert f"{len(rows)} mutations: {len(rows)} killed, 0 survived." in text
+    assert "**SURVIVED**" not in text and "**BROKEN**" not in text
+
+
 def test_fault_that_its_test_finds_is_killed_and_the_page_names_both(tree, capsys):
     code, out, _ = run(tree, capsys, entry(), entry("in the fixture", test="test_of_the_fixture"))
     assert code == 0
