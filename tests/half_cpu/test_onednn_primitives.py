@@ -109,6 +109,7 @@ def test_two_thousand_steps_need_no_more_memory():
     assert resident_bytes() < 1.02 * before
 
 
+@pytest.mark.slow
 def test_two_thousand_steps_of_a_swin_block_need_no_more_memory():
     """Views, windows, a bias for each window: what a branch or a copy might keep alive."""
     dropout = {"dropout": 0.0, "attention_dropout": 0.0, "drop_path": 0.0}
