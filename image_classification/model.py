@@ -7,6 +7,7 @@ says so. A layer that several processes can share says how in `tensor_parallel_p
 Shapes use: B batch, N tokens, C channels, H and W the sides of a feature map.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -25,6 +26,22 @@ class Block(NamedTuple):
     name: str
     run: Callable
     prefixes: tuple[str, ...]
+
+
+def links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
+    """Return one link for each layer of a kind, together with those that follow it up to the next."""
+    starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
+    links = []
+    for start, end in zip([0, *starts[1:]], [*starts[1:], len(layers)], strict=True):
+        prefixes = tuple(f"{name}.{index}." for index in range(start, end))
+        links.append(Block(f"{name}.{start}", functools.partial(_run, layers, range(start, end)), prefixes))
+    return links
+
+
+def _run(layers, indices, x):
+    for index in indices:
+        x = layers[index](x)
+    return x
 
 
 class PositionEmbedding(NamedTuple):

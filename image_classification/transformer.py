@@ -8,8 +8,28 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import Dropout, DropPath, Mlp, attention, fork, linear
-from image_classification.model import Column, Count, Draw, Row, Whole
+from image_classification.model import Column, Count, Dialect, Draw, Row, Whole
 from image_classification.runtime import UserError
+
+# PaddleViT's names of a model of these blocks, with one head or two.
+PADDLEVIT = Dialect(
+    "PaddleViT",
+    r"encoder\.layers\.0\.attn_norm\.weight",
+    (
+        (r"position_embedding", "pos_embed"),
+        (r"cls_token", "cls_token"),
+        (r"patch_embedding\.patch_embedding\.(.*)", r"patch_embed.proj.\1"),
+        (r"patch_embedding\.position_embeddings", "pos_embed"),
+        (r"patch_embedding\.cls_token", "cls_token"),
+        (r"encoder\.layers\.(\d+)\.attn_norm\.(.*)", r"blocks.\1.norm1.\2"),
+        (r"encoder\.layers\.(\d+)\.mlp_norm\.(.*)", r"blocks.\1.norm2.\2"),
+        (r"encoder\.layers\.(\d+)\.attn\.out\.(.*)", r"blocks.\1.attn.proj.\2"),
+        (r"encoder\.layers\.(\d+)\.(.*)", r"blocks.\1.\2"),
+        (r"encoder\.(?:encoder_)?norm\.(.*)", r"norm.\1"),
+        (r"classifier\.(.*)", r"head.\1"),
+        (r"classifier_dist\.(.*)", r"head_dist.\1"),
+    ),
+)
 
 
 class Attention(nn.Layer):

@@ -1,12 +1,10 @@
 """AlexNet in its one-column form (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), parameter names of torchvision."""
 
-from functools import partial
-
 from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import Dropout
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, links
 
 from .dialects import DIALECTS
 
@@ -58,29 +56,13 @@ class AlexNet(Model):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
-        features = _links("features", self.features, nn.Conv2D)
-        linears = _links("classifier", self.classifier, nn.Linear)
+        features = links("features", self.features, nn.Conv2D)
+        linears = links("classifier", self.classifier, nn.Linear)
         return [*features, Block("flatten", self.flatten, ()), *linears]
 
     def explanation(self) -> GradCam:
         """Return the features before the linear layers, [B, C, H, W]."""
         return GradCam(into="flatten")
-
-
-def _links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
-    """Return one link for each layer of a kind, together with those that follow it up to the next."""
-    starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
-    links = []
-    for start, end in zip([0, *starts[1:]], [*starts[1:], len(layers)], strict=True):
-        prefixes = tuple(f"{name}.{index}." for index in range(start, end))
-        links.append(Block(f"{name}.{start}", partial(_run, layers, range(start, end)), prefixes))
-    return links
-
-
-def _run(layers, indices, x):
-    for index in indices:
-        x = layers[index](x)
-    return x
 
 
 def build_model(

@@ -1,6 +1,7 @@
 """Parameter names of a ViT in torchvision and PaddleViT; ours are timm's."""
 
 from image_classification.model import Dialect
+from image_classification.transformer import PADDLEVIT
 
 DIALECTS = (
     Dialect(
@@ -19,21 +20,5 @@ DIALECTS = (
             (r"heads\.head\.(.*)", r"head.\1"),
         ),
     ),
-    Dialect(
-        "PaddleViT",
-        r"encoder\.layers\.0\.attn_norm\.weight",
-        (
-            (r"position_embedding", "pos_embed"),
-            (r"cls_token", "cls_token"),
-            (r"(?:patch_embedding\.)(?:patch_embedding)\.(.*)", r"patch_embed.proj.\1"),
-            (r"patch_embedding\.position_embeddings", "pos_embed"),
-            (r"patch_embedding\.cls_token", "cls_token"),
-            (r"encoder\.layers\.(\d+)\.attn_norm\.(.*)", r"blocks.\1.norm1.\2"),
-            (r"encoder\.layers\.(\d+)\.mlp_norm\.(.*)", r"blocks.\1.norm2.\2"),
-            (r"encoder\.layers\.(\d+)\.attn\.out\.(.*)", r"blocks.\1.attn.proj.\2"),
-            (r"encoder\.layers\.(\d+)\.(.*)", r"blocks.\1.\2"),
-            (r"encoder\.(?:encoder_)?norm\.(.*)", r"norm.\1"),
-            (r"classifier\.(.*)", r"head.\1"),
-        ),
-    ),
+    PADDLEVIT,
 )

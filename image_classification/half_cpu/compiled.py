@@ -86,12 +86,6 @@ def binary(algorithm, left, right):
     return Primitive(_partial("arithmetic", _ARITHMETIC[algorithm], left.data_type, sizes, strides), 3)
 
 
-def column_sums(matrix, data_type):
-    rows, columns = matrix.shape
-    call = _partial("reduce", matrix.data_type, data_type, numbers(1, rows, columns), numbers(0, columns, 1, 0, 0, 0))
-    return Primitive(lambda source, target: call(source, None, 1.0, target), 2)
-
-
 def softmax(rows):
     return Primitive(_partial("softmax", rows.data_type, *rows.shape), 2)
 
