@@ -79,7 +79,7 @@ def resume(trainer, tree, path):
     trainer.progress = Progress(epoch=epoch, step=epoch * trainer.steps_per_epoch)
     trainer.resumed = Resumed(path, {})
     get_logger().info(f"-resume: {path} is PaddleViT's: its weights, schedule{', average' if average else ''}"
-                      f"{words} and epoch {epoch}; afresh start {', '.join(afresh)}")  # fmt: skip
+                      f"{words} and epoch {epoch}; {', '.join(afresh)} start afresh")  # fmt: skip
 
 
 def _arrays(named, model, where):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
-from .dialect import family_of_file, is_foreign, translate
+from .dialect import family_of_file, is_foreign, nested, translate
 from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import FLOAT32_MODES, PRECISION_MODES, Config
 from .yaml_text import load_yaml
@@ -113,22 +113,22 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
         layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
     if arguments.data is not None:
-        layers.append(("command line", _nested("DATA.DATA_PATH", arguments.data)))
+        layers.append(("command line", nested({"DATA.DATA_PATH": arguments.data})))
     for group in FLAGS.values():
         for flag, (key, _) in group.items():
             value = getattr(arguments, flag.replace("-", "_"))
             if value is not None:
-                layers.append((f"command line -{flag}", _nested(key, value)))
+                layers.append((f"command line -{flag}", nested({key: value})))
     for flag, (key, _) in SWITCHES.items():
         if flag != "amp" and getattr(arguments, flag):
-            layers.append((f"command line -{flag}", _nested(key, True)))
+            layers.append((f"command line -{flag}", nested({key: True})))
     for word in arguments.opts:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
         if key.count(".") > DEEPEST_KEY:
             raise UserError(f"-opts: {key[:40]!r}...: no key has {key.count('.') + 1} parts")
-        layers.append(("command line -opts", _nested(key, _parse_value(word, value))))
+        layers.append(("command line -opts", nested({key: _parse_value(word, value)})))
     files = layers[:of_files]
     config = build_config(layers, build_model)
     if config.RUNTIME.SMOKE and smoke:
@@ -304,12 +304,6 @@ def _documentation(key: str) -> tuple[str, object]:
             default = getattr(node, leaf)
             return text, "none" if default is None else default
     return "", ""
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
 
 
 def _parse_value(word: str, text: str) -> Any:

@@ -92,15 +92,15 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
     if kind.lower() not in facts.types:
         raise UserError(f"{source}: {MARKER} {kind}: {folder.name} takes {', '.join(facts.types)}")
     said: dict[str, None] = {}
-    of_defaults = [(name, _nested(_own_keys(name, mapping, facts, {}))) for name, mapping in facts.defaults]
+    of_defaults = [(name, nested(_own_keys(name, mapping, facts, {}))) for name, mapping in facts.defaults]
     of_file = [(name, _own_keys(name, mapping, facts, said)) for name, mapping in layers]
     effective: dict[str, Any] = {}
-    for _, mapping in [*of_defaults, *((name, _nested(flat)) for name, flat in of_file)]:
+    for _, mapping in [*of_defaults, *((name, nested(flat)) for name, flat in of_file)]:
         effective |= dict(_flat(mapping))
     rules = _rules(effective, build_model)
     note = f"{source} is PaddleViT's; where it is silent, the defaults of PaddleViT's config.py hold"
     return (
-        [*of_defaults, *((name, _nested(flat)) for name, flat in of_file), (f"{source}, as PaddleViT reads it", rules)],
+        [*of_defaults, *((name, nested(flat)) for name, flat in of_file), (f"{source}, as PaddleViT reads it", rules)],
         "; ".join([note, *said]),
     )
 
@@ -142,7 +142,7 @@ def _rules(effective: Mapping[str, Any], build_model: Callable[..., Any] | None)
     rules["TRAIN.RAND_AUGMENT_MAGNITUDE"] = magnitude * MAGNITUDES if isinstance(magnitude, int) else magnitude
     if build_model and TWO_HEADS in inspect.signature(build_model).parameters:
         rules[f"MODEL.{TWO_HEADS.upper()}"] = str(effective.get("TRAIN.DISTILLATION_TYPE", "none")).lower() != "none"
-    return _nested(rules)
+    return nested(rules)
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -153,7 +153,8 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {dotted key: value} as sections of sections."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, leaf = key.split(".")
