@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .cuda import driver_version, refuse_missing_architecture, refuse_old_driver
 from .errors import UserError
 from .process import world_size
 
@@ -35,6 +36,9 @@ class Cpu:
     def count(self) -> int:
         """Return how many devices this process sees."""
         return 1
+
+    def refuse_unusable(self) -> None:
+        """Raise a UserError where the selected device does not run this Paddle."""
 
     def synchronize(self) -> None:
         """Wait until everything that was asked for is computed; operators of a CPU have returned when they are."""
@@ -76,7 +80,13 @@ class Gpu(Plugin):
     def count(self) -> int:
         import paddle
 
-        return paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+        if not paddle.is_compiled_with_cuda():
+            return 0
+        refuse_old_driver(paddle.version.cuda(), driver_version())
+        return paddle.device.cuda.device_count()
+
+    def refuse_unusable(self) -> None:
+        refuse_missing_architecture()
 
     def peak_memory_bytes(self) -> int:
         import paddle
@@ -171,7 +181,7 @@ def select_device(name: str) -> str:
             ``auto`` is the first kind that this Paddle sees, the CPU last.
 
     Raises:
-        UserError: no such device here.
+        UserError: no such device here, or one that does not run this Paddle.
     """
     import paddle
 
@@ -193,6 +203,7 @@ def select_device(name: str) -> str:
     if not colon:
         index = os.environ.get(cards_variable(kind), "0").split(",")[0] if world_size() > 1 else "0"
     paddle.set_device(f"{kind}:{index}")
+    device_of(kind).refuse_unusable()
     return kind
 
 
