@@ -32,6 +32,8 @@ def drop_path_rates(drop_path: float, depth: int) -> list[float]:
 class Dropout(nn.Layer):
     """Dropout that costs nothing when it has nothing to do: Paddle runs the operator (and a copy) even for p = 0."""
 
+    axis: int | None = None  # of the draws; None: one for each number
+
     def __init__(self, p: float = 0.0):
         super().__init__()
         self.p = p
@@ -39,26 +41,16 @@ class Dropout(nn.Layer):
     def forward(self, x):
         if self.p == 0.0 or not self.training:
             return x
-        return F.dropout(x, self.p)
+        return F.dropout(x, self.p, axis=self.axis)
 
     def extra_repr(self):
         return f"p={self.p}"
 
 
-class DropPath(nn.Layer):
+class DropPath(Dropout):
     """Stochastic depth (Huang et al. 2016): a sample's residual branch is zeroed with probability p, else scaled up."""
 
-    def __init__(self, p: float = 0.0):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x):
-        if self.p == 0.0 or not self.training:
-            return x
-        return F.dropout(x, self.p, axis=0)  # axis=0: one draw per sample, broadcast over the rest
-
-    def extra_repr(self):
-        return f"p={self.p}"
+    axis = 0  # one draw per sample, broadcast over the rest
 
 
 @composite("fork")

@@ -17,18 +17,9 @@ from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model
 from tests.helpers.model_zoo import PACKAGE
+from tests.helpers.weight_files import PADDLEVIT_TRANSFORMER
 
 SIZES = {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "EMBED_DIM": 16, "DEPTH": 1, "NUM_HEADS": 2}
-NAMES = (
-    (r"pos_embed", "position_embedding"),
-    (r"patch_embed\.proj\.", "patch_embedding.patch_embedding."),
-    (r"blocks\.(\d+)\.norm1\.", r"encoder.layers.\1.attn_norm."),
-    (r"blocks\.(\d+)\.norm2\.", r"encoder.layers.\1.mlp_norm."),
-    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attn.out."),
-    (r"blocks\.(\d+)\.", r"encoder.layers.\1."),
-    (r"norm\.", "encoder.encoder_norm."),
-    (r"head\.", "classifier."),
-)
 SCALER = {  # as paddle.amp.GradScaler.state_dict() is on a GPU
     "scale": np.array([1024.0], "float32"), "incr_ratio": 2.0, "decr_ratio": 0.5, "incr_every_n_steps": 2000,
     "decr_every_n_nan_or_inf": 1, "incr_count": 7, "decr_count": 0, "use_dynamic_loss_scaling": True,
@@ -36,7 +27,7 @@ SCALER = {  # as paddle.amp.GradScaler.state_dict() is on a GPU
 
 
 def theirs(name):
-    pattern, replacement = next(((p, r) for p, r in NAMES if re.match(p, name)), ("$^", ""))
+    pattern, replacement = next(((p, r) for p, r in PADDLEVIT_TRANSFORMER if re.match(p, name)), ("$^", ""))
     return re.sub(pattern, replacement, name, count=1)
 
 

@@ -21,18 +21,7 @@ from image_classification.data.transforms import (
     flip,
     random_crop_box,
 )
-
-
-def photo(height, width, seed=0):
-    """Return smooth uint8 RGB noise: a resize that is off by a pixel shows, JPEG keeps it."""
-    small = np.random.default_rng(seed).integers(0, 256, (height // 12 + 2, width // 12 + 2, 3), dtype=np.uint8)
-    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
-
-
-def encoded(image, kind="JPEG", **options):
-    file = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, kind, **options)
-    return file.getvalue()
+from tests.helpers.data_samples import encoded, photo
 
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])

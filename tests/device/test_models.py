@@ -6,7 +6,7 @@ import pytest
 from paddle.nn import functional as F
 
 from image_classification import amp
-from image_classification.layers import Dropout, DropPath
+from image_classification.layers import Dropout
 from tests.device.conftest import DEVICE
 from tests.half_cpu.test_models import small_model
 from tests.helpers.model_zoo import FOLDERS
@@ -30,7 +30,7 @@ def train_step(device, folder, precision):
     paddle.set_device(device)
     model, _ = small_model(folder)
     for layer in model.sublayers():
-        if isinstance(layer, (Dropout, DropPath)):
+        if isinstance(layer, Dropout):
             layer.p = 0.0
     model = precision.convert_model(model)
     precision.load_model_state_dict(model, weights)

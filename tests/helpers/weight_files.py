@@ -32,3 +32,17 @@ def torch_zip(path, content, compression=zipfile.ZIP_STORED, storages=()):
 def safetensors_file(header, data=bytes(8)):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+# How timm's names of a ViT become PaddleViT's: (pattern, replacement), the first that matches.
+PADDLEVIT_TRANSFORMER = (
+    (r"pos_embed", "position_embedding"),
+    (r"patch_embed\.proj\.", "patch_embedding.patch_embedding."),
+    (r"blocks\.(\d+)\.norm1\.", r"encoder.layers.\1.attn_norm."),
+    (r"blocks\.(\d+)\.norm2\.", r"encoder.layers.\1.mlp_norm."),
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attn.out."),
+    (r"blocks\.(\d+)\.", r"encoder.layers.\1."),
+    (r"norm\.", "encoder.encoder_norm."),
+    (r"head\.", "classifier."),
+    (r"head_dist\.", "classifier_dist."),
+)

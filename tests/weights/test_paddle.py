@@ -9,6 +9,7 @@ import pytest
 from image_classification.runtime import UserError
 from image_classification.weights import find_weights, load_pretrained, preprocessing_of, read_registry
 from tests.helpers.model_zoo import CONFIGS, build
+from tests.helpers.weight_files import PADDLEVIT_TRANSFORMER
 
 VARIANTS = {path.stem: path for path in CONFIGS}
 
@@ -68,17 +69,6 @@ def test_block_numbers_of_paddleclas_resnet_run_through(tmp_path):
         assert paddle.equal_all(ours.state_dict()[name], value), name
 
 
-PADDLEVIT_TRANSFORMER = (
-    (r"pos_embed", "position_embedding"),
-    (r"patch_embed\.proj\.", "patch_embedding.patch_embedding."),
-    (r"blocks\.(\d+)\.norm1\.", r"encoder.layers.\1.attn_norm."),
-    (r"blocks\.(\d+)\.norm2\.", r"encoder.layers.\1.mlp_norm."),
-    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.attn.out."),
-    (r"blocks\.(\d+)\.", r"encoder.layers.\1."),
-    (r"norm\.", "encoder.encoder_norm."),
-    (r"head\.", "classifier."),
-    (r"head_dist\.", "classifier_dist."),
-)
 PADDLEVIT_SWIN = (
     (r"patch_embed\.proj\.", "patch_embedding.patch_embed."),
     (r"patch_embed\.norm\.", "patch_embedding.norm."),
