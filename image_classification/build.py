@@ -43,6 +43,7 @@ class Parts:
     eval_loader: object
     teacher: Teacher | None = None  # of a training with distillation
     linears: frozenset = frozenset()  # names of linear layers' weights, for files in PyTorch's layout
+    weights: str | None = None  # pretrained ones that the model was filled with; the file, where a folder was named
 
     @property
     def class_names(self):
@@ -74,9 +75,10 @@ def build_parts(config, build_model, parallel):
     train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
     precision = build_precision(config, device, parallel)
     model = make_model(config, build_model)
+    weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         # a training run may have another number of classes than its weights
-        load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
+        weights = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL).source
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
@@ -93,7 +95,8 @@ def build_parts(config, build_model, parallel):
     if teacher is not None:
         train = config.TRAIN
         criterion = Distillation(criterion, train.DISTILLATION_TYPE, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
-    return Parts(config, device, parallel, model, precision, criterion, train_loader, eval_loader, teacher, linears)
+    loaders = train_loader, eval_loader
+    return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
 
 
 def build_teacher(config, device, parallel):

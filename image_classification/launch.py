@@ -105,7 +105,7 @@ def run(config, build_model, parallel):
     if config.EVAL:
         from .evaluate_only import evaluate, load_resumed_weights
 
-        weights = load_resumed_weights(parts) if config.MODEL.RESUME else config.MODEL.PRETRAINED
+        weights = load_resumed_weights(parts) if config.MODEL.RESUME else parts.weights
         folder = open_folder(parts)
         evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
     else:

@@ -18,7 +18,7 @@ def describe(parts):
             f"teacher: {config.MODEL.TEACHER} in {its_format}, {train.DISTILLATION_TYPE}, alpha "
             f"{train.DISTILLATION_ALPHA:g}, tau {train.DISTILLATION_TAU:g}"
         )
-    logger.info(f"weights: {config.MODEL.RESUME or config.MODEL.PRETRAINED or f'fresh, seed {config.SEED}'}")
+    logger.info(f"weights: {config.MODEL.RESUME or parts.weights or f'fresh, seed {config.SEED}'}")
 
 
 def empty_report(parts):

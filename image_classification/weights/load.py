@@ -1,6 +1,7 @@
 """Published or own weights into a model: every name checked both ways before anything changes."""
 
 import dataclasses
+import os
 
 import numpy as np
 from paddle import nn
@@ -16,8 +17,9 @@ MOST_NAMED = 4  # of each kind of difference, so that an error stays a line
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What loading did: `replaced` are the head's parameters that kept their fresh values."""
+    """What loading did: `source` as it was named, of a folder its file; `replaced` are the head's fresh parameters."""
 
+    source: str
     path: str
     kind: str
     dialect: str
@@ -49,8 +51,9 @@ def load_pretrained(model, source, replace_head=False):
     used = {name: value for name, value in tensors.items() if name not in replaced}
     for name, value in used.items():
         state[name].set_value(np.asarray(value, np.float32, order="C"))
-    report = LoadReport(str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized))
-    _log(source, report)
+    named = str(path) if os.path.isdir(source) else source
+    report = LoadReport(named, str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized))
+    _log(report)
     return report
 
 
@@ -118,9 +121,9 @@ def differences(own, loaded):
     return "; ".join(parts)
 
 
-def _log(source, report):
+def _log(report):
     logger = get_logger()
-    logger.info("pretrained: %s (%s, %s), %d tensors", source, report.kind, report.dialect, report.num_tensors)
+    logger.info("pretrained: %s (%s, %s), %d tensors", report.source, report.kind, report.dialect, report.num_tensors)
     if report.resized:
         logger.info("pretrained: %s interpolated to this image size", ", ".join(report.resized))
     if report.replaced:

@@ -71,6 +71,12 @@ def test_model_survives_each_format_bit_equal(tmp_path, ending):
         np.testing.assert_array_equal(arrays_of(other)[name], value, err_msg=name)
 
 
+def test_folder_of_a_run_is_reported_as_the_file_that_was_read(tmp_path):
+    path = save(tiny_vit(), tmp_path / "best.pdparams")
+    assert load_pretrained(tiny_vit(), str(tmp_path)).source == path
+    assert load_pretrained(tiny_vit(), path.removesuffix(".pdparams")).source == path.removesuffix(".pdparams")
+
+
 def test_square_linear_weight_is_transposed_by_layer_type(tmp_path):
     model = randomise(tiny_vit())
     tensors = transpose_linears(linear_weights(model), arrays_of(model))
