@@ -61,7 +61,9 @@ def read_registry():
 @functools.cache
 def read_variants():
     """Return {family: {variant: what its YAML says}}."""
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in sorted(FOLDER.glob("*.yaml"))}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reads all families in a tenth of the time
+    paths = sorted(FOLDER.glob("*.yaml"))
+    return {path.stem: yaml.load(path.read_text(encoding="utf-8"), loader) or {} for path in paths}
 
 
 def find_entry(name):

@@ -39,9 +39,14 @@ SLOW = pytest.mark.slow
 ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8}
 
 
+def is_slow(size, name):
+    """Eight processes, and four where one kind of parallelism does what two of them show."""
+    return size == 8 or name.partition(":")[0] in ("dp4", "tp4", "pp4")
+
+
 def by_size(names):
     return [
-        pytest.param(size, name, marks=SLOW if size == 8 else (), id=f"{name}".replace(":", "-"))
+        pytest.param(size, name, marks=SLOW if is_slow(size, name) else (), id=f"{name}".replace(":", "-"))
         for size, group in names.items()
         for name in group
     ]
