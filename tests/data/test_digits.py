@@ -18,6 +18,6 @@ def test_digits_are_those_that_scikit_learn_reads():
 
 def test_digits_are_read_without_importing_scikit_learn():
     """Its import takes longer than Paddle's, in every start of the demo and of its tests."""
-    code = "import sys; from image_classification.data.digits import read_digits; read_digits('val'); print(*sys.modules)"
+    code = "import sys; from image_classification.data import digits; digits.read_digits('val'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"numpy", "PIL"} <= set(done.stdout.split()) and "sklearn" not in done.stdout.split()
