@@ -16,7 +16,7 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import check_model
-from image_classification.runtime import Parser, command, prepare_process
+from image_classification.runtime import Parser, command, prepare_process, refuse_existing
 
 
 @command
@@ -29,6 +29,7 @@ def main(arguments):
     parser.add_argument("-layout", choices=("torch", "paddle"), help="names and layout (default: by the ending)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys, as MODEL.NUM_CLASSES=10")
     options = parser.parse_args(arguments)
+    refuse_existing(options.target, "target")
     check_model(options.cfg, options.opts)
     prepare_process()
     from image_classification.weights import export_tensors, write_weights

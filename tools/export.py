@@ -28,7 +28,7 @@ if not __package__:  # run by its path
 import numpy as np
 
 from image_classification.config import check_model
-from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process
+from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process, refuse_existing
 
 NUM_IMAGES = 10
 # of the largest logit: other kernels and another order of sums; for the half formats 16 times their unit roundoff
@@ -76,6 +76,7 @@ def main(arguments):
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
     refuse_what_no_engine_has(options)
+    refuse_existing(options.output, "-output")
     check_model(options.cfg, options.opts)
     prepare_process()
     for line in export(options):

@@ -21,6 +21,7 @@ import numpy as np
 
 from image_classification.data.datasets import LARGEST_FILE, require_folder
 from image_classification.data.folders import read_class_folders, read_list_file
+from image_classification.data.records import check_shards
 from image_classification.data.tfrecord import (
     BadRecord,
     frame,
@@ -85,6 +86,8 @@ def write_shards(dataset, split, options, num_shards):
             (dataset.describe(index), int(dataset.labels[index]) + options.first_label) for index in indices.tolist()
         ]
         jobs.append((path, index_path, images))
+    there = Path(options.output, folder)
+    check_shards(sorted({*(path for path, _, _ in jobs), *(str(path) for path in there.glob("*"))}))
     # spawn: a fork would copy the threads' locks of whatever the libraries started
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, options.workers), mp_context=context) as pool:

@@ -2,14 +2,38 @@
 
 import collections
 import os
+import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..files.plain import open_plain
-from ..runtime import UserError
+from ..runtime import UserError, get_logger
 from .datasets import PackedStrings
 
 MAX_OPEN_FILES = 64
+SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
+
+
+def check_shards(paths: Sequence[str]) -> None:
+    """Look at names that count themselves, as `train-00003-of-01024` does.
+
+    Raises:
+        UserError: two sets of shards lie in one folder, so that their images would count twice.
+    """
+    sets: dict[tuple[str, str], dict[int, int]] = {}  # {what is the same in a set's names: {its size: shards found}}
+    for path in paths:
+        if match := SHARD.fullmatch(path):
+            before, _, size, after = match.groups()
+            sizes = sets.setdefault((before, after), {})
+            sizes[int(size)] = sizes.get(int(size), 0) + 1
+    for (before, after), sizes in sets.items():
+        if len(sizes) > 1:
+            found = " and ".join(f"of {size}" for size in sorted(sizes))
+            raise UserError(f"{before}-*{after}: shards {found} lie in one folder, their images would count twice")
+        for size, count in sizes.items():
+            if count < size:
+                get_logger().info("%s-*%s: %d of %d shards are there", before, after, count, size)
 
 
 class RecordFiles:

@@ -18,7 +18,7 @@ from ..runtime import UserError, atomic_write, get_logger
 from .datasets import IMAGE_EXTENSIONS, require_folder
 from .labels import json_label, text_label
 from .matlab import read_structs
-from .records import RecordDataset
+from .records import RecordDataset, check_shards
 
 LONGEST_LABEL = 1 << 20  # bytes
 LISTING_LIMIT = 8 << 20  # bytes; 50,000 lines have 2 MB
@@ -34,7 +34,7 @@ def read_tar_shards(root, split, num_classes):
     ``.json`` ({"label": 3}).
 
     Raises:
-        UserError: no shard, a cut one, or a sample without image or label.
+        UserError: no shard, two sets of them, a cut one, or a sample without image or label.
     """
     require_folder(root)
     folder = glob.escape(root)
@@ -42,6 +42,7 @@ def read_tar_shards(root, split, num_classes):
     paths = sorted(path for pattern in patterns for path in glob.glob(pattern))
     if not paths:
         raise UserError(f"DATA.DATA_PATH: {root} has neither {split}*.tar nor {split}/*.tar")
+    check_shards(paths)
     positions, labels = [], []
     for number, path in enumerate(paths):
         offsets, lengths, shard_labels = _shard_index(path)

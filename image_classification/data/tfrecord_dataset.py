@@ -7,7 +7,7 @@ import numpy as np
 from ..runtime import UserError, get_logger
 from .datasets import require_folder
 from .decode import CorruptImage
-from .records import RecordFiles
+from .records import RecordFiles, check_shards
 from .tfrecord import BadRecord, parse_example, read_index, scan_records, unframe
 
 IMAGE_FEATURE = "image/encoded"
@@ -67,7 +67,7 @@ def read_tfrecords(root, split, num_classes, first_label=1):
     A record file without an index file is scanned, which reads 12 bytes of each record.
 
     Raises:
-        UserError: no record file, or an index file that does not fit.
+        UserError: no record file, two sets of them, or an index file that does not fit.
     """
     require_folder(root)
     folder = os.path.join(root, FOLDERS[split])
@@ -76,16 +76,16 @@ def read_tfrecords(root, split, num_classes, first_label=1):
     names = [name for name in found if os.path.isfile(os.path.join(folder, name))]
     if not names:
         raise UserError(f"{folder}: has no TFRecord files")
+    paths = [os.path.join(folder, name) for name in names]
+    check_shards(paths)
     positions, scanned = [], 0
-    for number, name in enumerate(names):
-        path = os.path.join(folder, name)
+    for number, (name, path) in enumerate(zip(names, paths, strict=True)):
         index_path = _find_index(root, FOLDERS[split], name)
         scanned += index_path is None
         table = scan_records(path) if index_path is None else read_index(index_path, path)
         positions.append(np.column_stack([np.full(len(table), number), table]))
     if scanned:
         get_logger().info("%s: scanned %d record files that have no index file in idx_files/", folder, scanned)
-    paths = [os.path.join(folder, name) for name in names]
     return TFRecordDataset(paths, np.concatenate(positions), num_classes, first_label)
 
 

@@ -19,7 +19,7 @@ from .devices import (
     visible,
 )
 from .errors import UserError
-from .files import atomic_write, remove_leftovers
+from .files import atomic_write, refuse_existing, remove_leftovers
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
@@ -50,6 +50,7 @@ __all__ = [
     "prepare_process",
     "progress_bar",
     "rank",
+    "refuse_existing",
     "remove_leftovers",
     "rng_state",
     "seed_everything",

@@ -38,6 +38,20 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
+def refuse_existing(path: str | os.PathLike[str], name: str) -> None:
+    """Refuse to write over a file, or into a folder that holds something; ``name`` is the argument's.
+
+    Raises:
+        UserError: there is one already.
+    """
+    path = Path(path)
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if os.path.lexists(path):
+        what = "is a folder that is not empty" if path.is_dir() else "exists"
+        raise UserError(f"{name}: {path}: {what}; name another, or remove it first")
+
+
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
     """Remove what killed processes left of :func:`atomic_write` in a folder that nobody else writes to."""
     for path in Path(folder).glob(".*"):

@@ -20,7 +20,7 @@ from image_classification.data.tfrecord import (
     serialize_example,
     unframe,
 )
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, get_logger
 from tests.helpers.data_samples import encoded, make_config, photo, write_class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,6 +243,28 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 1)
     assert result.returncode == 0, result.stderr
     assert kept.stat().st_mtime_ns == stamp and damaged.read_bytes() == content
+
+
+def test_shards_of_two_sets_in_one_folder_are_refused_when_read_and_when_written(tmp_path):
+    """Each alone is whole, and both would be read, every image twice."""
+    write_class_folders(tmp_path / "images" / "train", {"a": 3, "b": 3})
+    output = tmp_path / "records"
+    assert run_tool(tmp_path / "images", output, "--shards", 3, "--workers", 1).returncode == 0
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    refused = run_tool(tmp_path / "images", output, "--shards", 2, "--workers", 1)
+    assert refused.returncode == 2 and "shards of 2 and of 3 lie in one folder" in refused.stderr
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    make_records(output, [1, 2], name="train-00000-of-00001")
+    with pytest.raises(UserError, match=r"train-\*: shards of 1 and of 3 lie in one folder"):
+        build_dataset(make_config(2, DATASET="imagenet_tfrecord", DATA_PATH=output), "train")
+
+
+def test_shards_that_are_missing_are_counted_in_the_log(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    caplog.set_level("INFO")
+    make_records(tmp_path, [1, 2], name="train-00001-of-00004")
+    assert len(build_dataset(make_config(2, DATASET="imagenet_tfrecord", DATA_PATH=tmp_path), "train")) == 2
+    assert "1 of 4 shards are there" in caplog.text
 
 
 def test_make_tfrecord_reports_a_missing_folder_in_one_line(tmp_path):

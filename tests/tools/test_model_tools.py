@@ -112,6 +112,21 @@ def test_convert_weights_round_trip_is_bit_equal(weights, tmp_path, capsys):
     assert read_weights(tmp_path / "a.pth").tensors["fc.weight"].shape == (10, 64)
 
 
+@pytest.mark.parametrize("words", [("convert_weights", VARIANT, "weights", "there"),
+                                   ("export", VARIANT, "-pretrained=weights", "-output=folder"),
+                                   ("export", VARIANT, "-pretrained=weights", "-output=there")],
+                         ids=["a file", "a folder", "a file for a folder"])  # fmt: skip
+def test_tool_writes_over_nothing(weights, tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for path in ("there", "folder/note.txt"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text("mine")
+    name, *arguments = [word.replace("weights", str(weights)) if "_" not in word else word for word in words]
+    assert tool(name).main(arguments) == 2
+    assert "remove it first" in capsys.readouterr().err
+    assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
 def test_convert_weights_of_another_model_is_one_line(weights, tmp_path, capsys):
     assert tool("convert_weights").main(["vit_tiny_digits", str(weights), str(tmp_path / "x.pth")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -193,17 +208,17 @@ def test_class_names_come_from_a_file_or_imagenet(tmp_path):
 
 
 def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path, capfd):
-    assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path)]) == 0
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", "-output", str(tmp_path / "one")]) == 0
     assert "paddle.inference: 10 images, largest difference" in capfd.readouterr().out
-    steps = json.loads((tmp_path / "preprocessing.json").read_text())
+    steps = json.loads((tmp_path / "one" / "preprocessing.json").read_text())
     side = steps["image_size"]
     assert (steps["resize_short_side"], steps["mean"], len(steps["class_names"])) == (side, [0.5, 0.5, 0.5], 10)
-    words = [VARIANT, f"-pretrained={weights}", "-output", str(tmp_path), "-opts", "DATA.KEEP_ASPECT=False"]
+    words = [VARIANT, f"-pretrained={weights}", "-output", str(tmp_path / "two"), "-opts", "DATA.KEEP_ASPECT=False"]
     assert tool("export").main([*words, f"MODEL.CLASS_NAMES={list('abcdefghij')}"]) == 0
-    steps = json.loads((tmp_path / "preprocessing.json").read_text())
+    steps = json.loads((tmp_path / "two" / "preprocessing.json").read_text())
     assert "resize_short_side" not in steps and steps["resize_square"] == side
     assert steps["class_names"] == list("abcdefghij")
-    again = paddle.jit.load(str(tmp_path / "inference"))
+    again = paddle.jit.load(str(tmp_path / "two" / "inference"))
     again.eval()
     assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
 
@@ -320,7 +335,7 @@ def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(varian
     paddle.seed(0)
     model, _ = zoo.load_model(variant)
     write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
-    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", "-output", str(tmp_path), "-dtype", "bfloat16"]
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", "-output", str(tmp_path / "out"), "-dtype", "bfloat16"]
     assert tool("export").main(words) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("paddle.inference")]
     full, half = (figures_of(line)[0] / figures_of(line)[1] for line in lines)
