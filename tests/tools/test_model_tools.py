@@ -335,7 +335,7 @@ def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(varian
     paddle.seed(0)
     model, _ = zoo.load_model(variant)
     write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
-    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", "-output", str(tmp_path / "out"), "-dtype", "bfloat16"]
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", f"-output={tmp_path / 'out'}", "-dtype", "bfloat16"]
     assert tool("export").main(words) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("paddle.inference")]
     full, half = (figures_of(line)[0] / figures_of(line)[1] for line in lines)
