@@ -6,8 +6,8 @@
     python tools/list_models.py -where "parameters<30M" "top1>80" family=ViT "licence=apache*"
     python tools/list_models.py -families             # every family
 
-Parameters are counted from the model itself; multiply-adds (GMACs) and top-1 are as published, see the registry. The
-tests count the multiply-adds of every variant, too; where none are published the count is printed. They are timm's: the
+Parameters, multiply-adds (GMACs) and top-1 are as published, see the registry. The tests count the parameters and the
+multiply-adds of every variant, too; where none are published the count is printed. Multiply-adds are timm's: the
 products of convolutions, linear layers and attention, and for a normalised value 2 (BatchNorm) or 5 (LayerNorm) more;
 without these, which are up to 0.7 %, the figures are torchvision's.
 """
@@ -77,7 +77,7 @@ def list_variants(pattern):
             "variant": name,
             "family": path.parents[1].name,
             "image_size": load_config([f"-cfg={path}"], build_model).DATA.IMAGE_SIZE,
-            "parameters": count_parameters(path, build_model),
+            "parameters": known.get("parameters") or count_parameters(path, build_model),
             "gmacs": known.get("gmacs") or count_gmacs(path, build_model),
             "top1": entries[default].top1 if default else None,
             "pretrained": default,
