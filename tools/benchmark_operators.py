@@ -11,6 +11,7 @@ in memory as [B, H, W, C] in our formats, as the operator before leaves them, an
 """
 
 import contextlib
+import itertools
 import os
 import statistics
 import sys
@@ -41,34 +42,83 @@ def cases(batch):
         mean, variance = paddle.zeros(scale.shape), paddle.ones(scale.shape)
         return F.batch_norm(x, mean, variance, scale, shift, training=True)
 
+    def rotate(x, sine, cosine):
+        left, right = x.chunk(2, axis=-1)
+        return x * cosine + paddle.concat([-right, left], axis=-1) * sine
+
+    def rms_norm(x, weight):
+        return x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+    def shuffle(x):
+        pairs = x.reshape([batch, 2, x.shape[1] // 2, *x.shape[2:]])
+        return pairs.transpose([0, 2, 1, 3, 4]).reshape(x.shape)
+
+    def drop(x):
+        return F.dropout(x, 0.1)
+
     tokens, hidden, maps, gated = (batch, 197, 768), (batch, 197, 3072), (batch, 64, 56, 56), (batch, 240, 28, 28)
-    return {
+    heads, pyramid, one = (batch, 197, 12, 64), (batch, 256, 28, 28), (batch, 240, 1, 1)
+    found = {
         "linear 768 to 3072": (F.linear, [tokens, (768, 3072), (3072,)]),
         "linear 3072 to 768": (F.linear, [hidden, (3072, 768), (768,)]),
         "attention 12 heads": (lambda qkv: layers.attention(qkv, 12, 0.125), [(batch, 197, 2304)]),
+        "scaled_dot_product_attention": (F.scaled_dot_product_attention, [heads] * 3),
+        "rotary embedding": (rotate, [(batch, 12, 197, 64), (197, 64), (197, 64)]),
         "gelu": (F.gelu, [hidden]),
         "layer_norm": (lambda x, w, b: F.layer_norm(x, 768, w, b), [tokens, (768,), (768,)]),
+        "rms_norm of single operators": (rms_norm, [tokens, (768,)]),
         "softmax": (F.softmax, [(12 * batch, 197, 197)]),
+        "softmax over tokens": (lambda x: F.softmax(x, axis=1), [tokens]),
+        "softmax over channels": (lambda x: F.softmax(x, axis=1), [maps]),
         "add": (lambda x, y: x + y, [tokens, tokens]),
+        "subtract": (lambda x, y: x - y, [tokens, tokens]),
+        "multiply": (lambda x, y: x * y, [tokens, tokens]),
+        "divide by the norm": (lambda x, y: x / y, [tokens, (batch, 197, 1)]),
+        "layer scale": (lambda x, y: x * y, [tokens, (768,)]),
+        "dropout": (drop, [tokens]),
+        "mean over tokens": (lambda x: x.mean(1), [tokens]),
+        "sum over channels": (lambda x: x.sum(1), [maps]),
+        "mean over places": (lambda x: x.mean([2, 3]), [pyramid]),
+        "mean of all": (lambda x: x.mean(), [tokens]),
+        "transpose of heads": (lambda x: x.transpose([0, 2, 1, 3]).reshape([batch, 12 * 197, 64]), [heads]),
         "conv 7x7 stride 2": (conv(stride=2, padding=3), [(batch, 3, 224, 224), (64, 3, 7, 7)]),
         "conv 3x3 64": (conv(padding=1), [maps, (64, 64, 3, 3)]),
         "conv 3x3 256": (conv(padding=1), [(batch, 256, 14, 14), (256, 256, 3, 3)]),
         "conv 1x1 64 to 256": (conv(), [maps, (256, 64, 1, 1)]),
-        "conv depthwise 7x7": (conv(padding=3, groups=96), [(batch, 96, 56, 56), (96, 1, 7, 7)]),
-        "conv depthwise 3x3 stride 2": (conv(padding=1, stride=2, groups=96), [(batch, 96, 56, 56), (96, 1, 3, 3)]),
-        "conv grouped 32": (conv(padding=1, groups=32), [(batch, 256, 28, 28), (256, 8, 3, 3)]),
+        "conv 1x1 24 to 72": (conv(), [(batch, 24, 56, 56), (72, 24, 1, 1)]),
+        "conv grouped 32": (conv(padding=1, groups=32), [pyramid, (256, 8, 3, 3)]),
+        "conv transposed 4x4 stride 2": (
+            lambda x, w: F.conv2d_transpose(x, w, stride=2, padding=1), [(batch, 128, 28, 28), (128, 64, 4, 4)]),
         "batch_norm": (batch_norm, [(batch, 256, 56, 56), (256,), (256,)]),
-        "relu": (F.relu, [(batch, 256, 56, 56)]),
+        "group_norm": (lambda x, w, b: F.group_norm(x, 32, 1e-5, w, b), [pyramid, (256,), (256,)]),
+        "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [pyramid, (256,), (256,)]),
         "max_pool 3x3 stride 2": (lambda x: F.max_pool2d(x, 3, 2, 1), [(batch, 64, 112, 112)]),
+        "avg_pool 3x3": (lambda x: F.avg_pool2d(x, 3, 1, 1), [pyramid]),
+        "avg_pool 2x2 stride 2": (lambda x: F.avg_pool2d(x, 2), [(batch, 256, 56, 56)]),
         "avg_pool whole": (lambda x: F.adaptive_avg_pool2d(x, 1), [(batch, 2048, 7, 7)]),
-        "hardswish": (F.hardswish, [gated]),
-        "silu": (F.silu, [gated]),
-        "gate of squeeze-and-excitation": (lambda x, gate: x * gate, [gated, (batch, 240, 1, 1)]),
-        "concat": (
-            lambda x, y: paddle.concat([x, y], axis=1), [(batch, 256, 28, 28), (batch, 32, 28, 28)]),
-        "group_norm": (lambda x: F.group_norm(x, 32), [(batch, 256, 28, 28)]),
-        "mean over tokens": (lambda x: x.mean(1), [tokens]),
+        "avg_pool to 7x7": (lambda x: F.adaptive_avg_pool2d(x, 7), [pyramid]),
+        "gate of squeeze-and-excitation": (lambda x, gate: x * gate, [gated, one]),
+        "sigmoid gate": (lambda x, y: x * F.sigmoid(y), [gated, gated]),
+        "concat": (lambda x, y: paddle.concat([x, y], axis=1), [pyramid, (batch, 32, 28, 28)]),
+        "split": (lambda x: F.relu(x.split(2, axis=1)[1]), [pyramid]),
+        "channel shuffle": (shuffle, [pyramid]),
+        "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), [pyramid]),
+        "pad": (lambda x: F.pad(x, [1, 1, 1, 1]), [maps]),
+        "pad reflect": (lambda x: F.pad(x, [1, 1, 1, 1], mode="reflect"), [maps]),
+        "interpolate nearest": (lambda x: F.interpolate(x, scale_factor=2), [pyramid]),
+        "interpolate bilinear": (lambda x: F.interpolate(x, [56, 56], mode="bilinear"), [pyramid]),
+        "interpolate bicubic": (lambda x: F.interpolate(x, [40, 40], mode="bicubic"), [pyramid]),
     }  # fmt: skip
+    activations = ("relu", "relu6", "leaky_relu", "hardswish", "hardsigmoid", "silu", "sigmoid", "tanh", "elu", "mish")
+    found |= {name: (getattr(F, name), [gated]) for name in activations}
+    for channels, size, window, stride in (
+        (16, 112, 3, 1), (64, 112, 3, 2), (96, 56, 3, 2), (72, 28, 5, 1), (480, 14, 3, 1), (960, 7, 5, 1),
+        (96, 56, 7, 1),
+    ):  # fmt: skip
+        function = conv(padding=window // 2, stride=stride, groups=channels)
+        name = f"conv depthwise {channels} of {size}x{size}, {window}x{window} stride {stride}"
+        found[name] = function, [(batch, channels, size, size), (channels, 1, window, window)]
+    return found
 
 
 @command
@@ -132,8 +182,11 @@ def measure(function, shapes, options):
     for name in (STOCK, *options.formats):
         inputs[name] = [leaf(shape, name, options.batch_size) for shape in shapes]
         rows[name] = {"seconds": ([], []), "bytes": [0, 0]}
-    for turn in range(options.rounds + 1):
-        for name, tensors in inputs.items():
+    # Each turn runs twice and counts the second time: the first one finds the caches and the allocator as the
+    # operator before left them.
+    for turn, name in itertools.product(range(options.rounds + 1), inputs):
+        tensors = inputs[name]
+        for count in (False, turn > 0):
             for tensor in tensors:
                 tensor.clear_gradient(False)
             arguments = [ordered(tensor, name, options.batch_size) for tensor in tensors]
@@ -145,7 +198,7 @@ def measure(function, shapes, options):
             begin = clock()
             end_of_graph.backward()
             end = clock()
-            if turn:
+            if count:
                 for seconds, value in zip(rows[name]["seconds"], (middle - start, end - begin), strict=True):
                     seconds.append(value)
             moved = sum(tensor.size * tensor.element_size() for tensor in (*tensors, result))

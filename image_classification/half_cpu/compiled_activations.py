@@ -60,14 +60,44 @@ def scale(original, args, kwargs):
     return Activation.apply(x, b"scale", float(factor), float(addend if after else addend * factor), "nothing")
 
 
+def power(original, args, kwargs):
+    """Kernel of ``pow(x, 2)``; other powers are left to the reference."""
+    values = bound(args, kwargs, ("x", "y", "out"), (None,))
+    if values is None or values[2] is not None or not isinstance(values[1], (int, float)) or values[1] != 2:
+        return NotImplemented
+    return squared(original, values[:1], {})
+
+
+def clip(original, args, kwargs):
+    """Kernel of ``clip(x, min, max)`` with plain numbers."""
+    values = bound(args, kwargs, ("x", "min", "max", "out"), (None,))
+    if values is None or values[3] is not None or not servable(values[0]):
+        return NotImplemented
+    x, low, high, _ = values
+    if not all(isinstance(value, (int, float)) for value in (low, high)):
+        return NotImplemented
+    return Activation.apply(x, b"clip", float(low), float(high), "input")
+
+
+squared = _kernel("square")
+
 KERNELS = {
+    "abs": _kernel("abs"),
+    "clip": clip,
+    "elu": _kernel("elu", (("alpha", 1.0),)),
+    "exp": _kernel("exp", keeps="result"),
     "hardswish": _kernel("hardswish"),
     "hardsigmoid": _kernel("hardsigmoid", (("slope", 1 / 6), ("offset", 0.5)), "result"),
     "leaky_relu": _kernel("leaky_relu", (("negative_slope", 0.02),)),
+    "mish": _kernel("mish", (("lambda", 20.0),)),
+    "pow": power,
     "relu6": _kernel("relu6", keeps="result"),
     "scale": scale,
+    "rsqrt": _kernel("rsqrt", keeps="result"),
     "sigmoid": _kernel("sigmoid", keeps="result"),
     "silu": _kernel("silu"),
+    "sqrt": _kernel("sqrt", keeps="result"),
+    "square": squared,
     "swish": _kernel("silu"),
     "tanh": _kernel("tanh", keeps="result"),
 }

@@ -14,6 +14,7 @@ from .compiled_library import load, numbers
 from .onednn_memory import (
     channels_last,
     contiguous,
+    in_dtype,
     is_channels_last,
     new_channels_last,
     new_like,
@@ -25,12 +26,12 @@ from .onednn_primitives import DATA_TYPES, bound, dense_strides, new_tensor, num
 _FLOAT32 = paddle.float32
 
 
-def _memory_axes(tensor):
+def memory_axes(tensor):
     """Return the axes of a settled tensor from the slowest to the fastest in memory."""
     return (0, 2, 3, 1) if not tensor.is_contiguous() else tuple(range(tensor.ndim))
 
 
-def _runs(sizes, repeated):
+def runs_of(sizes, repeated):
     """Return [(size, whether the small tensor is repeated along it)] with neighbours of a kind as one, without ones."""
     pairs = [pair for pair in zip(sizes, repeated, strict=True) if pair[0] != 1]
     groups = itertools.groupby(pairs, key=lambda pair: pair[1])
@@ -39,9 +40,9 @@ def _runs(sizes, repeated):
 
 def _plan(large, small_shape):
     """Return the runs of a settled tensor in the order of memory."""
-    axes = _memory_axes(large)
+    axes = memory_axes(large)
     shape = [1] * (large.ndim - len(small_shape)) + list(small_shape)
-    return _runs([large.shape[axis] for axis in axes], [shape[axis] != large.shape[axis] for axis in axes])
+    return runs_of([large.shape[axis] for axis in axes], [shape[axis] != large.shape[axis] for axis in axes])
 
 
 def _in_order_of(small, large):
@@ -51,21 +52,27 @@ def _in_order_of(small, large):
     return small if is_channels_last(small) else None
 
 
-def _arithmetic(name, large, small, runs):
-    """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
+def repeated_strides(runs):
+    """Return (sizes, strides of the small tensor) of up to four runs as four axes; it repeats where a stride is 0."""
     runs = [(1, True)] * (4 - len(runs)) + runs
-    sizes, strides, step = [size for size, _ in runs], [], 1
+    strides, step = [], 1
     for size, repeated in reversed(runs):
         strides.append(0 if repeated else step)
         step *= 1 if repeated else size
+    return [size for size, _ in runs], strides[::-1]
+
+
+def _arithmetic(name, large, small, runs):
+    """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
+    sizes, strides = repeated_strides(runs)
     out = new_like(large)
-    constants = numbers(*sizes), numbers(*dense_strides(sizes), *reversed(strides))
+    constants = numbers(*sizes), numbers(*dense_strides(sizes), *strides)
     pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
     load().arithmetic(name, DATA_TYPES[large.dtype], *constants, *pointers)
     return out
 
 
-def _sum(tensor, other, runs, out, factor=1.0):
+def sum_over(tensor, other, runs, out, factor=1.0):
     """Write the sum of a settled tensor, or of its product with another, over the runs that repeat; float32 between."""
     sizes, kinds = [size for size, _ in runs], [repeated for _, repeated in runs]
     while True:
@@ -87,15 +94,15 @@ def _sum(tensor, other, runs, out, factor=1.0):
 
 
 class Broadcast(PyLayer):
-    """The sum or the product of a settled tensor and a smaller one."""
+    """A settled tensor combined with a smaller one, or with one of its shape."""
 
     @staticmethod
     def forward(ctx, large, small, name, runs):
         """Return the result in the memory order of the large tensor."""
         ctx.needs = (not large.stop_gradient, not small.stop_gradient)
         ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
-        small = _in_order_of(small, large)
-        if name == b"multiply":
+        small = ordered_like(small, large) if small.shape == large.shape else _in_order_of(small, large)
+        if name in (b"multiply", b"divide"):
             ctx.save_for_backward(large, small)
         return _arithmetic(name, large, small, runs)
 
@@ -104,13 +111,40 @@ class Broadcast(PyLayer):
         """Return the gradients of both tensors."""
         name, runs, small_shape, ordered = ctx.constants
         gradient = ordered(gradient)
-        large, small = ctx.saved_tensor() if name == b"multiply" else (None, None)
+        large, small = ctx.saved_tensor() if name in (b"multiply", b"divide") else (None, None)
         large_gradient = small_gradient = None
         if ctx.needs[0]:
-            large_gradient = gradient if small is None else _arithmetic(name, gradient, small, runs)
+            large_gradient = (
+                _scaled(gradient, SIGNS[name][0]) if small is None else _arithmetic(name, gradient, small, runs)
+            )
         if ctx.needs[1]:
-            small_gradient = _sum(gradient, large, runs, _new_small(gradient, small_shape))
+            small_gradient = _small_gradient(gradient, large, small, runs, small_shape, SIGNS[name][1])
         return large_gradient, small_gradient
+
+
+# operator of a large and a small tensor -> signs of their gradients
+SIGNS = {b"add": (1, 1), b"multiply": (1, 1), b"subtract": (1, -1), b"subtract_from": (-1, 1), b"divide": (1, -1)}
+
+
+def _scaled(tensor, factor):
+    if factor == 1:
+        return tensor
+    out = new_like(tensor)
+    load().activation(b"scale", DATA_TYPES[tensor.dtype], numel(tensor), factor, 0.0, tensor.data_ptr(), out.data_ptr())
+    return out
+
+
+def _small_gradient(gradient, large, small, runs, shape, sign):
+    """Return the gradient of the smaller tensor: a sum over what repeats it."""
+    if large is None and not any(repeated for _, repeated in runs):
+        return _scaled(gradient, sign)
+    if sign == 1 or large is None:
+        return sum_over(gradient, large, runs, _new_small(gradient, shape), sign)
+    # of large / small: - sum(gradient * large) / small / small, rounded once
+    total = sum_over(gradient, large, runs, new_like(small, _FLOAT32), sign)
+    divisor, dense = in_dtype(small, _FLOAT32), [(numel(small), False)]
+    total = _arithmetic(b"divide", _arithmetic(b"divide", total, divisor, dense), divisor, dense)
+    return in_dtype(total, gradient.dtype)
 
 
 def _new_small(large, shape):
@@ -151,9 +185,13 @@ def _kernel(name):
             return NotImplemented
         left, right = values
         if left.shape == right.shape:
-            return Product.apply(left, right) if name == b"multiply" else NotImplemented
-        large, small = (left, right) if numel(left) >= numel(right) else (right, left)
-        if small.ndim > large.ndim or not (large.is_contiguous() or is_channels_last(large)):
+            if name == b"multiply":
+                return Product.apply(left, right)
+            if name != b"subtract":
+                return NotImplemented
+            return Broadcast.apply(settled(left), right, name, [(numel(left), False)])
+        operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)
+        if operation is None or small.ndim > large.ndim or not (large.is_contiguous() or is_channels_last(large)):
             return NotImplemented
         aligned = [1] * (large.ndim - small.ndim) + small.shape
         if any(size not in (1, whole) for size, whole in zip(aligned, large.shape, strict=True)):
@@ -161,9 +199,11 @@ def _kernel(name):
         runs = _plan(large, small.shape)
         if len(runs) > 4 or _in_order_of(small, large) is None:
             return NotImplemented
-        return Broadcast.apply(large, small, name, runs)
+        return Broadcast.apply(large, small, operation, runs)
 
     return kernel
 
 
-KERNELS = {"add": _kernel(b"add"), "multiply": _kernel(b"multiply")}
+# what the operator is called with its operands exchanged
+REVERSED = {b"add": b"add", b"multiply": b"multiply", b"subtract": b"subtract_from", b"divide": None}
+KERNELS = {name: _kernel(name.encode()) for name in ("add", "subtract", "multiply", "divide")}

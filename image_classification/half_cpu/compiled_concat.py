@@ -1,18 +1,49 @@
-"""Concatenation in the memory order of the first tensor, and its gradient, on all formats; nothing is rounded."""
+"""Concatenation and splitting in the memory order of images, their gradients, and reshaping of what lies in another
+order, on all formats; nothing is rounded."""
 
 import math
 
+import paddle
 from paddle.autograd import PyLayer
 
+from . import paddle_names
 from .compiled_library import load
-from .onednn_memory import channels_last, contiguous, is_channels_last, new_channels_last
-from .onednn_primitives import bound, new_tensor, numel, servable
+from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
+from .onednn_primitives import DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 
 
 def _row_bytes(tensor, axis, last):
     """Return the bytes of a part of a dense tensor from one index before `axis` to the next."""
     sizes = [tensor.shape[1]] if last else tensor.shape[axis:]
     return math.prod(sizes) * tensor.element_size()
+
+
+def joined(axis, last, tensors):
+    """Return the tensors one after the other along an axis: the channels of [B, H, W, C] if `last`, else of rows."""
+    tensors = [(channels_last if last else contiguous)(tensor) for tensor in tensors]
+    shape = list(tensors[0].shape)
+    shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
+    out = (new_channels_last if last else new_tensor)(tensors[0].dtype, shape)
+    step, pointer = _row_bytes(out, axis, last), out.data_ptr()
+    for tensor in tensors:
+        size = _row_bytes(tensor, axis, last)
+        rows = numel(tensor) * tensor.element_size() // size
+        load().copy_rows(rows, size, size, step, tensor.data_ptr(), pointer)
+        pointer += size
+    return out
+
+
+def parted(axis, last, whole, shapes):
+    """Return the parts of a tensor in the memory order named, of these shapes one after the other along an axis."""
+    step, pointer, results = _row_bytes(whole, axis, last), whole.data_ptr(), []
+    for shape in shapes:
+        out = (new_channels_last if last else new_tensor)(whole.dtype, shape)
+        size = _row_bytes(out, axis, last)
+        rows = numel(out) * out.element_size() // size
+        load().copy_rows(rows, size, step, size, pointer, out.data_ptr())
+        pointer += size
+        results.append(out)
+    return results
 
 
 class Concat(PyLayer):
@@ -23,35 +54,16 @@ class Concat(PyLayer):
         """Return the whole; images that lie as [B, H, W, C] and are joined along C stay so."""
         last = axis == 1 and is_channels_last(tensors[0]) and not tensors[0].is_contiguous()
         ctx.needs = [not tensor.stop_gradient for tensor in tensors]
-        ordered = channels_last if last else contiguous
-        tensors = tuple(ordered(tensor) for tensor in tensors)
-        shape = list(tensors[0].shape)
-        shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
-        out = (new_channels_last if last else new_tensor)(tensors[0].dtype, shape)
-        ctx.constants = (axis, last, ordered, [tensor.shape for tensor in tensors])
-        step, pointer = _row_bytes(out, axis, last), out.data_ptr()
-        for tensor in tensors:
-            size = _row_bytes(tensor, axis, last)
-            rows = numel(tensor) * tensor.element_size() // size
-            load().copy_rows(rows, size, size, step, tensor.data_ptr(), pointer)
-            pointer += size
-        return out
+        ctx.constants = (axis, last, [tensor.shape for tensor in tensors])
+        return joined(axis, last, tensors)
 
     @staticmethod
     def backward(ctx, gradient):
         """Return each tensor's part of the gradient."""
-        axis, last, ordered, shapes = ctx.constants
-        gradient = ordered(gradient)
-        step, pointer, results = _row_bytes(gradient, axis, last), gradient.data_ptr(), []
-        for shape, needed in zip(shapes, ctx.needs, strict=True):
-            out = (new_channels_last if last else new_tensor)(gradient.dtype, shape)
-            size = _row_bytes(out, axis, last)
-            rows = numel(out) * out.element_size() // size
-            if needed:
-                load().copy_rows(rows, size, step, size, pointer, out.data_ptr())
-            pointer += size
-            results.append(out if needed else None)
-        return tuple(results)
+        axis, last, shapes = ctx.constants
+        gradient = (channels_last if last else contiguous)(gradient)
+        parts = parted(axis, last, gradient, shapes)
+        return tuple(part if needed else None for part, needed in zip(parts, ctx.needs, strict=True))
 
 
 def concat(original, args, kwargs):
@@ -72,4 +84,107 @@ def concat(original, args, kwargs):
     return Concat.apply(axis, *tensors)
 
 
-KERNELS = {"concat": concat}
+class Split(PyLayer):
+    """Some channels each of images that lie as [B, H, W, C]."""
+
+    @staticmethod
+    def forward(ctx, x, sections):
+        """Return the parts in the memory order of x."""
+        ctx.shapes = [[x.shape[0], channels, *x.shape[2:]] for channels in sections]
+        return tuple(parted(1, True, x, ctx.shapes))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        """Return the gradient of the images in their order."""
+        dtype = next(gradient.dtype for gradient in gradients if gradient is not None)
+        parts = [
+            paddle.zeros(shape, dtype) if gradient is None else gradient
+            for gradient, shape in zip(gradients, ctx.shapes, strict=True)
+        ]
+        return joined(1, True, parts)
+
+
+def split(original, args, kwargs):
+    """Kernel of ``split(x, sections, axis)`` along the channels of images that lie as [B, H, W, C]."""
+    values = bound(args, kwargs, ("x", "sections", "axis"), (0,))
+    if values is None or values[2] not in (1, -3) or not servable(values[0]):
+        return NotImplemented
+    x, sections, _ = values
+    if not is_channels_last(x) or x.is_contiguous():
+        return NotImplemented
+    channels = x.shape[1]
+    if isinstance(sections, int):
+        sections = [channels // sections] * sections if sections > 0 else []
+    if not all(isinstance(size, int) and size > 0 for size in sections) or sum(sections) != channels:
+        return NotImplemented
+    return list(Split.apply(x, sections))
+
+
+class Reshape(PyLayer):
+    """A tensor of any strides, read as another shape: one copy each way."""
+
+    @staticmethod
+    def forward(ctx, x, shape, last):
+        """Return the tensor, dense, or as [B, H, W, C] where it was read from images that lie so."""
+        out = (new_channels_last if last else new_tensor)(x.dtype, shape)
+        ctx.ordered = channels_last if last else contiguous
+        ctx.order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
+        batch, *channels, height, width = range(x.ndim)
+        target = (batch, height, width, *channels) if last else tuple(range(x.ndim))
+        ctx.target = Layout(DATA_TYPES[x.dtype], tuple(x.shape), _strides(x.shape, target))
+        copy_layout(layout(x), ctx.target, x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient in the memory order of x."""
+        gradient, shape = ctx.ordered(gradient), ctx.target.shape
+        out = new_tensor(gradient.dtype, [shape[axis] for axis in ctx.order])
+        out = paddle_names.transpose(out, [ctx.order.index(axis) for axis in range(len(shape))])
+        copy_layout(ctx.target, layout(out), gradient, out)
+        return out
+
+
+def _strides(shape, order):
+    """Return the strides of a dense tensor whose axes lie in memory in this order."""
+    dense = dense_strides([shape[axis] for axis in order])
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
+def _is_view(x, shape):
+    """Return whether a tensor can be read as another shape without a copy."""
+    sizes = [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size != 1]
+    wanted = [size for size in shape if size != 1]
+    while sizes and wanted:
+        size, step = sizes.pop()
+        while sizes and sizes[-1][1] == size * step:
+            size *= sizes.pop()[0]
+        while size > 1 and wanted:
+            if size % wanted[-1]:
+                return False
+            size //= wanted.pop()
+    return True
+
+
+def reshape(original, args, kwargs):
+    """Kernel of ``reshape(x, shape)`` where Paddle would copy a strided tensor element by element."""
+    values = bound(args, kwargs, ("x", "shape"), ())
+    if values is None or values[0].is_contiguous() or not servable(values[0]):
+        return NotImplemented
+    x, shape = values
+    if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) for size in shape) or 0 in x.strides:
+        return NotImplemented
+    shape = [x.shape[index] if size == 0 and index < x.ndim else size for index, size in enumerate(shape)]
+    known = math.prod(size for size in shape if size != -1)
+    if min(shape, default=0) < -1 or known < 1 or numel(x) % known:
+        return NotImplemented  # Paddle words the error
+    shape = [numel(x) // known if size == -1 else size for size in shape]
+    if math.prod(shape) != numel(x) or _is_view(x, shape):
+        return NotImplemented
+    # Channels that were exchanged within each pixel.
+    last = len(shape) == 4 and x.ndim > 4 and shape[2:] == x.shape[-2:] and shape[0] == x.shape[0]
+    last = last and min(x.strides[-2:]) > max(x.strides[1:-2])
+    return Reshape.apply(x, shape, last)
+
+
+KERNELS = {"concat": concat, "reshape": reshape, "split": split, "split_with_num": split}

@@ -137,8 +137,8 @@ def _arithmetic_method(method_name, original):
     tensor_name, scalar_name = op_names.ARITHMETIC_METHODS[method_name]
     with_tensor, with_number = _Operator(tensor_name), _Operator(scalar_name)
     with_other = _Operator(scalar_name, spelt_out=False)
-    scale_arguments = op_names.SCALE_ARGUMENTS.get(method_name)
-    scale = paddle_names.OPERATORS.scale
+    number_arguments = op_names.NUMBER_ARGUMENTS.get(method_name)
+    with_number_original = getattr(paddle_names.OPERATORS, scalar_name)
 
     @functools.wraps(original)
     def method(self, other):
@@ -149,8 +149,8 @@ def _arithmetic_method(method_name, original):
         if KINDS[kind] == TENSOR:
             return _serve(scope, with_tensor, original, (self, other), {})
         # The same call that Paddle makes inside the method, spelt out so that kernels and policies see it.
-        if scale_arguments is not None and (kind is float or kind is int) and self.dtype in FLOATING:
-            return _serve(scope, with_number, scale, (self, *scale_arguments(other), True), {})
+        if number_arguments is not None and (kind is float or kind is int) and self.dtype in FLOATING:
+            return _serve(scope, with_number, with_number_original, (self, *number_arguments(other)), {})
         return _serve(scope, with_other, original, (self, other), {})
 
     return method

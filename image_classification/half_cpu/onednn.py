@@ -13,6 +13,9 @@ from . import (
     compiled_activations,
     compiled_broadcast,
     compiled_concat,
+    compiled_norms,
+    compiled_reduce,
+    compiled_resample,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -44,14 +47,23 @@ KERNELS = {
     "batch_norm": onednn_batch_norm.batch_norm,
     "batch_norm_": onednn_batch_norm.batch_norm,
     "conv2d": onednn_convolution.conv2d,
+    "conv2d_transpose": onednn_convolution.conv2d_transpose,
     "depthwise_conv2d": onednn_convolution.depthwise_conv2d,
+    "depthwise_conv2d_transpose": onednn_convolution.conv2d_transpose,
     "pool2d": onednn_pooling.pool2d,
     "softmax": onednn_normalization.softmax,
     "layer_norm": onednn_normalization.layer_norm,
 }
 
 # Where the compiled library is; what both have, oneDNN is asked for first.
-COMPILED_KERNELS = {**compiled_activations.KERNELS, **compiled_broadcast.KERNELS, **compiled_concat.KERNELS}
+COMPILED_KERNELS = {
+    **compiled_activations.KERNELS,
+    **compiled_broadcast.KERNELS,
+    **compiled_concat.KERNELS,
+    **compiled_norms.KERNELS,
+    **compiled_reduce.KERNELS,
+    **compiled_resample.KERNELS,
+}
 
 
 def available():

@@ -155,6 +155,15 @@ def _run(name, key, first, weight, last):
         rearrange(blocked.data_ptr(), weight.data_ptr())
 
 
+def _grouped(weight, groups):
+    """Return the layout of dense filters, with an axis of groups in front where there are several."""
+    filters = layout(weight)
+    if groups == 1:
+        return filters
+    shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
+    return Layout(filters.data_type, shape, (shape[1] * filters.strides[0], *filters.strides))
+
+
 class Convolution(PyLayer):
     """x [B, C, H, W] with filters [O, C // groups, kh, kw]."""
 
@@ -169,11 +178,7 @@ class Convolution(PyLayer):
             for numbers in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
         ]
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[0], *sizes])
-        filters = layout(weight)
-        if groups > 1:
-            shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
-            filters = Layout(filters.data_type, shape, (shape[1] * filters.strides[0], *filters.strides))
-        ctx.key = (layout(x), filters, layout(out), geometry)
+        ctx.key = (layout(x), _grouped(weight, groups), layout(out), geometry)
         _run("forward", ctx.key, x, weight, out)
         ctx.save_for_backward(x, weight)
         return out
@@ -225,3 +230,61 @@ def _convolution(x, weight, strides, padding, algorithm, dilations, groups, data
         if output_size(*numbers) < 1:
             return NotImplemented  # Paddle words the error
     return Convolution.apply(x, weight, geometry, groups)
+
+
+class TransposedConvolution(PyLayer):
+    """The gradient of a convolution as an operator: x [B, C, H, W] with filters [C, O // groups, kh, kw]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, geometry, groups, sizes):
+        """Return [B, O, *sizes] in the dtype of x."""
+        ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
+        x, weight = channels_last(x), contiguous(weight)
+        out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
+        ctx.key = (layout(out), _grouped(weight, groups), layout(x), geometry)
+        _run("backward_data", ctx.key, x, weight, out)
+        ctx.save_for_backward(x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of x and the filters."""
+        x, weight = ctx.saved_tensor()
+        gradient = channels_last(gradient)
+        x_gradient = weight_gradient = None
+        if ctx.needs[0]:
+            x_gradient = new_channels_last(x.dtype, x.shape)
+            _run("forward", ctx.key, gradient, weight, x_gradient)
+        if ctx.needs[1]:
+            weight_gradient = new_tensor(weight.dtype, weight.shape)
+            _run("backward_weights", ctx.key, gradient, weight_gradient, x)
+        return x_gradient, weight_gradient
+
+
+def conv2d_transpose(original, args, kwargs):
+    """Kernel of ``conv2d_transpose(x, filter, strides, paddings, output_padding, output_size, ...)``."""
+    names = ("x", "filter", "strides", "paddings", "output_padding", "output_size", "padding_algorithm", "groups",
+             "dilations", "data_format")  # fmt: skip
+    values = bound(args, kwargs, names, ([1, 1], [0, 0], [], [], "EXPLICIT", 1, [1, 1], "NCHW"))
+    if values is None:
+        return NotImplemented
+    x, weight, strides, padding, further, wanted, algorithm, groups, dilations, data_format = values
+    if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
+        return NotImplemented
+    if x.shape[1] != weight.shape[0] or weight.shape[0] % groups:
+        return NotImplemented
+    if not isinstance(wanted, (list, tuple)) or not all(isinstance(size, int) for size in wanted):
+        return NotImplemented
+    strides, dilations, before, after = geometry_of(strides, dilations, padding)
+    smallest = [
+        (size - 1) * stride + (dilation + 1) * (window - 1) + 1 - first - last
+        for size, window, stride, dilation, first, last
+        in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
+    ]  # fmt: skip
+    sizes = list(wanted) if wanted else [size + more for size, more in zip(smallest, further or (0, 0), strict=True)]
+    # The convolution whose gradient it is does not reach the last rows: they count as less padding.
+    more = [size - least for size, least in zip(sizes, smallest, strict=True)]
+    if min(sizes) < 1 or any(not 0 <= rows < stride for rows, stride in zip(more, strides, strict=True)):
+        return NotImplemented  # Paddle words the error
+    after = tuple(last - rows for last, rows in zip(after, more, strict=True))
+    return TransposedConvolution.apply(x, weight, (strides, dilations, before, after), groups, sizes)

@@ -37,8 +37,13 @@ def reorder_like(tensor, out):
     """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
     if 0 in tensor.strides:
         tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
-    cache.get(_describe_reorder, layout(tensor), layout(out))(tensor.data_ptr(), out.data_ptr())
+    copy_layout(layout(tensor), layout(out), tensor, out)
     return out
+
+
+def copy_layout(source, target, tensor, out):
+    """Copy the memory of a tensor to that of another one, each read by its layout."""
+    cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
 
 
 def contiguous(tensor):
@@ -178,7 +183,7 @@ class Rearrange(PyLayer):
         ctx.layouts = (source, dense(x.dtype, *sizes))
         ctx.shape = x.shape
         out = new_tensor(x.dtype, shape)
-        cache.get(_describe_reorder, *ctx.layouts)(x.data_ptr(), out.data_ptr())
+        copy_layout(*ctx.layouts, x, out)
         return out
 
     @staticmethod
@@ -187,7 +192,7 @@ class Rearrange(PyLayer):
         gradient = contiguous(gradient)
         source, target = ctx.layouts
         out = new_tensor(gradient.dtype, ctx.shape)
-        cache.get(_describe_reorder, target, source)(gradient.data_ptr(), out.data_ptr())
+        copy_layout(target, source, gradient, out)
         return out
 
 

@@ -4,6 +4,8 @@ Two things differ from the reference: a maximum over NaN and numbers is a number
 each sum of gradients (four at most for 3x3 windows at stride 2) is rounded to bfloat16.
 """
 
+from typing import NamedTuple
+
 import paddle
 from paddle.autograd import PyLayer
 
@@ -88,27 +90,56 @@ _POOL2D = ("x", "kernel_size", "strides", "paddings", "ceil_mode", "exclusive", 
            "global_pooling", "adaptive", "padding_algorithm")  # fmt: skip
 
 
-def pool2d(original, args, kwargs):
-    """Kernel of ``pool2d(...)``: fixed windows, and the mean over the whole image."""
+class Call(NamedTuple):
+    """What one call of the operator asks for; window: (size, strides, padding before, padding after)."""
+
+    x: paddle.Tensor
+    window: tuple
+    outputs: list
+    maximum: bool
+    with_padding: bool
+    ceil_mode: bool
+    adaptive: bool
+
+
+def described(args, kwargs):
+    """Return the :class:`Call` of ``pool2d(...)``, None for what no kernel computes or Paddle words the error for."""
     values = bound(args[: len(_POOL2D)], kwargs, _POOL2D, ())
     if values is None:
-        return NotImplemented
+        return None
     x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
-    if not servable(x) or x.ndim != 4 or data_format != "NCHW" or ceil_mode or algorithm != "EXPLICIT":
-        return NotImplemented
-    if not isinstance(size, (list, tuple)) or not all(isinstance(value, int) for value in size):
-        return NotImplemented
-    if adaptive or whole:
-        if adaptive and list(size) != [1, 1]:
-            return NotImplemented
+    if not servable(x) or x.ndim != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
+        return None
+    if not isinstance(size, (list, tuple)) or not all(isinstance(value, int) and value > 0 for value in size):
+        return None
+    if whole or adaptive and list(size) == [1, 1]:
         size = strides = x.shape[2:]
-        padding = (0, 0)
+        padding, ceil_mode, adaptive = (0, 0), False, False
+    if adaptive:
+        return Call(x, (), list(size), kind == "max", False, False, True)
     strides, _, before, after = geometry_of(strides, (1, 1), padding)
+    if ceil_mode:  # as if there was more padding at the end
+        after = tuple(
+            last + -(length + first + last - extent) % stride
+            for length, extent, stride, first, last in zip(x.shape[2:], size, strides, before, after, strict=True)
+        )
     window = (tuple(size), strides, before, after)
-    if min(_output_sizes(x, window)) < 1:
-        return NotImplemented  # Paddle words the error
-    if kind == "max":
-        return Pooling.apply(x, onednn.POOL_MAX, window)
-    if strides[0] < size[0] or strides[1] < size[1]:
+    outputs = _output_sizes(x, window)
+    starts = [(count - 1) * stride - first for count, stride, first in zip(outputs, strides, before, strict=True)]
+    if min(outputs) < 1 or any(start >= length for start, length in zip(starts, x.shape[2:], strict=True)):
+        return None
+    return Call(x, window, outputs, kind == "max", not exclusive, bool(ceil_mode), False)
+
+
+def pool2d(original, args, kwargs):
+    """Kernel of ``pool2d(...)``: the maximum of fixed windows, and the mean of those that do not overlap."""
+    call = described(args, kwargs)
+    if call is None or call.adaptive:
+        return NotImplemented
+    if call.maximum:
+        return Pooling.apply(call.x, onednn.POOL_MAX, call.window)
+    size, strides, *_ = call.window
+    if strides[0] < size[0] or strides[1] < size[1] or call.ceil_mode:
         return NotImplemented  # oneDNN sums the gradients of overlapping windows in bfloat16
-    return Pooling.apply(x, onednn.POOL_AVG_EXCLUDE_PADDING if exclusive else onednn.POOL_AVG_INCLUDE_PADDING, window)
+    algorithm = onednn.POOL_AVG_INCLUDE_PADDING if call.with_padding else onednn.POOL_AVG_EXCLUDE_PADDING
+    return Pooling.apply(call.x, algorithm, call.window)

@@ -46,16 +46,18 @@ def _reciprocal(number):
     return 1.0 / number if number else math.copysign(math.inf, number)
 
 
-# method of Tensor -> (factor, addend) of the scale operator that computes it with a Python number
-SCALE_ARGUMENTS = {
-    "__add__": lambda number: (1.0, number),
-    "__radd__": lambda number: (1.0, number),
-    "__sub__": lambda number: (1.0, -number),
-    "__rsub__": lambda number: (-1.0, number),
-    "__mul__": lambda number: (number, 0.0),
-    "__rmul__": lambda number: (number, 0.0),
-    "__div__": lambda number: (_reciprocal(number), 0.0),
-    "__truediv__": lambda number: (_reciprocal(number), 0.0),
+# method of Tensor -> arguments of the operator that computes it with a Python number: factor and addend of scale, which
+# is added afterwards, or the exponent of pow
+NUMBER_ARGUMENTS = {
+    "__add__": lambda number: (1.0, number, True),
+    "__radd__": lambda number: (1.0, number, True),
+    "__sub__": lambda number: (1.0, -number, True),
+    "__rsub__": lambda number: (-1.0, number, True),
+    "__mul__": lambda number: (number, 0.0, True),
+    "__rmul__": lambda number: (number, 0.0, True),
+    "__div__": lambda number: (_reciprocal(number), 0.0, True),
+    "__truediv__": lambda number: (_reciprocal(number), 0.0, True),
+    "__pow__": lambda number: (number,),
 }
 
 CUSTOM = "_run_custom_op"  # calls an operator compiled by a user: (name, *inputs)

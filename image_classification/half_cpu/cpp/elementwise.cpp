@@ -90,6 +90,64 @@ struct HardSigmoid {
     }
 };
 
+struct Elu {
+    static constexpr const char* NAME = "elu";
+    float alpha, unused;
+    Vector forward(Vector x) const { return choose(less(x, all(0.0f)), all(alpha) * (exponential(x) - all(1.0f)), x); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(0.0f)), g * all(alpha) * exponential(x), g);
+    }
+};
+struct Mish {
+    static constexpr const char* NAME = "mish";
+    // tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), and 1 from x = 20 on, where n would overflow.
+    static Vector ratio(Vector e) {
+        Vector n = e * (e + all(2.0f));
+        return n / (n + all(2.0f));
+    }
+    Vector forward(Vector x) const { return choose(less(all(20.0f), x), x, x * ratio(exponential(minimum(all(20.0f), x)))); }
+    Vector backward(Vector x, Vector g) const {
+        Vector e = exponential(minimum(all(20.0f), x)), t = ratio(e);
+        Vector slope = fma(x * (e / (e + all(1.0f))), fma(-t, t, all(1.0f)), t);
+        return g * choose(less(all(20.0f), x), all(1.0f), slope);
+    }
+};
+struct Square {
+    static constexpr const char* NAME = "square";
+    Vector forward(Vector x) const { return x * x; }
+    Vector backward(Vector x, Vector g) const { return g * (x + x); }
+};
+struct Sqrt {
+    static constexpr const char* NAME = "sqrt";
+    Vector forward(Vector x) const { return root(x); }
+    Vector backward(Vector y, Vector g) const { return all(0.5f) * g / y; }
+};
+struct Rsqrt {
+    static constexpr const char* NAME = "rsqrt";
+    Vector forward(Vector x) const { return all(1.0f) / root(x); }
+    Vector backward(Vector y, Vector g) const { return all(-0.5f) * g * y * y * y; }
+};
+struct Exp {
+    static constexpr const char* NAME = "exp";
+    Vector forward(Vector x) const { return exponential(x); }
+    Vector backward(Vector y, Vector g) const { return g * y; }
+};
+struct Abs {
+    static constexpr const char* NAME = "abs";
+    Vector forward(Vector x) const { return magnitude(x); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(0.0f)), -g, choose(less(all(0.0f), x), g, all(0.0f) * g));
+    }
+};
+struct Clip {
+    static constexpr const char* NAME = "clip";
+    float low, high;
+    Vector forward(Vector x) const { return minimum(all(high), maximum(all(low), x)); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(low)), all(0.0f), choose(less(all(high), x), all(0.0f), g));
+    }
+};
+
 struct Scale {  // the gradient needs nothing kept
     static constexpr const char* NAME = "scale";
     float factor, addend;
@@ -107,7 +165,8 @@ int for_activation(const char* name, float alpha, float beta, F f) {
     };
     attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu{}), attempt(GeluTanh{});
     attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
-    attempt(Scale{alpha, beta});
+    attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
+    attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});
     return found ? 0 : 1;
 }
 
@@ -115,6 +174,7 @@ template <class F>
 int for_arithmetic(const char* name, F f) {
     if (!strcmp(name, "add")) f([](Vector a, Vector b) { return a + b; });
     else if (!strcmp(name, "subtract")) f([](Vector a, Vector b) { return a - b; });
+    else if (!strcmp(name, "subtract_from")) f([](Vector a, Vector b) { return b - a; });
     else if (!strcmp(name, "multiply")) f([](Vector a, Vector b) { return a * b; });
     else if (!strcmp(name, "divide")) f([](Vector a, Vector b) { return a / b; });
     else return 1;
@@ -122,10 +182,10 @@ int for_arithmetic(const char* name, F f) {
 }
 
 // Rows of the last of four axes; a stride of 0 repeats an element, other strides of the last axis are 1.
-template <class T, class F>
-void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, T* out, F f) {
+template <class T, class Out, class F>
+void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, Out* out, F f) {
     long rows = sizes[0] * sizes[1] * sizes[2], columns = sizes[3];
-    auto row = [&](const T* x, const T* y, T* z, long n) {
+    auto row = [&](const T* x, const T* y, Out* z, long n) {
         if (left[3] && right[3])
             walk(n, [&](long i, long count) { give(z + i, f(take(x + i, count), take(y + i, count)), count); });
         else if (left[3]) {
@@ -213,4 +273,30 @@ EXPORT int arithmetic(const char* name, int format, const long* sizes, const lon
         });
     });
     return unknown;
+}
+
+// factor times an element that is repeated along the axes whose stride is 0; sizes and strides: four numbers each.
+EXPORT int expand(int from_format, int to_format, const long* sizes, const long* strides, float factor, const void* x,
+                  void* out) {
+    return for_format(from_format, [&](auto number) {
+        using T = decltype(number);
+        for_format(to_format, [&](auto result) {
+            combine(sizes, strides, strides, (const T*)x, (const T*)x, (decltype(result)*)out,
+                    [&](Vector a, Vector) { return a * all(factor); });
+        });
+    });
+}
+
+// The product with a mask of bytes, 0 or 1, times a factor: dropout.
+EXPORT int mask(int format, long n, float factor, const uint8_t* kept, const void* x, void* out) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        for_ranges(n, GRAIN, [&](long first, long last) {
+            const T* from = (const T*)x + first;
+            T* to = (T*)out + first;
+            walk(last - first, [&](long i, long count) {
+                give(to + i, take(from + i, count) * load_bytes(kept + first + i, count) * all(factor), count);
+            });
+        });
+    });
 }

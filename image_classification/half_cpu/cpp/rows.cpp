@@ -66,6 +66,54 @@ void softmax_backward(long rows, long columns, const T* result, const T* gradien
     });
 }
 
+// Softmax over the middle of [outer, columns, inner], a vector of inner elements at a time.
+template <class T, class F>
+void for_columns(long outer, long columns, long inner, F f) {
+    long strips = (inner + W - 1) / W;
+    for_ranges(outer * strips, 16384 / (columns * W), [&](long first, long last) {
+        static thread_local Scratch scratch;
+        float* kept = scratch.floats(columns * W);
+        for (long task = first; task < last; task++) {
+            long i = task % strips * W;
+            f(task / strips * columns * inner + i, std::min(inner - i, (long)W), kept);
+        }
+    });
+}
+
+template <class T>
+void softmax_columns(long outer, long columns, long inner, const T* x, T* y) {
+    for_columns<T>(outer, columns, inner, [&](long at, long count, float* kept) {
+        Vector top = all(-INFINITY), total = all(0.0f);
+        for (long n = 0; n < columns; n++) {
+            Vector v = take(x + at + n * inner, count);
+            store(kept + n * W, v);
+            top = maximum(v, top);
+        }
+        for (long n = 0; n < columns; n++) {
+            Vector e = exponential(load(kept + n * W) - top);
+            store(kept + n * W, e);
+            total = total + e;
+        }
+        Vector factor = all(1.0f) / total;
+        for (long n = 0; n < columns; n++) give(y + at + n * inner, load(kept + n * W) * factor, count);
+    });
+}
+
+template <class T>
+void softmax_columns_backward(long outer, long columns, long inner, const T* y, const T* gradient, T* out) {
+    for_columns<T>(outer, columns, inner, [&](long at, long count, float*) {
+        Vector dot = all(0.0f);
+        for (long n = 0; n < columns; n++) {
+            long place = at + n * inner;
+            dot = fma(take(y + place, count), take(gradient + place, count), dot);
+        }
+        for (long n = 0; n < columns; n++) {
+            long place = at + n * inner;
+            give(out + place, take(y + place, count) * (take(gradient + place, count) - dot), count);
+        }
+    });
+}
+
 template <class T>
 void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, T* to,
                 float* means, float* variances) {
@@ -149,6 +197,21 @@ EXPORT int softmax_backward(int format, long rows, long columns, const void* y, 
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         softmax_backward(rows, columns, (const T*)y, (const T*)gradient, (T*)out);
+    });
+}
+
+EXPORT int softmax_columns(int format, long outer, long columns, long inner, const void* x, void* y) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        softmax_columns(outer, columns, inner, (const T*)x, (T*)y);
+    });
+}
+
+EXPORT int softmax_columns_backward(int format, long outer, long columns, long inner, const void* y,
+                                    const void* gradient, void* out) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        softmax_columns_backward(outer, columns, inner, (const T*)y, (const T*)gradient, (T*)out);
     });
 }
 

@@ -1,0 +1,125 @@
+"""Normalisation of groups of channels and softmax over any axis, on all formats; float32 arithmetic, rounded once."""
+
+import math
+
+import paddle
+from paddle.autograd import PyLayer
+
+from .compiled_broadcast import memory_axes
+from .compiled_library import load, numbers
+from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
+from .onednn_normalization import softmax_rows, softmax_rows_backward
+from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, servable
+
+_FLOAT32 = paddle.float32
+
+
+class GroupNorm(PyLayer):
+    """Normalisation of each group of channels of each image, then scale and shift of each channel."""
+
+    @staticmethod
+    def forward(ctx, x, scale, shift, groups, epsilon):
+        """Return the normalised images in the dtype and memory order of x."""
+        ctx.needs = [not (tensor is None or tensor.stop_gradient) for tensor in (x, scale, shift)]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (scale, shift)]
+        x = settled(x)
+        batch, channels, *rest = x.shape
+        scale, shift = (
+            paddle.full([channels], value, _FLOAT32) if tensor is None else in_float32(tensor)
+            for tensor, value in ((scale, 1.0), (shift, 0.0))
+        )
+        ctx.numbers = numbers(batch, channels, math.prod(rest), groups, not x.is_contiguous())
+        out = new_like(x)
+        statistics = [new_tensor(_FLOAT32, [batch, channels]) for _ in range(2)]
+        tensors = (x, scale, shift, out, *statistics)
+        load().group_norm(DATA_TYPES[x.dtype], ctx.numbers, epsilon, *(tensor.data_ptr() for tensor in tensors))
+        ctx.save_for_backward(x, scale, *statistics)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of x, scale and shift, as far as there are such."""
+        x, scale, means, factors = ctx.saved_tensor()
+        gradient = ordered_like(gradient, x)
+        results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
+        tensors = (x, means, factors, scale, gradient, *results)
+        load().group_norm_backward(DATA_TYPES[x.dtype], ctx.numbers, *(tensor.data_ptr() for tensor in tensors))
+        given = [results[0] if ctx.needs[0] else None]
+        for result, needed, dtype in zip(results[1:], ctx.needs[1:], ctx.dtypes, strict=True):
+            if dtype is not None:
+                given.append(in_dtype(result, dtype) if needed else None)
+        return tuple(given)
+
+
+def _normalized(x, scale, shift, groups, epsilon):
+    given = [tensor for tensor in (scale, shift) if tensor is not None]
+    if not servable(x) or x.ndim < 2 or not groups or x.shape[1] % groups:
+        return NotImplemented
+    if any(tensor.dtype not in DATA_TYPES or tensor.shape != [x.shape[1]] for tensor in given):
+        return NotImplemented
+    return GroupNorm.apply(x, scale, shift, groups, float(epsilon))
+
+
+def group_norm(original, args, kwargs):
+    """Kernel of ``group_norm(x, scale, bias, epsilon, groups, data_format)``."""
+    values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "groups", "data_format"), ())
+    if values is None or values[5] != "NCHW":
+        return NotImplemented
+    x, scale, shift, epsilon, groups, _ = values
+    return _normalized(x, scale, shift, groups, epsilon)
+
+
+def instance_norm(original, args, kwargs):
+    """Kernel of ``instance_norm(x, scale, bias, epsilon)``."""
+    values = bound(args, kwargs, ("x", "scale", "bias", "epsilon"), (None, None, 1e-5))
+    if values is None:
+        return NotImplemented
+    x, scale, shift, epsilon = values
+    return _normalized(x, scale, shift, x.shape[1] if x.ndim > 2 else 0, epsilon)
+
+
+class Softmax(PyLayer):
+    """Softmax over any axis."""
+
+    @staticmethod
+    def forward(ctx, x, sizes):
+        """Return the probabilities in the dtype and memory order of x, settled and [outer, columns, inner]."""
+        out = new_like(x)
+        ctx.sizes = sizes
+        outer, columns, inner = sizes
+        if inner == 1:
+            softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
+        else:
+            load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x."""
+        (result,) = ctx.saved_tensor()
+        gradient, out = ordered_like(gradient, result), new_like(result)
+        pointers = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
+        outer, columns, inner = ctx.sizes
+        if inner == 1:
+            softmax_rows_backward(*pointers, dense(result.dtype, outer, columns))
+        else:
+            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *pointers)
+        return out
+
+
+def softmax(original, args, kwargs):
+    """Kernel of ``softmax(x, axis)``."""
+    values = bound(args, kwargs, ("x", "axis", "out"), (-1, None))
+    if values is None or values[2] is not None or not servable(values[0]):
+        return NotImplemented
+    x, axis, _ = values
+    if not -x.ndim <= axis < x.ndim or not (x.is_contiguous() or settled(x) is x):
+        return NotImplemented
+    order = memory_axes(x)
+    place = order.index(axis % x.ndim)
+    sizes = [x.shape[axis] for axis in order]
+    return Softmax.apply(x, (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])))
+
+
+KERNELS = {"group_norm": group_norm, "instance_norm": instance_norm, "softmax": softmax}
