@@ -3,12 +3,13 @@
 Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 """
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, attention, fork, linear
-from image_classification.model import Column, Count, Dialect, Draw, Row, Whole
+from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, fork, linear
+from image_classification.model import Column, Count, Dialect, Draw, Row, Slice, Whole
 from image_classification.runtime import UserError
 
 # PaddleViT's names of a model of these blocks, with one head or two.
@@ -32,22 +33,33 @@ PADDLEVIT = Dialect(
 )
 
 
+def relative_position_index(window: int) -> np.ndarray:
+    """Return, int64 [n, n], the row of a table of (2 window - 1)^2 biases for each pair of n = window^2 tokens."""
+    coords = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
+    relative = coords[:, :, None] - coords[:, None, :] + window - 1  # [2, n, n], each 0 .. 2w - 2
+    return relative[0] * (2 * window - 1) + relative[1]
+
+
 class Attention(nn.Layer):
     """Multi-head self-attention over [B, N, C], with query, key and value in one packed projection.
 
     `qk_norm` is the epsilon of a LayerNorm over each head's query and key (Dehghani et al. 2023, ViT-22B), which bounds
-    the scores; None for none.
+    the scores; None for none. Without `key_bias` query and value alone have biases, as parameters of their own (BEiT).
     """
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True, attention_dropout: float = 0.0,
-                 dropout: float = 0.0, qk_norm: float | None = None):
+                 dropout: float = 0.0, qk_norm: float | None = None, key_bias: bool = True):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
-        self.qkv = linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = linear(dim, 3 * dim, bias=qkv_bias and key_bias)
+        self.has_own_biases = qkv_bias and not key_bias
+        if self.has_own_biases:
+            self.q_bias = self.create_parameter([dim], default_initializer=ZERO)
+            self.v_bias = self.create_parameter([dim], default_initializer=ZERO)
         self.has_qk_norm = qk_norm is not None
         if self.has_qk_norm:
             self.q_norm = nn.LayerNorm(self.head_dim, epsilon=qk_norm)
@@ -56,29 +68,47 @@ class Attention(nn.Layer):
         self.proj = linear(dim, dim)
         self.proj_drop = Dropout(dropout)
 
+    def project(self, x):
+        """Return query, key and value of `x`, [B, N, C] -> [B, N, 3C]."""
+        qkv = self.qkv(x)
+        if not self.has_own_biases:
+            return qkv
+        return qkv + paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]).astype(qkv.dtype)
+
     def packed(self, x):
         """Return query, key and value of `x`, [B, N, C], as `attention` takes them."""
-        qkv = self.qkv(x)
+        qkv = self.project(x)
         if not self.has_qk_norm:
             return qkv
         query, key, value = paddle.split(qkv.reshape([*x.shape[:2], -1, self.head_dim]), 3, axis=2)
         return paddle.concat([self.q_norm(query), self.k_norm(key), value.astype(key.dtype)], axis=2).flatten(2)
 
-    def forward(self, x):
+    def position_bias(self):
+        """Return what is added to the scores of each pair of tokens, [1, h, N, N], None for nothing."""
+        return None
+
+    def mix(self, x):
+        """Return the values that each token of `x`, [B, N, C], takes from all, [B, N, C]."""
         dropout = self.attn_drop if self.training and self.attn_drop.p else None
-        return self.proj_drop(self.proj(attention(self.packed(x), self.num_heads, self.scale, dropout)))
+        return attention(self.packed(x), self.num_heads, self.scale, dropout, self.position_bias())
+
+    def forward(self, x):
+        return self.proj_drop(self.proj(self.mix(x)))
 
     def attention_weights(self, x):
         """Return how much each token of `x`, [B, N, C], takes from each, [B, h, N, N]."""
         batch, tokens, _ = x.shape
         query, key, _ = self.packed(x).reshape([batch, tokens, 3, self.num_heads, self.head_dim]).unbind(2)
-        return F.softmax(paddle.einsum("bnhd,bmhd->bhnm", query * self.scale, key), axis=-1)
+        scores = paddle.einsum("bnhd,bmhd->bhnm", query * self.scale, key)
+        bias = self.position_bias()
+        return F.softmax(scores if bias is None else scores + bias, axis=-1)
 
     def tensor_parallel_plan(self):
         """Divided by heads; one sum after the projection."""
         norms = {"q_norm": Whole(), "k_norm": Whole()} if self.has_qk_norm else {}
+        biases = {"q_bias": Slice(axis=0), "v_bias": Slice(axis=0)} if self.has_own_biases else {}
         heads = {"num_heads": Count("attention heads"), "qkv": Column(blocks=3)}
-        return heads | norms | {"attn_drop": Draw(), "proj": Row()}
+        return heads | biases | norms | {"attn_drop": Draw(), "proj": Row()}
 
 
 class SwiGlu(nn.Layer):
@@ -137,3 +167,32 @@ class TransformerBlock(nn.Layer):
         x, shortcut = fork(x)
         x, shortcut = fork(shortcut + self.drop_path(self.ls1(self.attn(self.norm1(x)))))
         return shortcut + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+class ScaledBlock(nn.Layer):
+    """Pre-norm encoder block of given layers, [B, N, C] -> [B, N, C]; its factors are its own parameters (BEiT).
+
+    Args:
+        layer_scale: start of the factors on both branches; None for none.
+    """
+
+    def __init__(self, dim: int, attn: nn.Layer, mlp: nn.Layer, drop_path: float, layer_scale: float | None,
+                 epsilon: float = 1e-6):
+        super().__init__()
+        self.has_scale = layer_scale is not None
+        if self.has_scale:
+            start = nn.initializer.Constant(layer_scale)
+            self.gamma_1 = self.create_parameter([dim], default_initializer=start)
+            self.gamma_2 = self.create_parameter([dim], default_initializer=start)
+        self.norm1 = nn.LayerNorm(dim, epsilon=epsilon)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, epsilon=epsilon)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x):
+        x, shortcut = fork(x)
+        x = self.attn(self.norm1(x))
+        x, shortcut = fork(shortcut + self.drop_path(x * self.gamma_1 if self.has_scale else x))
+        x = self.mlp(self.norm2(x))
+        return shortcut + self.drop_path(x * self.gamma_2 if self.has_scale else x)

@@ -23,6 +23,7 @@ from tests.helpers.model_zoo import (
     by_cost,
     digits_config,
     published,
+    shallow,
     size_of,
     small_side,
 )
@@ -34,12 +35,12 @@ def count(model):
 
 
 def small_images(path):
-    """Return changes to a variant that make its images small, and a batch of such images."""
+    """Return changes to a variant that make its images small, and a giant shallow, and a batch of such images."""
     config = load_config([f"-cfg={path}"], builder(path.parents[1]))
     side = small_side(path)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((2, config.DATA.IMAGE_CHANNELS, side, side)).astype(np.float32)
-    return {"image_size": side, "drop_path": 0.0}, paddle.to_tensor(images)
+    return {"image_size": side, "drop_path": 0.0} | shallow(path), paddle.to_tensor(images)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -96,19 +97,13 @@ def test_sequential_blocks_run_in_order_equal_forward(folder):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_sequential_blocks_own_each_parameter_once(path):
-    with paddle.LazyGuard():
-        model = build(path)
-    prefixes = [prefix for block in model.sequential_blocks() for prefix in block.prefixes]
-    for name, _ in model.named_parameters():
-        assert sum(name.startswith(prefix) for prefix in prefixes) == 1, name
-    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_layers_and_head_are_stated(path):
+def test_chain_layers_and_head_are_stated(path):
     with paddle.LazyGuard():
         model = build(path, num_classes=7)
+    prefixes = [prefix for block in model.sequential_blocks() for prefix in block.prefixes]
+    for name, _ in model.named_parameters():  # each belongs to one link
+        assert sum(name.startswith(prefix) for prefix in prefixes) == 1, name
+    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
     names = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
     scales = layer_scales(names, 0.5, model.layer_groups())  # an error where a name has not one layer
     assert len(set(scales.values())) == len(model.layer_groups()) > 2  # each layer has parameters

@@ -12,17 +12,11 @@ from paddle import nn
 from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, attention, linear
 from image_classification.model import Column, Count, Draw, Row, Slice
 from image_classification.runtime import UserError
+from image_classification.transformer import relative_position_index
 
 MASKED = -100.0  # added to the score of a pair of tokens from different regions, as in the original
 LARGEST_LOGIT_SCALE = math.log(100.0)
 POSITION_UNITS = 512  # hidden units of the network of the position biases
-
-
-def relative_position_index(window: int) -> np.ndarray:
-    """Return, int64 [n * n], the row of the bias table for each pair of tokens of a window."""
-    coords = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
-    relative = coords[:, :, None] - coords[:, None, :] + window - 1  # [2, n, n], each 0 .. 2w - 2
-    return (relative[0] * (2 * window - 1) + relative[1]).reshape(-1)
 
 
 def shifted_window_mask(size: int, window: int, shift: int) -> np.ndarray:
@@ -58,7 +52,7 @@ class WindowAttention(nn.Layer):
         self.relative_position_bias_table = self.create_parameter(
             [(2 * window - 1) ** 2, num_heads], default_initializer=TRUNC_NORMAL
         )
-        index = paddle.to_tensor(relative_position_index(window))
+        index = paddle.to_tensor(relative_position_index(window).reshape(-1))
         self.register_buffer("relative_position_index", index, persistable=False)
         self.qkv = linear(dim, 3 * dim)
         self.attn_drop = Dropout(attention_dropout)

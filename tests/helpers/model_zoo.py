@@ -19,6 +19,8 @@ FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
 CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
 FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
 FAST_VARIANTS = 3  # and so are all but the smallest of a family of many
+GIANT_PARAMETERS = 7e8  # models that take more memory than a small machine has are built with few of their equal blocks
+GIANT_DEPTH = 2
 
 
 def digits_config(folder):
@@ -82,6 +84,12 @@ def published():
 def size_of(path):
     """Return the published number of parameters of a variant; 0 for one that is not published, such as the digits'."""
     return published().get(path.stem, {"parameters": 0})["parameters"]
+
+
+def shallow(path):
+    """Return changes to a giant that make it one of few blocks, {} for any other variant."""
+    is_giant = size_of(path) > GIANT_PARAMETERS and "depth" in inspect.signature(builder(path.parents[1])).parameters
+    return {"depth": GIANT_DEPTH} if is_giant else {}
 
 
 def by_cost(paths=CONFIGS):

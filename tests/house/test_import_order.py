@@ -15,6 +15,7 @@ ORDER = [
     ["half_cpu"],
     ["layers"],
     ["transformer", "inverted_residual"],
+    ["encoder"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],
