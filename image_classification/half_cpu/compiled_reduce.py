@@ -45,8 +45,9 @@ def _apply(x, axes, keepdim, dtype, mean):
     axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
     if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes):
         return NotImplemented
-    axes = {axis + x.ndim if axis < 0 else axis for axis in axes} or set(range(x.ndim))
-    if not all(0 <= axis < x.ndim for axis in axes):
+    named = [axis + x.ndim if axis < 0 else axis for axis in axes]
+    axes = set(named) or set(range(x.ndim))
+    if len(set(named)) < len(named) or not all(0 <= axis < x.ndim for axis in axes):
         return NotImplemented
     if len(runs_of(x.shape, [axis in axes for axis in range(x.ndim)])) > 4:
         return NotImplemented

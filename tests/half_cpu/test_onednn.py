@@ -432,6 +432,14 @@ def test_group_norm_without_parameters_has_the_gradient_of_ones_and_zeros(dtype)
     assert (gradient.astype(FLOAT32).numpy() == other.astype(FLOAT32).numpy()).all()
 
 
+@pytest.mark.parametrize("axis", [[0, 0], [0, -2], [2]], ids=str)
+def test_sum_over_axes_that_paddle_refuses_raises_paddles_error(axis):
+    with pytest.raises((ValueError, RuntimeError)) as plain:
+        paddle.sum(paddle.ones([2, 3]), axis=axis)
+    with half_cpu.dispatch(), pytest.raises(plain.type):
+        paddle.sum(paddle.ones([2, 3], "bfloat16"), axis=axis)
+
+
 def test_linear_without_matching_shapes_raises_paddles_error():
     x, weight = tensors([(3, 8), (7, 4)])
     with half_cpu.dispatch(), pytest.raises(ValueError, match="(?i)dim|shape"):
