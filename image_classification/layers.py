@@ -5,6 +5,7 @@ Nothing here knows of number formats: a layer computes in the dtype of what it i
 """
 
 import functools
+from collections.abc import Callable
 
 import paddle
 from paddle import nn
@@ -66,6 +67,42 @@ def fork(x):
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""
     return x.reshape(split).transpose(order).reshape(shape)
+
+
+class ConvNorm(nn.Layer):
+    """A convolution without bias, BatchNorm and an activation, [B, C, H, W] -> [B, C', H', W'], with timm's names.
+
+    Args:
+        activation: a function, None for none.
+        norm_start: first value of the BatchNorm's weight; 0 for a residual branch that starts closed.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1,
+                 activation: Callable | None = F.relu, norm_start: float = 1.0):
+        super().__init__()
+        self.conv = conv(in_channels, out_channels, kernel_size, stride, groups)
+        self.bn = nn.BatchNorm2D(out_channels, weight_attr=nn.initializer.Constant(norm_start))
+        self.activation = activation
+
+    def forward(self, x):
+        x = self.bn(self.conv(x))
+        return x if self.activation is None else self.activation(x)
+
+
+def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False,
+         padding: int | str | None = None) -> nn.Conv2D:
+    """Return a convolution, normal over its fan-out (He et al. 2015), that keeps the image size at stride 1."""
+    fan_out = out_channels * kernel_size**2 // groups
+    return nn.Conv2D(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride,
+        padding=kernel_size // 2 if padding is None else padding,
+        groups=groups,
+        weight_attr=nn.initializer.Normal(std=(2.0 / fan_out) ** 0.5),
+        bias_attr=ZERO if bias else False,
+    )
 
 
 class PatchEmbed(nn.Layer):

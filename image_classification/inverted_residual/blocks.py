@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, DropPath, fork
+from image_classification.layers import ZERO, DropPath, conv, fork
 
 ACTIVATIONS = {"relu": F.relu, "hardswish": F.hardswish, "silu": F.silu, "gelu": F.gelu}
 GATES = {"sigmoid": F.sigmoid, "hardsigmoid": functools.partial(F.hardsigmoid, slope=1 / 6)}
@@ -42,17 +42,8 @@ class Style(NamedTuple):
     def conv(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1,
              bias: bool = False) -> nn.Conv2D:
         """Return a convolution that keeps the image size at stride 1, normal over its fan-out as in TensorFlow's."""
-        fan_out = out_channels * kernel_size**2 // groups
-        return nn.Conv2D(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding="SAME" if self.same_padding and stride > 1 else kernel_size // 2,
-            groups=groups,
-            weight_attr=nn.initializer.Normal(std=(2.0 / fan_out) ** 0.5),
-            bias_attr=ZERO if bias else False,
-        )
+        padding = "SAME" if self.same_padding and stride > 1 else None
+        return conv(in_channels, out_channels, kernel_size, stride, groups, bias, padding)
 
     def norm(self, channels: int) -> nn.BatchNorm2D:
         """Return a BatchNorm; Paddle's momentum 0.9 is what PyTorch calls 0.1."""

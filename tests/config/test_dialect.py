@@ -31,6 +31,10 @@ TRAIN: {ACCUM_ITER: 4, RANDOM_ERASE_MODE: rand, RANDOM_ERASE_COUNT: 1, MIXUP_MOD
     "Mixer": """
 MODEL: {TYPE: Mixer, NAME: mixer_base_patch16_224, MIXER: {PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2}}
 """,
+    "RegNet": """
+DATA: {IMAGE_SIZE: 224, CROP_PCT: 0.875}
+MODEL: {TYPE: RegNet, NAME: regnety_160}
+""",
 }
 
 
@@ -56,6 +60,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "Swin": {"depths": (2, 2), "drop_path": 0.3},
         "ConvNeXt": {"dims": (8, 16), "drop_path": 0.5},
         "Mixer": {"embed_dim": 32, "depth": 2, "patch_size": 16, "drop_path": 0.1},
+        "RegNet": {},  # always the same model
     }[family]
     assert arguments.items() >= expected.items()
     assert load_config([f"-cfg={written(tmp_path, to_yaml(config))}"], builder(PACKAGE / family)).NOTES == ()

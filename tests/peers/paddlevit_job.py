@@ -5,6 +5,7 @@ logits <module> <builder> <cfg> <images.npy> <weights> <logits.npy>: a model wit
 """
 
 import importlib
+import inspect
 import sys
 import types
 
@@ -27,7 +28,8 @@ def main(program, *flags):
 def logits(module, builder, cfg, images, weights, out):
     config = importlib.import_module("config").get_config(cfg)
     paddle.seed(1)
-    model = getattr(importlib.import_module(module), builder)(config)
+    build = getattr(importlib.import_module(module), builder)
+    model = build(*[config] * len(inspect.signature(build).parameters))  # its RegNet has one size and takes nothing
     rng = np.random.default_rng(0)
     for value in model.state_dict().values():
         if value.ndim == 1:  # norms and biases that are not 1 and 0
