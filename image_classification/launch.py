@@ -65,6 +65,9 @@ def run_guarded(build_model, argv):
             return _fail(error, EXIT_TRAINING_ERROR)
         if isinstance(error, MemoryError) or "ResourceExhausted" in (failure or ""):
             return _fail(f"out of memory: {_first_line(failure or error)}; {LESS_MEMORY}", EXIT_TRAINING_ERROR)
+        if isinstance(error, OSError) and error.filename is not None:  # a file that nobody expected to be in the way
+            log_to_file(traceback.format_exc())
+            return _fail(f"{error.filename}: {error.strerror}", EXIT_USER_ERROR)
         if failure:
             return _fail(f"the device failed: {failure}; checkpoints saved before are whole", EXIT_TRAINING_ERROR)
         log_to_file(traceback.format_exc())

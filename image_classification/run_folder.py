@@ -155,8 +155,11 @@ def check_output(config):
     if not config.OUTPUT or config.DRY_RUN:
         return
     path = Path(config.OUTPUT)
-    if not any(found for name in RESULTS for found in path.glob(name)):
-        return
+    try:
+        if not any(found for name in RESULTS for found in path.glob(name)):
+            return
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise UserError(f"-output: {path}: {error.strerror}") from None
     if config.EVAL:
         raise UserError(f"-output: {path}: holds a run already, and an evaluation has a folder of its own: "
                         "name another one")  # fmt: skip

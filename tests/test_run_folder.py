@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from image_classification import launch
 from image_classification.config import build_config, load_config, to_yaml
 from image_classification.run_folder import RESULTS, RunFolder, check_output
 from image_classification.runtime import UserError
+from image_classification.ViT.vit import build_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,3 +93,18 @@ def test_second_process_in_a_running_runs_folder_is_refused_until_the_first_one_
             RunFolder.create(resumed)
         holder.kill()
     RunFolder.create(resumed)
+
+
+def test_output_of_an_impossible_name_is_an_error_that_says_why():
+    config = build_config([("test", {"OUTPUT": "x" * 300})])
+    with pytest.raises(UserError, match="-output: xxx.*: File name too long"):
+        check_output(config)
+
+
+def test_file_in_the_way_of_a_run_is_one_line(monkeypatch, capsys):
+    def run(*arguments):
+        raise PermissionError(13, "Permission denied", "/elsewhere")
+
+    monkeypatch.setattr(launch, "run", run)
+    assert launch.run_guarded(build_model, ["-cfg=vit_tiny_digits"]) == 2
+    assert capsys.readouterr().err == "error: /elsewhere: Permission denied\n"

@@ -90,7 +90,7 @@ def write_shards(dataset, split, options, num_shards):
     check_shards(sorted({*(path for path, _, _ in jobs), *(str(path) for path in there.glob("*"))}))
     # spawn: a fork would copy the threads' locks of whatever the libraries started
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max(1, options.workers), mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(max(1, min(options.workers, len(jobs))), mp_context=context) as pool:
         written = 0
         with progress_bar(len(jobs), split, "shards") as bar:
             for result in pool.map(_write_shard, jobs):

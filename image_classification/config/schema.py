@@ -18,6 +18,7 @@ PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
 FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
 HALF_DTYPES = ("float16", "bfloat16")
 DISTILLATIONS = ("none", "soft", "hard")
+MOST_PROCESSES = 1024  # of a kind on one host; a slip of the keyboard would start as many as it says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Data:
     CALTECH_BACKGROUND: bool = option(False, "caltech101: BACKGROUND_Google is a class, too")
     SYNTHETIC_IMAGES: int = option(1024, "synthetic: images of an epoch", minimum=1)
     NUM_WORKERS: int | None = option(
-        None, "worker processes of each loader, 0: the training process; none: by cores, 0 for small images", minimum=0
-    )
+        None, "worker processes of each loader, 0: the training process; none: by cores, 0 for small images",
+        minimum=0, maximum=MOST_PROCESSES,
+    )  # fmt: skip
     LOADER: str = option("workers", "what decodes: worker processes, or DALI (an extra)", choices=("workers", "dali"))
     DALI_GPU: bool = option(False, "DALI decodes on this process's GPU instead of the CPU")
     PREFETCH: int = option(2, "batches that the workers prepare ahead", minimum=1)
@@ -259,7 +261,9 @@ class Config:
         False, "evaluate only, in mixed precision: in float32 too, and state the difference", recipe=False
     )
     DRY_RUN: bool = option(False, "build everything, run one batch, write nothing", recipe=False)
-    NGPUS: int = option(-1, "processes that main_multi_gpu.py starts; -1: one per visible device", recipe=False)
+    NGPUS: int = option(
+        -1, "processes that main_multi_gpu.py starts; -1: one per visible device", maximum=MOST_PROCESSES, recipe=False
+    )
     DEVICE: str = option(
         "auto", "auto, cpu, gpu, xpu or a plug-in's device, such as npu; :N names one of several", recipe=False
     )

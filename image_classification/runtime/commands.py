@@ -16,7 +16,8 @@ INTERRUPTED = 130
 def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
-    Its exit code is 2 after a UserError, 130 after Ctrl-C, 0 where `main` returns None.
+    Its exit code is 2 after a UserError or a file that cannot be read or written, 130 after Ctrl-C, 0 where `main`
+    returns None.
     """
 
     @functools.wraps(main)
@@ -34,6 +35,11 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
         except BrokenPipeError:  # `... | head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except OSError as error:
+            if error.filename is None:
+                raise
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
 
     return run
 

@@ -84,6 +84,8 @@ def test_every_program_of_the_readme_is_one_of_these():
     (["-m", "image_classification", "train", f"-cfg={VARIANT}", "-batchsize=3"], "did you mean -batch_size?"),
     (["-m", "image_classification", "predcit"], "did you mean predict?"),
     ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-data_path=my", "photos"], "a path with blanks needs quotes"),
+    ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-opts", "DATA.NUM_WORKERS=100000"], "expected at most 1024"),
+    ([MAIN.format(FIRST.name).replace("single", "multi"), f"-cfg={VARIANT}", "-ngpus=10000"], "expected at most 1024"),
     ([MAIN.format(FIRST.name), "-cfg=docs"], "docs: is a folder without config.yaml"),
 ], ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "")  # fmt: skip
 def test_typing_mistake_is_one_line_before_paddle_is_imported(words, expected):

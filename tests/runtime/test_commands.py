@@ -47,6 +47,7 @@ def test_wrong_word_is_one_line(words, message):
 
 @pytest.mark.parametrize(("error", "code", "said"), [
     (UserError("wrong"), 2, "error: wrong\n"), (KeyboardInterrupt(), 130, "error: interrupted\n"), (None, 0, ""),
+    (OSError(36, "File name too long", "x"), 2, "error: x: File name too long\n"),
 ])  # fmt: skip
 def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
     @command
