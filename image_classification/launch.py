@@ -4,6 +4,7 @@ The project's modules that need Paddle are imported inside the functions: a wron
 """
 
 import contextlib
+import errno
 import signal
 import sys
 import traceback
@@ -63,7 +64,8 @@ def run_guarded(build_model, argv):
             return _fail(error, EXIT_PEER_LOST)
         if isinstance(error, TrainingError):
             return _fail(error, EXIT_TRAINING_ERROR)
-        if isinstance(error, MemoryError) or "ResourceExhausted" in (failure or ""):
+        no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if no_memory or isinstance(error, MemoryError) or "ResourceExhausted" in (failure or ""):
             return _fail(f"out of memory: {_first_line(failure or error)}; {LESS_MEMORY}", EXIT_TRAINING_ERROR)
         if isinstance(error, OSError) and error.filename is not None:  # a file that nobody expected to be in the way
             log_to_file(traceback.format_exc())

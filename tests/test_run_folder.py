@@ -101,10 +101,15 @@ def test_output_of_an_impossible_name_is_an_error_that_says_why():
         check_output(config)
 
 
-def test_file_in_the_way_of_a_run_is_one_line(monkeypatch, capsys):
+@pytest.mark.parametrize(("error", "code", "said"), [
+    (PermissionError(13, "Permission denied", "/elsewhere"), 2, "error: /elsewhere: Permission denied\n"),
+    (OSError(12, "Cannot allocate memory"), 3, "error: out of memory: [Errno 12] Cannot allocate memory; lower -batch"),
+], ids=["file", "memory"])  # fmt: skip
+def test_error_of_the_system_in_a_run_is_one_line(monkeypatch, capsys, error, code, said):
     def run(*arguments):
-        raise PermissionError(13, "Permission denied", "/elsewhere")
+        raise error
 
     monkeypatch.setattr(launch, "run", run)
-    assert launch.run_guarded(build_model, ["-cfg=vit_tiny_digits"]) == 2
-    assert capsys.readouterr().err == "error: /elsewhere: Permission denied\n"
+    assert launch.run_guarded(build_model, ["-cfg=vit_tiny_digits"]) == code
+    line = capsys.readouterr().err
+    assert line.startswith(said) and line.count("\n") == 1
