@@ -2,7 +2,12 @@
 
 Parameter names and initialisation are torchvision's, so its weights load name by name.
 ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko & Komodakis 2016) differ in `groups` and `width_per_group` only.
+ResNet-C has three 3x3 convolutions as its stem, and ResNet-D (He et al. 2019, https://arxiv.org/abs/1812.01187; "vd" in
+PaddleClas) halves its shortcuts by average pooling, too: these have timm's names.
 """
+
+import itertools
+from typing import NamedTuple
 
 from paddle import nn
 from paddle.nn import functional as F
@@ -34,20 +39,40 @@ def batch_norm(channels: int) -> nn.BatchNorm2D:
     return nn.BatchNorm2D(channels, momentum=0.9, epsilon=1e-5)
 
 
+class Options(NamedTuple):
+    """What all blocks of a network have in common."""
+
+    groups: int
+    width_per_group: int
+    pooled_shortcut: bool
+
+    def shortcut(self, in_channels: int, out_channels: int, stride: int, convolve: bool) -> nn.Layer:
+        """Return the identity, or where the shape changes, or if told to `convolve`, a 1x1 convolution.
+
+        This strides, or comes after average pooling.
+        """
+        if stride == 1 and in_channels == out_channels and not convolve:
+            return nn.Identity()
+        if not self.pooled_shortcut:
+            return nn.Sequential(conv(in_channels, out_channels, 1, stride), batch_norm(out_channels))
+        pool = nn.AvgPool2D(2, 2, ceil_mode=True) if stride > 1 else nn.Identity()
+        return nn.Sequential(pool, conv(in_channels, out_channels, 1), batch_norm(out_channels))
+
+
 class BasicBlock(nn.Layer):
     """Two 3x3 convolutions and a shortcut (ResNet-18, -34)."""
 
     expansion = 1
 
-    def __init__(self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int):
+    def __init__(self, in_channels: int, width: int, stride: int, options: Options, convolve: bool):
         super().__init__()
-        if groups != 1 or width_per_group != 64:
+        if options.groups != 1 or options.width_per_group != 64:
             raise UserError("MODEL.GROUPS and MODEL.WIDTH_PER_GROUP need MODEL.BLOCK: bottleneck")
         self.conv1 = conv(in_channels, width, 3, stride)
         self.bn1 = batch_norm(width)
         self.conv2 = conv(width, width, 3)
         self.bn2 = batch_norm(width)
-        self.downsample = downsample(in_channels, width, stride)
+        self.downsample = options.shortcut(in_channels, width, stride, convolve)
 
     def forward(self, x):
         x, shortcut = fork(x)
@@ -61,17 +86,17 @@ class Bottleneck(nn.Layer):
 
     expansion = 4
 
-    def __init__(self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int):
+    def __init__(self, in_channels: int, width: int, stride: int, options: Options, convolve: bool):
         super().__init__()
-        inner = width * width_per_group // 64 * groups
+        inner = width * options.width_per_group // 64 * options.groups
         out_channels = width * self.expansion
         self.conv1 = conv(in_channels, inner, 1)
         self.bn1 = batch_norm(inner)
-        self.conv2 = conv(inner, inner, 3, stride, groups)
+        self.conv2 = conv(inner, inner, 3, stride, options.groups)
         self.bn2 = batch_norm(inner)
         self.conv3 = conv(inner, out_channels, 1)
         self.bn3 = batch_norm(out_channels)
-        self.downsample = downsample(in_channels, out_channels, stride)
+        self.downsample = options.shortcut(in_channels, out_channels, stride, convolve)
 
     def forward(self, x):
         x, shortcut = fork(x)
@@ -81,11 +106,12 @@ class Bottleneck(nn.Layer):
         return F.relu(out + self.downsample(shortcut))
 
 
-def downsample(in_channels: int, out_channels: int, stride: int) -> nn.Layer:
-    """Return the shortcut: a strided 1x1 convolution where the shape changes, else the identity."""
-    if stride == 1 and in_channels == out_channels:
-        return nn.Identity()
-    return nn.Sequential(conv(in_channels, out_channels, 1, stride), batch_norm(out_channels))
+def deep_stem(in_channels: int, widths: tuple[int, ...]) -> nn.Sequential:
+    """Return 3x3 convolutions, the first of stride 2, with BatchNorm and ReLU between them."""
+    layers = [conv(in_channels, widths[0], 3, stride=2)]
+    for before, after in itertools.pairwise(widths):
+        layers += [batch_norm(before), nn.ReLU(), conv(before, after, 3)]
+    return nn.Sequential(*layers)
 
 
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
@@ -98,22 +124,26 @@ class ResNet(Model):
     dialects = DIALECTS
 
     def __init__(self, block: str, layers: tuple[int, ...], in_channels: int, num_classes: int, base_width: int,
-                 groups: int, width_per_group: int, small_stem: bool):
+                 small_stem: bool, stem_widths: tuple[int, ...], first_shortcut: bool, options: Options):
         super().__init__()
         if block not in BLOCKS:
             raise UserError(f"MODEL.BLOCK {block!r}: allowed are {', '.join(BLOCKS)}")
         self.num_classes = num_classes
         self.num_stages = len(layers)
         self.small_stem = small_stem
-        self.conv1 = conv(in_channels, base_width, 3) if small_stem else conv(in_channels, base_width, 7, stride=2)
-        self.bn1 = batch_norm(base_width)
-        channels = base_width
+        channels = stem_widths[-1] if stem_widths else base_width
+        if stem_widths:
+            self.conv1 = deep_stem(in_channels, stem_widths)
+        else:
+            self.conv1 = conv(in_channels, channels, 3) if small_stem else conv(in_channels, channels, 7, stride=2)
+        self.bn1 = batch_norm(channels)
         for stage, depth in enumerate(layers):
             width = base_width * 2**stage
             blocks = []
             for index in range(depth):
                 stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(BLOCKS[block](channels, width, stride, groups, width_per_group))
+                convolve = first_shortcut and stage == index == 0
+                blocks.append(BLOCKS[block](channels, width, stride, options, convolve))
                 channels = width * BLOCKS[block].expansion
             self.add_sublayer(f"layer{stage + 1}", nn.Sequential(*blocks))
         bound = channels**-0.5
@@ -159,6 +189,18 @@ def build_model(
     groups: int = 1,
     width_per_group: int = 64,
     small_stem: bool = False,
+    stem_widths: tuple[int, ...] = (),
+    pooled_shortcut: bool = False,
+    first_shortcut: bool = False,
 ) -> ResNet:
-    """Return a ResNet; the arguments are the MODEL section of a YAML file, and the defaults are ResNet-50."""
-    return ResNet(**locals())
+    """Return a ResNet; the arguments are the MODEL section of a YAML file, and the defaults are ResNet-50.
+
+    `stem_widths` are those of a stem of 3x3 convolutions, and with `pooled_shortcut` it is a ResNet-D. With
+    `first_shortcut` the first block has a convolution in its shortcut even if its shape stays, as in PaddleClas.
+    """
+    if small_stem and stem_widths:
+        raise UserError("MODEL.SMALL_STEM and MODEL.STEM_WIDTHS: a model has one stem")
+    options = Options(groups, width_per_group, pooled_shortcut)
+    return ResNet(
+        block, layers, in_channels, num_classes, base_width, small_stem, stem_widths, first_shortcut, options
+    )

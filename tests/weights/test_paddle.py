@@ -47,26 +47,39 @@ def test_logits_equal_paddle_vision(tmp_path, name):
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def paddleclas_name(name):
-    """Return PaddleClas's name of one of our ResNet-50 parameters; the inverse of what the loader must find out."""
-    depths = (3, 4, 6, 3)
+def paddleclas_name(name, depths, is_vd):
+    """Return PaddleClas's name of one of our ResNet parameters; the inverse of what the loader must find out."""
     stage = re.match(r"layer(\d)\.(\d+)\.(.*)", name)
     if not stage:
-        return re.sub(r"^bn1\.", "stem.0.bn.", re.sub(r"^conv1\.", "stem.0.conv.", name))
+        name = re.sub(r"^bn1\.", f"stem.{2 * is_vd}.bn.", name)
+        in_sequence = re.match(r"conv1\.(\d)\.(.*)", name)  # convolution, norm, activation and so on
+        if in_sequence:
+            number, kind = divmod(int(in_sequence[1]), 3)
+            return f"stem.{number}.{('conv', 'bn')[kind]}.{in_sequence[2]}"
+        return re.sub(r"^conv1\.", "stem.0.conv.", name)
     block = sum(depths[: int(stage[1]) - 1]) + int(stage[2])
-    rest = stage[3].replace("downsample.0.", "short.conv.").replace("downsample.1.", "short.bn.")
+    rest = stage[3].replace(f"downsample.{0 + is_vd}.", "short.conv.").replace(f"downsample.{1 + is_vd}.", "short.bn.")
     rest = re.sub(r"^(conv|bn)(\d)\.", lambda m: f"conv{int(m[2]) - 1}.{m[1]}.", rest)
     return f"blocks.{block}.{rest}"
 
 
-def test_block_numbers_of_paddleclas_resnet_run_through(tmp_path):
-    model = randomise(build(VARIANTS["resnet50"]))
-    renamed = {paddleclas_name(name): value for name, value in model.state_dict().items()}
-    assert {"blocks.15.conv2.bn._mean", "blocks.3.short.conv.weight", "stem.0.bn._variance"} <= renamed.keys()
-    ours, report = save_and_load(renamed, "resnet50", tmp_path / "theirs.pdparams")
+@pytest.mark.parametrize(
+    ("name", "depths", "expected"),
+    [
+        ("resnet50", (3, 4, 6, 3), {"blocks.15.conv2.bn._mean", "blocks.3.short.conv.weight", "stem.0.bn._variance"}),
+        ("resnet18_vb", (2, 2, 2, 2), {"blocks.0.short.conv.weight", "blocks.7.conv1.bn.bias"}),
+        ("resnet34_vd", (3, 4, 6, 3), {"blocks.0.short.bn.weight", "stem.1.conv.weight", "stem.2.bn._mean"}),
+    ],
+)
+def test_paddleclas_resnet_is_read_by_its_own_names(tmp_path, name, depths, expected):
+    model = randomise(build(VARIANTS[name]))
+    is_vd = name.endswith("_vd")
+    renamed = {paddleclas_name(ours, depths, is_vd): value for ours, value in model.state_dict().items()}
+    assert expected <= renamed.keys()
+    ours, report = save_and_load(renamed, name, tmp_path / "theirs.pdparams")
     assert report.dialect == "PaddleClas ResNet"
-    for name, value in model.state_dict().items():
-        assert paddle.equal_all(ours.state_dict()[name], value), name
+    for key, value in model.state_dict().items():
+        assert paddle.equal_all(ours.state_dict()[key], value), key
 
 
 PADDLEVIT_SWIN = (
