@@ -34,6 +34,7 @@ _SIGNATURES = {
     "activation_backward": (_S, _I, _L, _F, _F, _P, _P, _P),
     "arithmetic": (_S, _I, _P, _P, _P, _P, _P),
     "expand": (_I, _I, _P, _P, _F, _P, _P),
+    "kept": (_L, _P, _P),
     "mask": (_I, _L, _F, _P, _P, _P),
     "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
     "softmax": (_I, _L, _L, _P, _P),

