@@ -111,6 +111,32 @@ class Attention(nn.Layer):
         return heads | biases | norms | {"attn_drop": Draw(), "proj": Row()}
 
 
+class ClassAttention(nn.Layer):
+    """What the first of N + 1 tokens takes from all, [B, N + 1, C] -> [B, 1, C] (Touvron et al. 2021, CaiT)."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.q, self.k, self.v = linear(dim, dim), linear(dim, dim), linear(dim, dim)
+        self.proj = linear(dim, dim)
+
+    def heads(self, x):
+        """Return [B, tokens, C] as [B, h, tokens, d]."""
+        return x.reshape([*x.shape[:2], self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+
+    def forward(self, x):
+        query = self.heads(self.q(x[:, :1])) * self.head_dim**-0.5
+        weights = F.softmax(paddle.matmul(query, self.heads(self.k(x)), transpose_y=True), axis=-1)  # [B, h, 1, N + 1]
+        taken = paddle.matmul(weights, self.heads(self.v(x)))
+        return self.proj(taken.transpose([0, 2, 1, 3]).flatten(2))
+
+    def tensor_parallel_plan(self):
+        """Divided by heads; one sum after the projection."""
+        columns = {"q": Column(), "k": Column(), "v": Column()}
+        return {"num_heads": Count("attention heads"), **columns, "proj": Row()}
+
+
 class SwiGlu(nn.Layer):
     """Gated MLP (Shazeer 2020): `fc1` gives gate and value, half of `hidden_dim` each; SiLU(gate) weights the value."""
 

@@ -136,6 +136,7 @@ class Context(Parallel):
             convert_sync_batch_norm(model, self.data)
         self.layout.whole_names = frozenset(model.state_dict())
         self._num_parameters = count_parameters(model)
+        self.layout.cuts.clear()  # those of a model before, whose names may be the same
         self.layout.cuts.update(tensor.shard_model(model, self.tensor))
         if self.pipeline.size > 1:
             model = Stage(model, self.pipeline)
