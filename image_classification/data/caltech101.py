@@ -33,6 +33,8 @@ def read_caltech101(root, split, with_background=False):
     require_folder(root)
     folder = _find_folder(root)
     names = [name for name in list_class_names(folder) if with_background or name != BACKGROUND]
+    if not names:
+        raise UserError(f"{folder}: has no class folders")
     everything = read_class_folders(folder, names, ignore=() if with_background else (BACKGROUND,))
     chosen = stratified_split(everything.labels, split)
     paths = [os.path.relpath(everything.describe(index), folder) for index in chosen]

@@ -124,12 +124,25 @@ def _decode_cv2(content, channels, reduction, upright):
     # libjpeg fills what a cut file lacks with grey and only warns: such files go to Pillow, which refuses them.
     if content[:2] == _JPEG and not (jpeg_size(content) and _jpeg_is_whole(content)):
         return None
+    if content[:8] == _PNG and not _png_is_whole(content):
+        return None
     try:
         flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]
         flags |= 0 if upright else cv2.IMREAD_IGNORE_ORIENTATION
         return cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error:
         return None
+
+
+def _png_is_whole(content):
+    # OpenCV reserves and clears what a chunk says its length is, up to 4 GB, before it sees that the file ends.
+    position = len(_PNG)
+    while position + 12 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, position)
+        position += 12 + length
+        if kind == b"IEND":
+            return position <= len(content)
+    return False
 
 
 def _jpeg_is_whole(content):

@@ -1,7 +1,9 @@
 """Pictures that stand for more than they are: refused by their header, before anything is decoded."""
 
+import contextlib
 import io
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -44,6 +46,19 @@ def pillow(kind, height=10_000, width=9_000, mode="P"):
 def test_picture_of_too_many_pixels_is_refused_by_its_header(content, library):
     with pytest.raises(CorruptImage, match=f"at most {LARGEST} are allowed|exceeds limit of {LARGEST} pixels"):
         decode(content, library)
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("length", [1 << 30, (1 << 31) + 17, (1 << 32) - 1])
+def test_png_whose_chunk_says_that_it_is_huge_costs_no_time(length, library):
+    """OpenCV clears as much memory as the chunk says, seconds of it, before it sees that the file ends."""
+    content = bytearray(png(20, 30, rows=20))
+    position = content.index(b"IDAT") - 4
+    content[position : position + 4] = struct.pack(">I", length)
+    start = time.process_time()
+    with contextlib.suppress(CorruptImage):  # Pillow reads it where the data are whole all the same
+        assert decode(bytes(content), library).shape == (20, 30, 3)
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])
