@@ -180,7 +180,7 @@ def test_caltech101_official_layouts_load_without_background(tmp_path, monkeypat
 def test_caltech101_missing_is_named(tmp_path):
     assert "caltech-101.zip" in error_of(make_config(DATASET="caltech101", DATA_PATH=tmp_path))
     write_class_folders(tmp_path / "101_ObjectCategories", {"BACKGROUND_Google": 3})
-    assert "101_ObjectCategories: has no class folders" in error_of(make_config(DATASET="caltech101", DATA_PATH=tmp_path))
+    assert "has no class folders" in error_of(make_config(DATASET="caltech101", DATA_PATH=tmp_path))
 
 
 # ---- folders and lists
