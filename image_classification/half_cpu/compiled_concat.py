@@ -11,6 +11,8 @@ from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
 from .onednn_primitives import DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 
+_CPU = paddle.CPUPlace()
+
 
 def _row_bytes(tensor, axis, last):
     """Return the bytes of a part of a dense tensor from one index before `axis` to the next."""
@@ -85,39 +87,45 @@ def concat(original, args, kwargs):
 
 
 class Split(PyLayer):
-    """Some channels each of images that lie as [B, H, W, C]."""
+    """Parts of a tensor along an axis."""
 
     @staticmethod
-    def forward(ctx, x, sections):
-        """Return the parts in the memory order of x."""
-        ctx.shapes = [[x.shape[0], channels, *x.shape[2:]] for channels in sections]
-        return tuple(parted(1, True, x, ctx.shapes))
+    def forward(ctx, x, axis, sections):
+        """Return the parts, dense; channels of images that lie as [B, H, W, C] stay so."""
+        last = axis == 1 and is_channels_last(x) and not x.is_contiguous()
+        shapes = [[*x.shape[:axis], size, *x.shape[axis + 1 :]] for size in sections]
+        ctx.constants = (axis, last, x.dtype, shapes)
+        return tuple(parted(axis, last, x if last else contiguous(x), shapes))
 
     @staticmethod
     def backward(ctx, *gradients):
-        """Return the gradient of the images in their order."""
-        dtype = next(gradient.dtype for gradient in gradients if gradient is not None)
-        parts = [
-            paddle.zeros(shape, dtype) if gradient is None else gradient
-            for gradient, shape in zip(gradients, ctx.shapes, strict=True)
+        """Return the gradient of the whole."""
+        axis, last, dtype, shapes = ctx.constants
+        gradients = [
+            paddle_names.full(shape, 0.0, dtype, _CPU) if gradient is None else gradient
+            for gradient, shape in zip(gradients, shapes, strict=True)
         ]
-        return joined(1, True, parts)
+        return joined(axis, last, gradients)
 
 
 def split(original, args, kwargs):
-    """Kernel of ``split(x, sections, axis)`` along the channels of images that lie as [B, H, W, C]."""
+    """Kernel of ``split(x, sections, axis)`` and of ``split_with_num(x, number of sections, axis)``."""
     values = bound(args, kwargs, ("x", "sections", "axis"), (0,))
-    if values is None or values[2] not in (1, -3) or not servable(values[0]):
+    if values is None or not servable(values[0]) or not isinstance(values[2], int):
         return NotImplemented
-    x, sections, _ = values
-    if not is_channels_last(x) or x.is_contiguous():
-        return NotImplemented
-    channels = x.shape[1]
+    x, sections, axis = values
+    if not -x.ndim <= axis < x.ndim:
+        return NotImplemented  # Paddle words the error
+    axis %= x.ndim
+    size = x.shape[axis]
     if isinstance(sections, int):
-        sections = [channels // sections] * sections if sections > 0 else []
-    if not all(isinstance(size, int) and size > 0 for size in sections) or sum(sections) != channels:
+        sections = [size // sections] * sections if sections > 0 else []
+    if not isinstance(sections, (list, tuple)) or not all(isinstance(part, int) for part in sections):
         return NotImplemented
-    return list(Split.apply(x, sections))
+    sections = [size - sum(sections) - 1 if part == -1 else part for part in sections]
+    if min(sections, default=0) < 1 or sum(sections) != size:
+        return NotImplemented
+    return list(Split.apply(x, axis, sections))
 
 
 class Reshape(PyLayer):
