@@ -78,10 +78,12 @@ class ConvNorm(nn.Layer):
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1,
-                 activation: Callable | None = F.relu, norm_start: float = 1.0):
+                 activation: Callable | None = F.relu, norm_start: float = 1.0, epsilon: float = 1e-5,
+                 padding: int | str | None = None):
         super().__init__()
-        self.conv = conv(in_channels, out_channels, kernel_size, stride, groups)
-        self.bn = nn.BatchNorm2D(out_channels, weight_attr=nn.initializer.Constant(norm_start))
+        self.conv = conv(in_channels, out_channels, kernel_size, stride, groups, padding=padding)
+        start = nn.initializer.Constant(norm_start)
+        self.bn = nn.BatchNorm2D(out_channels, epsilon=epsilon, weight_attr=start)
         self.activation = activation
 
     def forward(self, x):

@@ -1,11 +1,16 @@
 """MobileNetV3 (Howard et al. 2019, https://arxiv.org/abs/1905.02244), with timm's parameter names.
 
 It pools before the last 1x1 convolution, so that this costs one pixel instead of all, and has a squeeze-excite of cheap
-functions: ReLU and a piecewise linear gate.
+functions: ReLU and a piecewise linear gate. Around the same head stand the blocks of MobileNetV4 (Qin et al. 2024,
+https://arxiv.org/abs/2404.10518) and the separable convolutions of PP-LCNet (Cui et al. 2021,
+https://arxiv.org/abs/2109.15099).
 """
 
 from image_classification.inverted_residual import BLOCKS, InvertedResidualNet, Style, classifier
 from image_classification.layers import Dropout
+
+from .dialects import DIALECTS
+from .universal import BLOCKS_V4
 
 STAGES = (
     "ds_r1_k3_s1_c16_nre",
@@ -21,15 +26,19 @@ STAGES = (
 class MobileNet(InvertedResidualNet):
     """Stages of blocks, average pooling, a 1x1 convolution to `head_channels` and the classifier."""
 
+    dialects = DIALECTS
+
     def __init__(self, stages: tuple[str, ...], width_factor: float, stem_channels: int, head_channels: int,
                  head_bias: bool, head_norm: bool, activation: str, squeeze_activation: str | None,
                  squeeze_divisor: int, in_channels: int, num_classes: int, same_padding: bool, norm_epsilon: float,
-                 dropout: float, drop_path: float):
+                 dropout: float, drop_path: float, layer_scale: float | None):
         style = Style(
             activation=activation, same_padding=same_padding, norm_epsilon=norm_epsilon, gate="hardsigmoid",
             squeeze_activation=squeeze_activation, squeeze_expanded=True, squeeze_divisor=squeeze_divisor,
+            layer_scale=layer_scale,
         )  # fmt: skip
-        super().__init__(in_channels, num_classes, stem_channels, stages, style, drop_path, BLOCKS, width_factor)
+        kinds = BLOCKS | BLOCKS_V4
+        super().__init__(in_channels, num_classes, stem_channels, stages, style, drop_path, kinds, width_factor)
         self.conv_head = style.conv(self.out_channels, head_channels, 1, bias=head_bias)
         self.norm_head = style.norm(head_channels) if head_norm else None
         self.dropout = Dropout(dropout)
@@ -60,6 +69,7 @@ def build_model(
     norm_epsilon: float = 1e-5,
     dropout: float = 0.2,
     drop_path: float = 0.0,
+    layer_scale: float | None = None,
 ) -> MobileNet:
     """Return a MobileNet; the arguments are the MODEL section of a YAML file, and the defaults are V3 large."""
     return MobileNet(**locals())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, DropPath, conv, fork
+from image_classification.layers import ZERO, ConvNorm, DropPath, conv, fork
 
 ACTIVATIONS = {"relu": F.relu, "hardswish": F.hardswish, "silu": F.silu, "gelu": F.gelu}
 GATES = {"sigmoid": F.sigmoid, "hardsigmoid": functools.partial(F.hardsigmoid, slope=1 / 6)}
@@ -44,6 +44,14 @@ class Style(NamedTuple):
         """Return a convolution that keeps the image size at stride 1, normal over its fan-out as in TensorFlow's."""
         padding = "SAME" if self.same_padding and stride > 1 else None
         return conv(in_channels, out_channels, kernel_size, stride, groups, bias, padding)
+
+    def conv_norm(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1,
+                  activated: bool = True) -> ConvNorm:
+        """Return such a convolution with its BatchNorm and, unless told otherwise, the activation."""
+        padding = "SAME" if self.same_padding and stride > 1 else None
+        activation = self.act if activated else None
+        return ConvNorm(in_channels, out_channels, kernel_size, stride, groups, activation,
+                        epsilon=self.norm_epsilon, padding=padding)  # fmt: skip
 
     def norm(self, channels: int) -> nn.BatchNorm2D:
         """Return a BatchNorm; Paddle's momentum 0.9 is what PyTorch calls 0.1."""
@@ -137,6 +145,18 @@ class DepthwiseSeparable(Residual):
         return self.bn2(self.conv_pw(x))
 
 
+class ActivatedSeparable(DepthwiseSeparable):
+    """A depthwise separable convolution with an activation after it and no shortcut (Howard et al. 2017)."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, style: Style, drop_path: float, *,
+                 kernel_size: int, squeeze_ratio: float = 0.0):
+        super().__init__(in_channels, out_channels, stride, style, drop_path, kernel_size=kernel_size,
+                         squeeze_ratio=squeeze_ratio, skip=False)  # fmt: skip
+
+    def branch(self, x):
+        return self.act(super().branch(x))
+
+
 class InvertedResidual(Residual):
     """1x1 convolution to `expansion` times the channels, one of each channel by itself, squeeze-excite, 1x1 back."""
 
@@ -178,4 +198,10 @@ class FusedInvertedResidual(Residual):
         return self.bn2(self.conv_pwl(x))
 
 
-BLOCKS = {"cn": ConvBlock, "ds": DepthwiseSeparable, "ir": InvertedResidual, "er": FusedInvertedResidual}
+BLOCKS = {
+    "cn": ConvBlock,
+    "ds": DepthwiseSeparable,
+    "dsa": ActivatedSeparable,
+    "ir": InvertedResidual,
+    "er": FusedInvertedResidual,
+}
