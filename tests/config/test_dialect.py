@@ -35,6 +35,11 @@ MODEL: {TYPE: Mixer, NAME: mixer_base_patch16_224, MIXER: {PATCH_SIZE: 16, EMBED
 DATA: {IMAGE_SIZE: 224, CROP_PCT: 0.875}
 MODEL: {TYPE: RegNet, NAME: regnety_160}
 """,
+    "BEiT": """
+MODEL: {TYPE: BEiT, NAME: beit_base_patch16_224_finetune, EMBED_DIM: 64, DEPTH: 2, NUM_HEADS: 2, USE_ABS_POS_EMB: False,
+        USE_REL_POS_BIAS: True, INIT_VALUES: 1e-5, QKV_BIAS: True}
+TRAIN: {BASE_LR: 4e-3, LAYER_DECAY: 0.65, OPTIMIZER: {NAME: AdamWDL}}
+""",
 }
 
 
@@ -61,6 +66,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "ConvNeXt": {"dims": (8, 16), "drop_path": 0.5},
         "Mixer": {"embed_dim": 32, "depth": 2, "patch_size": 16, "drop_path": 0.1},
         "RegNet": {},  # always the same model
+        "BEiT": {"position_embedding": False, "relative_position": True, "layer_scale": 1e-5, "drop_path": 0.1},
     }[family]
     assert arguments.items() >= expected.items()
     assert load_config([f"-cfg={written(tmp_path, to_yaml(config))}"], builder(PACKAGE / family)).NOTES == ()
