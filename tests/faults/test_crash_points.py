@@ -54,16 +54,15 @@ def test_training_killed_at_any_point_ends_as_an_undisturbed_one(server, undistu
                          ids=["float32", "bfloat16", "float16"])  # fmt: skip
 def test_chains_of_random_kills_change_no_bit(server, tmp_path, precision):
     chance = random.Random(0)
-    assert server.run(tmp_path / "straight", *precision)["code"] == 0
-    start = time.monotonic()
-    assert server.run(tmp_path / "again", *precision)["code"] == 0
-    seconds = time.monotonic() - start
-    kills = 0
-    for number in range(16):
-        folder = tmp_path / str(number)
+    kills = number = 0
+    while kills < 67:  # in the three formats together more than 200
+        straight, folder = tmp_path / f"{number}-straight", tmp_path / str(number)
+        start = time.monotonic()
+        assert server.run(straight, *precision)["code"] == 0
+        seconds = time.monotonic() - start  # each time anew: how fast a run is depends on what else the machine does
         for _ in range(6):
             kills += server.resume(folder, *precision, seconds=chance.uniform(0.1, 1.0) * seconds)["code"] == -9
         assert server.resume(folder, *precision)["code"] == 0
-        assert left_behind(folder) == left_behind(tmp_path / "straight")
-    print(f"{kills} kills")
-    assert kills >= 67  # in the three formats together more than 200
+        assert left_behind(folder) == left_behind(straight)
+        number += 1
+    print(f"{kills} kills in {number} chains")
