@@ -152,13 +152,13 @@ def _cubic(size, outputs, ratio, align_corners, align_mode, slope=-0.75):
 
 
 def _float32(number):
-    """Return the number as Paddle has it: a place just below a whole one is that one after rounding."""
+    """Return the number as Paddle computes it, so that the same places are rounded down to the same pixels."""
     return c_float(number).value
 
 
 @functools.lru_cache(maxsize=256)
 def _interpolation(table, size, outputs, align_corners, align_mode, factor):
-    ratio = _ratio(size, outputs, align_corners, factor)
+    ratio = _float32(_ratio(size, outputs, align_corners, factor))
     return Taps(size, table(size, outputs, ratio, align_corners, align_mode))
 
 
