@@ -56,12 +56,15 @@ def write_oriented(path, pixels, orientation):
     Image.fromarray(pixels).save(path, quality=95, exif=exif)
 
 
-def test_every_paddleclas_network_of_the_registry_is_here_but_the_one_resized_by_pillow():
+def test_every_paddleclas_network_of_the_registry_is_here_but_those_resized_by_pillow():
     names = {entry.id for entry in read_registry().values() if entry.id.startswith("paddleclas/")}
-    # PaddleClas' DeiT_small_patch16_224.yaml, Eval: ResizeImage(resize_short=256, interpolation=bicubic, backend=pil)
-    assert names - {entry.id for entry in WEIGHTS} == {"paddleclas/DeiT_small_patch16_224"}
-    values = preprocessing_of("paddleclas/DeiT_small_patch16_224")
-    assert (values["RESIZE_LIBRARY"], values["INTERPOLATION"], values["CROP_PCT"]) == ("pil", "bicubic", 0.875)
+    # in its YAMLs, Eval: ResizeImage(resize_short=..., interpolation=bicubic, backend=pil)
+    short = {"DeiT_small_patch16_224": 256} | {f"PPHGNetV2_B{size}_ssld": 232 for size in range(7)}
+    assert names - {entry.id for entry in WEIGHTS} == {f"paddleclas/{name}" for name in short}
+    for name, side in short.items():
+        values = preprocessing_of(f"paddleclas/{name}")
+        assert (values["RESIZE_LIBRARY"], values["INTERPOLATION"]) == ("pil", "bicubic")
+        assert round(CROP / values["CROP_PCT"]) == side and values["EXIF_ORIENTATION"]
 
 
 @pytest.mark.parametrize("entry", WEIGHTS, ids=lambda entry: entry.id)
