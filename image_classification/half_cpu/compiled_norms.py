@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
-from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
+from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, own_result, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, servable
 
@@ -91,7 +91,7 @@ class Softmax(PyLayer):
             softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
         else:
             load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
-        ctx.save_for_backward(out)
+        ctx.save_for_backward(own_result(out))
         return out
 
     @staticmethod

@@ -89,6 +89,12 @@ def new_like(tensor, dtype=None):
     return new_channels_last(dtype, tensor.shape)
 
 
+def own_result(out):
+    """Return what a PyLayer keeps of its own result: the same memory, but not the tensor, which holds the PyLayer. A
+    result without a backward pass would never be freed."""
+    return out.detach()
+
+
 def ordered_like(tensor, other):
     """Return the tensor, or a copy of it, in the memory order of a settled tensor of the same shape."""
     if tensor.strides == other.strides:

@@ -364,6 +364,21 @@ def test_float32_kernel_against_paddle_agrees_to_float32_accuracy(case, monkeypa
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-5 * float(other.abs().max()))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_result_without_a_backward_pass_is_freed(case):
+    """A PyLayer that keeps the very tensor it returns is kept by it, for ever."""
+    _, function, shapes, _ = CASES[case]
+    inputs = tensors(shapes, FLOAT32)
+    held = []
+    for _ in range(3):
+        with half_cpu.dispatch(backend="onednn"):
+            result = function(*inputs)
+        assert not result.stop_gradient
+        del result
+        held.append(paddle.base.core.host_memory_stat_current_value("Allocated", 0))
+    assert held[2] <= held[1]  # the first call builds what is kept for others
+
+
 def test_cast_to_bfloat16_equals_paddle_bit_for_bit():
     values = np.concatenate([
         np.random.default_rng(0).standard_normal(1000).astype("float32") * 10.0 ** np.arange(-30, 20).repeat(20),
