@@ -4,6 +4,7 @@ The larger tensor decides the memory order. Neighbouring axes that are treated a
 calls have two or three: a squeeze-and-excitation gate is [B, H * W, C] times [B, 1, C].
 """
 
+import functools
 import itertools
 import math
 
@@ -21,7 +22,7 @@ from .onednn_memory import (
     ordered_like,
     settled,
 )
-from .onednn_primitives import DATA_TYPES, bound, dense_strides, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, DATA_TYPES, bound, dense_strides, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
 
@@ -31,8 +32,10 @@ def memory_axes(tensor):
     return (0, 2, 3, 1) if not tensor.is_contiguous() else tuple(range(tensor.ndim))
 
 
+@functools.lru_cache(maxsize=CACHE_SIZE)
 def runs_of(sizes, repeated):
-    """Return [(size, whether the small tensor is repeated along it)] with neighbours of a kind as one, without ones."""
+    """Return [(size, whether the small tensor is repeated along it)] of two tuples, with neighbours of a kind as one,
+    without ones; the list is shared."""
     pairs = [pair for pair in zip(sizes, repeated, strict=True) if pair[0] != 1]
     groups = itertools.groupby(pairs, key=lambda pair: pair[1])
     return [(math.prod(size for size, _ in group), kind) for kind, group in groups]
@@ -42,7 +45,8 @@ def _plan(large, small_shape):
     """Return the runs of a settled tensor in the order of memory."""
     axes = memory_axes(large)
     shape = [1] * (large.ndim - len(small_shape)) + list(small_shape)
-    return runs_of([large.shape[axis] for axis in axes], [shape[axis] != large.shape[axis] for axis in axes])
+    sizes = tuple(large.shape[axis] for axis in axes)
+    return runs_of(sizes, tuple(shape[axis] != large.shape[axis] for axis in axes))
 
 
 def _in_order_of(small, large):

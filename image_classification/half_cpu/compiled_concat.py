@@ -101,11 +101,11 @@ class Split(PyLayer):
     def backward(ctx, *gradients):
         """Return the gradient of the whole."""
         axis, last, dtype, shapes = ctx.constants
-        gradients = [
+        parts = [
             paddle_names.full(shape, 0.0, dtype, _CPU) if gradient is None else gradient
             for gradient, shape in zip(gradients, shapes, strict=True)
         ]
-        return joined(axis, last, gradients)
+        return joined(axis, last, parts)
 
 
 def split(original, args, kwargs):

@@ -22,7 +22,7 @@ class Reduction(PyLayer):
         if kept != sorted(kept):  # images [B, H, W, C] of which channels and places stay: so would their sum
             x = contiguous(x)
         order = memory_axes(x)
-        runs = runs_of([x.shape[axis] for axis in order], [axis in axes for axis in order])
+        runs = runs_of(tuple(x.shape[axis] for axis in order), tuple(axis in axes for axis in order))
         ctx.constants = x.dtype, x.shape, not x.is_contiguous(), runs, factor
         return sum_over(x, None, runs, new_tensor(dtype, shape), factor)
 
@@ -49,7 +49,7 @@ def _apply(x, axes, keepdim, dtype, mean):
     axes = set(named) or set(range(x.ndim))
     if len(set(named)) < len(named) or not all(0 <= axis < x.ndim for axis in axes):
         return NotImplemented
-    if len(runs_of(x.shape, [axis in axes for axis in range(x.ndim)])) > 4:
+    if len(runs_of(tuple(x.shape), tuple(axis in axes for axis in range(x.ndim)))) > 4:
         return NotImplemented
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
     factor = 1 / math.prod(x.shape[axis] for axis in axes) if mean else 1.0

@@ -75,7 +75,8 @@ class Resample(PyLayer):
             gradient = contiguous(gradient) if order is None else ordered_like(gradient, order)
         elif not ctx.last:
             gradient = contiguous(gradient)
-        return _resampled(gradient, *ctx.taps, ctx.last)
+        down, across = ctx.taps
+        return _resampled(gradient, down, across, ctx.last)
 
 
 def _resampled(x, down, across, last):

@@ -232,10 +232,11 @@ class Rearrange(PyLayer):
         strides = dense_strides(split)
         sizes = tuple(split[axis] for axis in order)
         source = Layout(DATA_TYPES[x.dtype], sizes, tuple(strides[axis] for axis in order))
-        ctx.layouts = (source, dense(x.dtype, *sizes))
+        target = dense(x.dtype, *sizes)
+        ctx.layouts = (source, target)
         ctx.shape = x.shape
         out = new_tensor(x.dtype, shape)
-        copy_layout(*ctx.layouts, x, out)
+        copy_layout(source, target, x, out)
         return out
 
     @staticmethod
