@@ -37,7 +37,8 @@ def logits(module, builder, cfg, images, weights, out):
     model.eval()
     paddle.save(model.state_dict(), weights)
     with paddle.no_grad():
-        np.save(out, model(paddle.to_tensor(np.load(images))).numpy())
+        result = model(paddle.to_tensor(np.load(images)))
+        np.save(out, (result[0] if isinstance(result, tuple) else result).numpy())  # its XCiT gives them twice
 
 
 if __name__ == "__main__":

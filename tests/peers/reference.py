@@ -36,7 +36,7 @@ def randomise(model):
             value.uniform_(0.7, 1.3)
         elif value.ndim == 1 or name.endswith("running_mean"):
             value.normal_(0, 0.1)
-        elif any(part in name for part in ("token", "pos_embed", "relative_position_bias_table")):
+        elif name.endswith(("token", "pos_embed", "relative_position_bias_table")):
             value.normal_(0, 0.5)
     return model
 
