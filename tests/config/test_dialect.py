@@ -40,6 +40,10 @@ MODEL: {TYPE: BEiT, NAME: beit_base_patch16_224_finetune, EMBED_DIM: 64, DEPTH: 
         USE_REL_POS_BIAS: True, INIT_VALUES: 1e-5, QKV_BIAS: True}
 TRAIN: {BASE_LR: 4e-3, LAYER_DECAY: 0.65, OPTIMIZER: {NAME: AdamWDL}}
 """,
+    "CaiT": """
+MODEL: {TYPE: cait, NAME: cait_xxs24_224, PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, QKV_BIAS: True,
+        INIT_VALUES: 1e-5, DEPTH_TOKEN_ONLY: 2, DROPPATH: 0.05}
+""",
     "XCiT": """
 MODEL: {TYPE: xcit, NAME: xcit_nano_12_p8_224, PATCH_SIZE: 8, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, ETA: 1.0,
         TOKENS_NORM: False}
@@ -71,6 +75,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "Mixer": {"embed_dim": 32, "depth": 2, "patch_size": 16, "drop_path": 0.1},
         "RegNet": {},  # always the same model
         "BEiT": {"position_embedding": False, "relative_position": True, "layer_scale": 1e-5, "drop_path": 0.1},
+        "CaiT": {"layer_scale": 1e-5, "depth_token_only": 2, "drop_path": 0.05},
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
     }[family]
     assert arguments.items() >= expected.items()

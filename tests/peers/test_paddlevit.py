@@ -36,6 +36,7 @@ FAMILIES = {  # its folder: (ours, its module and builder)
     "MLP-Mixer": ("Mixer", "mlp_mixer", "build_mlp_mixer"),
     "BEiT": ("BEiT", "beit", "build_beit"),
     "XCiT": ("XCiT", "xcit", "build_xcit"),
+    "CaiT": ("CaiT", "cait", "build_cait"),
 }
 TEACHER = "DeiT/configs/regnety_160.yaml"  # DeiT's, a model of one size
 TRAINED = [name for name in FAMILIES if name != "BEiT"]  # whose program needs PaddleNLP
@@ -47,6 +48,7 @@ SMALL = {  # the MODEL section of a small one of each
     "ConvNeXt": {"TYPE": "convnext", "DEPTHS": [1, 1, 2, 1], "DIMS": [8, 16, 16, 32], "DROPPATH": 0.1},
     "MLP-Mixer": {"TYPE": "Mixer", "MIXER": {"PATCH_SIZE": 16, "EMBED_DIM": 32, "DEPTH": 2}},
     "BEiT": {"TYPE": "BEiT", "EMBED_DIM": 32, "DEPTH": 2, "NUM_HEADS": 2, "PATCH_SIZE": 16, "INIT_VALUES": 0.1},
+    "CaiT": {"TYPE": "cait", "EMBED_DIM": 32, "DEPTH": 2, "NUM_HEADS": 2, "PATCH_SIZE": 16, "INIT_VALUES": 0.1},
     "XCiT": {"TYPE": "xcit", "EMBED_DIM": 32, "DEPTH": 2, "NUM_HEADS": 2, "PATCH_SIZE": 16, "TOKENS_NORM": True},
 }
 
@@ -96,7 +98,7 @@ def test_every_yaml_of_the_shared_families_loads(paddlevit):
             with paddle.LazyGuard():
                 make_model(config, builder(PACKAGE / family))
             count += 1
-    assert count == 73
+    assert count == 83
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -215,7 +217,7 @@ def test_every_line_of_its_run_scripts_is_understood(paddlevit, monkeypatch):
                 assert ("-eval" in flags) == config.EVAL and config.AMP.MODE == "auto"
                 assert config.DATA.DATA_PATH == "/dataset/imagenet" and config.DATA.DATASET == "imagenet2012"
                 count += 1
-    assert count == 21
+    assert count == 24
 
 
 @pytest.mark.parametrize(("family", "script"), [("ViT", "run_eval_multi.sh"), ("SwinTransformer", "run_test_train.sh")])
