@@ -21,7 +21,7 @@ help:
 	@echo "make test-device  the device path on a plug-in of our own, needs g++"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
-	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT"
+	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT, PaddleClas"
 	@echo "make test-fuzz    changed files of every format that comes from outside, SECONDS=3600 of them"
 	@echo "make docs         the API reference, from the docstrings, in build/docs"
 	@echo "make test-matrix  what depends on a version, with every Python and Paddle that the README names"
@@ -91,8 +91,8 @@ $(VENV)/.installed-cu%: requirements-gpu.txt requirements-common.txt | $(VENV)/b
 
 # PyTorch, timm and torchvision stay out of the zoo's own environment. torchvision without its dependencies: it would
 # replace PyTorch by the build for GPUs.
-test-peers: $(VENV)/.installed-dev .venv-peers/.installed .venv-peers/PaddleViT
-	PEERS_PYTHON=.venv-peers/bin/python PADDLEVIT=.venv-peers/PaddleViT $(BIN)/python -m pytest -q -m peers tests/peers
+test-peers: $(VENV)/.installed-dev .venv-peers/.installed .venv-peers/PaddleViT .venv-peers/PaddleClas
+	PEERS_PYTHON=.venv-peers/bin/python PADDLEVIT=.venv-peers/PaddleViT PADDLECLAS=.venv-peers/PaddleClas $(BIN)/python -m pytest -q -m peers tests/peers
 
 .venv-peers/.installed: requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
@@ -104,6 +104,11 @@ test-peers: $(VENV)/.installed-dev .venv-peers/.installed .venv-peers/PaddleViT
 .venv-peers/PaddleViT: | .venv-peers/.installed
 	git clone --quiet https://github.com/BR-IDL/PaddleViT $@.new
 	git -C $@.new checkout --quiet 5ac7d89d4fd0e3235d055ff15d5b1b1315499d70
+	mv $@.new $@
+
+.venv-peers/PaddleClas: | .venv-peers/.installed
+	git clone --quiet https://github.com/PaddlePaddle/PaddleClas $@.new
+	git -C $@.new checkout --quiet d178931fca432204e6b7422bac4f92e09ff22fa4
 	mv $@.new $@
 
 # Debian's package, some 300 MB; fonts for the charts' titles come with it.

@@ -41,16 +41,30 @@ def peers():
     running.process.wait(timeout=30)
 
 
+def checkout(name, folder, tmp_path_factory):
+    """Return a project's sources, of which the tests need `folder`: a checkout, or a copy of a git directory's HEAD.
+
+    The variable of the project's name says where it is; skips without it.
+    """
+    source = Path(os.environ.get(name.upper(), DEFAULT.parents[1] / name))
+    if (source / folder).is_dir():
+        return source
+    if not source.is_dir():
+        pytest.skip(f"{name} is not there: {source} does not exist; run `make test-peers`")
+    target = tmp_path_factory.mktemp(name)
+    archive = ["git", f"--git-dir={source}", "archive", "HEAD", folder]
+    packed = subprocess.run(archive, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", target], input=packed, check=True)
+    return target
+
+
 @pytest.fixture(scope="session")
 def paddlevit(tmp_path_factory):
-    """Return the folder `image_classification` of PaddleViT, of the checkout or git directory that PADDLEVIT names."""
-    source = Path(os.environ.get("PADDLEVIT", DEFAULT.parents[1] / "PaddleViT"))
-    if (source / "image_classification").is_dir():
-        return source / "image_classification"
-    if not source.is_dir():
-        pytest.skip(f"PaddleViT is not there: {source} does not exist; run `make test-peers`")
-    folder = tmp_path_factory.mktemp("PaddleViT")
-    archive = ["git", f"--git-dir={source}", "archive", "HEAD", "image_classification"]
-    packed = subprocess.run(archive, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "x", "-C", folder], input=packed, check=True)
-    return folder / "image_classification"
+    """Return the folder `image_classification` of PaddleViT."""
+    return checkout("PaddleViT", "image_classification", tmp_path_factory) / "image_classification"
+
+
+@pytest.fixture(scope="session")
+def paddleclas(tmp_path_factory):
+    """Return PaddleClas's sources."""
+    return checkout("PaddleClas", "ppcls/arch", tmp_path_factory)
