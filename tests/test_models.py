@@ -96,7 +96,7 @@ def test_sequential_blocks_run_in_order_equal_forward(folder):
         assert paddle.equal_all(x, model(images))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", by_cost())
 def test_chain_layers_and_head_are_stated(path):
     with paddle.LazyGuard():
         model = build(path, num_classes=7)
