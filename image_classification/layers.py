@@ -79,7 +79,7 @@ class ConvNorm(nn.Layer):
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1,
                  activation: Callable | None = F.relu, norm_start: float = 1.0, epsilon: float = 1e-5,
-                 padding: int | str | None = None):
+                 padding: int | list[int] | str | None = None):
         super().__init__()
         self.conv = conv(in_channels, out_channels, kernel_size, stride, groups, padding=padding)
         start = nn.initializer.Constant(norm_start)
@@ -92,7 +92,7 @@ class ConvNorm(nn.Layer):
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False,
-         padding: int | str | None = None) -> nn.Conv2D:
+         padding: int | list[int] | str | None = None) -> nn.Conv2D:
     """Return a convolution, normal over its fan-out (He et al. 2015), that keeps the image size at stride 1."""
     fan_out = out_channels * kernel_size**2 // groups
     return nn.Conv2D(
