@@ -27,6 +27,17 @@ def ran(library):
     return {tuple(line.split()) for line in library.testdev_ran().decode().splitlines()}
 
 
+def one_step(optimizer_name, precision):
+    """Return what a step of a linear layer did."""
+    model = precision.convert_model(paddle.nn.Linear(4, 3))
+    config = build_config([("test", {"TRAIN": {"OPTIMIZER": {"NAME": optimizer_name}, "GRAD_CLIP": 1.0}})])
+    optimizer = build_optimizer(precision.master_params(model), config.TRAIN, set())
+    with precision.forward_context():
+        loss = model(paddle.ones([2, 4])).astype("float32").mean()
+    precision.backward(loss)
+    return precision.step(optimizer)
+
+
 def record(library, mode, dtype):
     """Return {kernel: [dtypes]} of a training step of every family, and of every optimizer, in a mode."""
     ran(library)
@@ -35,19 +46,19 @@ def record(library, mode, dtype):
         precision = amp.build_precision(mode, dtype=dtype, device=DEVICE, options=options)
         train_step(DEVICE, folder, precision)
     for name in OPTIMIZERS:
-        precision = amp.build_precision(mode, dtype=dtype, device=DEVICE, options=options)
-        model = precision.convert_model(paddle.nn.Linear(4, 3))
-        config = build_config([("test", {"TRAIN": {"OPTIMIZER": {"NAME": name}, "GRAD_CLIP": 1.0}})])
-        optimizer = build_optimizer(precision.master_params(model), config.TRAIN, set())
-        with precision.forward_context():
-            loss = model(paddle.ones([2, 4])).astype("float32").mean()
-        precision.backward(loss)
-        precision.step(optimizer)
+        one_step(name, amp.build_precision(mode, dtype=dtype, device=DEVICE, options=options))
     kernels = {}
     for name, dtype_name in sorted(ran(library)):
         if dtype_name in ("float16", "bfloat16", "float32", "float64"):
             kernels.setdefault(name, []).append(dtype_name)
     return kernels
+
+
+@pytest.mark.parametrize("mode", ["fp32", "O2"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_steps_on_the_device(board, name, mode):
+    dtype = None if mode == "fp32" else "bfloat16"
+    assert one_step(name, amp.build_precision(mode, dtype=dtype, device=DEVICE)).applied
 
 
 @pytest.mark.slow

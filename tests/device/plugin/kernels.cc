@@ -161,9 +161,17 @@ Operand operand_of(const DenseTensor* tensor) {
   return operand;
 }
 
-std::shared_ptr<phi::Allocation> view_of(const Operand& operand) {
-  return std::make_shared<phi::Allocation>(operand.bytes, operand.size, phi::CPUPlace());
-}
+// One for each piece of memory: rmsprop demands that a parameter and its new value share theirs, not the address alone.
+struct Views {
+  std::map<void*, std::shared_ptr<phi::Allocation>> known;
+
+  std::shared_ptr<phi::Allocation> of(const Operand& operand) {
+    auto& view = known[operand.bytes];
+    if (view == nullptr || view->size() != operand.size)
+      view = std::make_shared<phi::Allocation>(operand.bytes, operand.size, phi::CPUPlace());
+    return view;
+  }
+};
 
 struct Worker {
   phi::CPUContext context{phi::CPUPlace()};
@@ -192,11 +200,12 @@ struct Work {
   void run(std::vector<std::vector<DenseTensor>>* kept = nullptr) {
     static thread_local Worker worker;
     if (entry->random) worker.generator.SetCurrentSeed(seed);
+    Views views;
     std::map<void*, DenseTensor> widened;  // a half tensor that is read and written in place stays one tensor
     std::vector<std::vector<DenseTensor>> reads(inputs.size()), results(outputs.size());
     phi::KernelContext call(&worker.context);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      for (auto& operand : inputs[i]) reads[i].push_back(read(operand, &worker.context, &widened));
+      for (auto& operand : inputs[i]) reads[i].push_back(read(operand, &worker.context, &views, &widened));
       paddle::small_vector<const phi::TensorBase*> pointers;
       for (size_t j = 0; j < inputs[i].size(); ++j) pointers.push_back(inputs[i][j].exists ? &reads[i][j] : nullptr);
       if (entry->inputs[i] == Kind::kOne || (pointers.size() == 1 && pointers[0] == nullptr)) {
@@ -207,7 +216,7 @@ struct Work {
     }
     for (auto& attribute : attributes) call.EmplaceBackAttr(attribute);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      for (auto& operand : outputs[i]) results[i].push_back(place_for(operand, widened));
+      for (auto& operand : outputs[i]) results[i].push_back(place_for(operand, &views, widened));
       paddle::small_vector<phi::TensorBase*> pointers;
       for (size_t j = 0; j < outputs[i].size(); ++j) pointers.push_back(outputs[i][j].exists ? &results[i][j] : nullptr);
       if (entry->outputs[i] == Kind::kOne) {
@@ -227,7 +236,8 @@ struct Work {
     if (kept != nullptr) *kept = std::move(results);
   }
 
-  DenseTensor read(const Operand& operand, phi::CPUContext* context, std::map<void*, DenseTensor>* widened) const {
+  DenseTensor read(const Operand& operand, phi::CPUContext* context, Views* views,
+                   std::map<void*, DenseTensor>* widened) const {
     DenseTensor tensor;
     if (operand.bytes == nullptr) {
       if (!operand.exists) return tensor;
@@ -240,7 +250,7 @@ struct Work {
         memset(context->Alloc(&tensor, meta.dtype), 0xFF, tensor.numel() * phi::SizeOf(meta.dtype));
       return tensor;
     }
-    if (!is_half(operand.meta.dtype) || entry->moves_bits) return DenseTensor(view_of(operand), operand.meta);
+    if (!is_half(operand.meta.dtype) || entry->moves_bits) return DenseTensor(views->of(operand), operand.meta);
     auto known = widened->find(operand.data());
     if (known != widened->end() && known->second.numel() == phi::product(operand.meta.dims)) return known->second;
     auto meta = operand.meta;
@@ -256,7 +266,7 @@ struct Work {
     return tensor;
   }
 
-  DenseTensor place_for(const Operand& operand, const std::map<void*, DenseTensor>& widened) const {
+  DenseTensor place_for(const Operand& operand, Views* views, const std::map<void*, DenseTensor>& widened) const {
     DenseTensor tensor;
     if (!operand.exists) return tensor;
     auto meta = operand.meta;
@@ -265,7 +275,7 @@ struct Work {
       set_meta(&tensor, meta);
       return tensor;
     }
-    if (!is_half(meta.dtype) || entry->moves_bits) return DenseTensor(view_of(operand), meta);
+    if (!is_half(meta.dtype) || entry->moves_bits) return DenseTensor(views->of(operand), meta);
     auto known = widened.find(operand.data());
     if (known != widened.end() && known->second.numel() == phi::product(meta.dims)) {
       DenseTensor shared = known->second;
