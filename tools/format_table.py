@@ -172,7 +172,8 @@ def plot(rows, path):
         axis.barh(positions, widths, height, label=f"{mode} {dtype}")
     axis.set(xscale="log", yticks=range(len(names)), yticklabels=names, xlabel="largest difference of the logits from "
              "float32 / largest logit")  # fmt: skip
-    axis.axvline(2.0**-9, color="grey", linewidth=0.8), axis.axvline(2.0**-12, color="grey", linewidth=0.8)
+    for rounding in (2.0**-8, 2.0**-11):  # at most, of one number in bfloat16, in float16
+        axis.axvline(rounding, color="grey", linewidth=0.8)
     axis.invert_yaxis()
     axis.legend(fontsize="small")
     figure.tight_layout()

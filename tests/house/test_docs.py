@@ -1,6 +1,6 @@
 """Every command that the README and the docs show: it runs, or, where it needs what is not here, it is accepted.
 
-A command is a line of a ```shell block. Those of docs/benchmarks.md take too long: their options are checked. Commands
+A command is a line of a ```shell block. Measurements take too long: their options are checked. Commands
 that name a data set under /dataset are resolved with the real configuration loader only. make targets must exist. The
 others are run as they stand, from the folder that the page says, with the results sent to a temporary folder.
 """
@@ -72,7 +72,7 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert folder.is_dir(), line
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
-        elif page.name == "benchmarks.md" and words[1].startswith("tools/"):
+        elif page.name in ("benchmarks.md", "formats.md") and words[1].startswith("tools/"):
             check_options(words)  # measuring takes minutes to hours
         elif "photos" in line and page.name == "README.md":
             assert (ROOT / words[1]).is_file()  # tests/house/test_own_photographs.py runs them
