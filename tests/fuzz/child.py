@@ -69,7 +69,9 @@ class Cases:
     def run(self, number):
         name, seed, repaired, content = self.content(number)
         result = self.read(name, content)
-        if result["outcome"] == "read" and self.formats[name].has_checksum and not repaired:
+        kind = self.formats[name]
+        shorter = kind.open_ended and kind.seeds[seed].startswith(content)
+        if result["outcome"] == "read" and kind.has_checksum and not repaired and not shorter:
             if (name, seed) not in self.whole:
                 self.whole[name, seed] = self.read(name, self.formats[name].seeds[seed])["text"]
             if result["text"] != self.whole[name, seed]:

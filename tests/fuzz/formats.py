@@ -53,6 +53,7 @@ class Format:
         change: (generator, content, seeds) -> content, of the file as it is.
         repaired: a change below the checksums, None where there are none.
         has_checksum: a change of the file as it is must be noticed, or change nothing of what is found.
+        open_ended: a file that is cut between two of its records is a whole one: only an index beside it can tell.
     """
 
     seeds: list[bytes]
@@ -62,6 +63,7 @@ class Format:
     change: Callable = change_bytes
     repaired: Callable | None = None
     has_checksum: bool = False
+    open_ended: bool = False
     megabytes: int = MEGABYTES
 
 
@@ -402,7 +404,7 @@ def all_formats(folder):
                               has_checksum=True),
         "caltech zip": Format([outer.getvalue()], "caltech-101.zip", _read_caltech, has_checksum=True),
         "tfrecord": Format([b"".join(map(frame, records))], "train/a", _read_tfrecords, repaired=_change_example,
-                           has_checksum=True),
+                           has_checksum=True, open_ended=True),
         "tfrecord index": Format([_record_index(records)], "idx_files/train/a", _read_tfrecords,
                                  {"train/a": b"".join(map(frame, records))}, change=change_text, has_checksum=True),
         "tar shard": Format([_shard()], "train-0.tar", _read_shards, repaired=_change_tar),
