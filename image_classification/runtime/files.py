@@ -35,7 +35,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a disk that takes nothing any more; what went wrong first is raised
+                temporary.unlink()
 
 
 def refuse_existing(path: str | os.PathLike[str], name: str) -> None:

@@ -20,6 +20,17 @@ def test_atomic_write_failing_in_the_middle_leaves_the_old_file_and_nothing_else
     assert os.listdir(tmp_path) == ["state.bin"]
 
 
+def test_atomic_write_on_a_disk_that_fails_altogether_says_what_failed_first(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "unlink", full)
+    with pytest.raises(runtime.UserError, match=r"state\.bin: cannot be written: No space left on device"):
+        with runtime.atomic_write(tmp_path / "state.bin") as file:
+            file.write(b"new")
+
+
 def test_atomic_write_whole_replaces_the_file_with_usual_permissions(tmp_path):
     path = tmp_path / "folder" / "state.bin"
     with runtime.atomic_write(path) as file:
