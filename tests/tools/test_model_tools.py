@@ -254,6 +254,7 @@ def test_export_report_refuses_another_answer():
 
 def test_grad_cam_of_one_linear_head_is_the_weighted_feature_map():
     """With pooling and one linear layer the gradient is the class's weight vector (Zhou et al. 2016)."""
+    paddle.seed(0)  # some weights give a class that looks nowhere
     model, config = zoo.load_model(VARIANT)
     images = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
     classes = np.array([4, 7])
