@@ -15,7 +15,6 @@ from image_classification.model import AttentionRollout, Block, Model, PositionE
 from image_classification.runtime import UserError
 
 POOLS = ("token", "avg", "map")
-PREFIX = ("cls_token", "reg_token")  # in this order
 
 
 class Encoder(Model):
@@ -34,6 +33,8 @@ class Encoder(Model):
     """
 
     head_names = ("head",)
+    prefix = ("cls_token", "reg_token")  # in this order
+    token_init = ZERO  # of the class token
 
     def __init__(self, make_block: Callable[[float], nn.Layer], depth: int, image_size: int, patch_size: int,
                  in_channels: int, num_classes: int, embed_dim: int, class_token: bool, reg_tokens: int,
@@ -54,9 +55,10 @@ class Encoder(Model):
 
         self.patch_embed = PatchEmbed(image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
         if class_token:
-            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=ZERO)
+            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=self.token_init)
         if reg_tokens:
-            self.reg_token = self.create_parameter([1, reg_tokens, embed_dim], default_initializer=TRUNC_NORMAL)
+            registers = self.create_parameter([1, reg_tokens, embed_dim], default_initializer=TRUNC_NORMAL)
+            self.add_parameter(self.prefix[1], registers)
         if position_embedding:
             positions = self.patch_embed.num_patches + self.positions_of_prefix
             self.pos_embed = self.create_parameter([1, positions, embed_dim], default_initializer=TRUNC_NORMAL)
@@ -75,7 +77,7 @@ class Encoder(Model):
         x = self.patch_embed(images)
         if self.has_positions and not self.positions_of_prefix:
             x = x + self.pos_embed
-        prefix = [token for name in PREFIX if (token := getattr(self, name, None)) is not None]
+        prefix = [token for name in self.prefix if (token := getattr(self, name, None)) is not None]
         if prefix:
             x = paddle.concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if self.has_positions and self.positions_of_prefix:
@@ -106,9 +108,9 @@ class Encoder(Model):
         """Return the model as a chain whose links, run in order, equal `forward`."""
         blocks = [Block(f"blocks.{i}", block, (f"blocks.{i}.",)) for i, block in enumerate(self.blocks)]
         return [
-            Block("embed", self.embed, ("patch_embed.", *PREFIX, "pos_embed", "norm_pre.")),
+            Block("embed", self.embed, ("patch_embed.", *self.prefix, "pos_embed", "norm_pre.")),
             *blocks,
-            Block("head", self.forward_head, ("norm.", "attn_pool.", "fc_norm.", "head.")),
+            Block("head", self.forward_head, ("norm.", "attn_pool.", "fc_norm.", *(f"{h}." for h in self.head_names))),
         ]
 
     def position_embeddings(self) -> dict[str, PositionEmbedding]:
@@ -125,4 +127,4 @@ class Encoder(Model):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embeddings that weight decay must leave alone."""
-        return {name for name, _ in self.named_parameters() if name in ("pos_embed", *PREFIX)}
+        return {name for name, _ in self.named_parameters() if name in ("pos_embed", *self.prefix)}

@@ -186,16 +186,22 @@ class Convolution(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x and the filters."""
-        x, weight = ctx.saved_tensor()
-        gradient = channels_last(gradient)
-        x_gradient = weight_gradient = None
-        if ctx.needs[0]:
-            x_gradient = new_channels_last(x.dtype, x.shape)
-            _run("backward_data", ctx.key, gradient, weight, x_gradient)
-        if ctx.needs[1]:
-            weight_gradient = new_tensor(weight.dtype, weight.shape)
-            _run("backward_weights", ctx.key, x, weight_gradient, gradient)
-        return x_gradient, weight_gradient
+        return _gradients(ctx, gradient, "backward_data", transposed=False)
+
+
+def _gradients(ctx, gradient, of_images, transposed):
+    """Return the gradients of x and the filters; transposed: what goes in stands where results do."""
+    x, weight = ctx.saved_tensor()
+    gradient = channels_last(gradient)
+    x_gradient = weight_gradient = None
+    if ctx.needs[0]:
+        x_gradient = new_channels_last(x.dtype, x.shape)
+        _run(of_images, ctx.key, gradient, weight, x_gradient)
+    if ctx.needs[1]:
+        weight_gradient = new_tensor(weight.dtype, weight.shape)
+        images, results = (gradient, x) if transposed else (x, gradient)
+        _run("backward_weights", ctx.key, images, weight_gradient, results)
+    return x_gradient, weight_gradient
 
 
 def conv2d(original, args, kwargs):
@@ -249,16 +255,7 @@ class TransposedConvolution(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x and the filters."""
-        x, weight = ctx.saved_tensor()
-        gradient = channels_last(gradient)
-        x_gradient = weight_gradient = None
-        if ctx.needs[0]:
-            x_gradient = new_channels_last(x.dtype, x.shape)
-            _run("forward", ctx.key, gradient, weight, x_gradient)
-        if ctx.needs[1]:
-            weight_gradient = new_tensor(weight.dtype, weight.shape)
-            _run("backward_weights", ctx.key, gradient, weight_gradient, x)
-        return x_gradient, weight_gradient
+        return _gradients(ctx, gradient, "forward", transposed=True)
 
 
 def conv2d_transpose(original, args, kwargs):
