@@ -1,0 +1,207 @@
+"""Train and evaluate models that nobody here wrote in float32, bfloat16 and float16, beside stock Paddle.
+
+    python examples/accelerate_any_model.py mobilenet_v3_small densenet121 unet crnn
+    python examples/accelerate_any_model.py --all --batch-size 4 --rounds 5
+    python examples/accelerate_any_model.py ppcls.arch.backbone:ResNet50_vd --path PaddleClas
+
+What a model needs is all in `Accelerated`: build a precision, let it convert the model, run the model in its context,
+let it make the backward pass and step the optimizer. A name is one of paddle.vision.models, of other_models.py
+beside this file (unet, deeplabv3, fpn, crnn, gpt, bert), or MODULE:FUNCTION of anything that takes images.
+
+Stock Paddle runs in the same process on as many threads without this project's kernels. The formats take turns, round
+by round. A figure is the median over the rounds of (stock's time / the format's time) with the range, so above 1 is
+faster than stock Paddle; with one thread it is processor time. "off by" is the largest difference of an output from
+stock Paddle's, relative to the largest output.
+"""
+
+import importlib
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from image_classification.runtime import Parser, UserError, command, prepare_process, progress_bar
+
+STOCK = "stock"
+FORMATS = ("float32", "bfloat16", "float16")
+LEARNING_RATE = 1e-5
+
+
+@command
+def main(arguments):
+    """Print the table and return the exit code."""
+    options = parse(arguments)
+    if options.threads:
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads)))
+    prepare_process()
+    import paddle
+
+    from examples.other_models import MODELS, images
+    from image_classification import half_cpu
+
+    if options.path:
+        sys.path.insert(0, options.path)
+    builders = {
+        name: find_model(name, MODELS, images(options.image_size)) for name in options.models or all_names(MODELS)
+    }
+    by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
+    print(f"Paddle {paddle.__version__}, {os.environ['OMP_NUM_THREADS']} threads, batch {options.batch_size}; {by}")
+    print(f"| model | pass | stock, ms | {' | '.join(options.formats)} | off by |")
+    print("| --- | --- | --: |" + " --: |" * len(options.formats) + " --- |", flush=True)
+    with progress_bar(len(builders) * (options.rounds + 1), "models", "round") as bar:
+        for name, build in builders.items():
+            for line in measure(name, build, options, bar):
+                print(line, flush=True)
+    return 0
+
+
+def parse(words):
+    parser = Parser(description=__doc__)
+    add = parser.add_argument
+    add("models", nargs="*", help="names, see above")
+    add("-all", action="store_true", help="all of paddle.vision.models and of other_models.py")
+    add("-path", metavar="FOLDER", help="where MODULE:FUNCTION is looked for, such as a checkout of PaddleClas")
+    add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
+    add("-image_size", type=int, default=224, help="side of the images of classifiers (default: %(default)s)")
+    add("-batch_size", type=int, default=4, help="images of a step (default: %(default)s)")
+    add("-rounds", type=int, default=3, help="measurements, after one that warms up (default: %(default)s)")
+    add("-threads", type=int, help="compute threads (default: all cores)")
+    options = parser.parse_args(words)
+    options.formats = options.formats.split(",")
+    for name in options.formats:
+        if name not in FORMATS:
+            parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
+    for flag in ("image_size", "batch_size", "rounds", "threads"):
+        if getattr(options, flag) is not None and getattr(options, flag) < 1:
+            parser.error(f"-{flag}: must be 1 or more")
+    if bool(options.models) == options.all:
+        parser.error("name models, or give -all, not both")
+    return options
+
+
+def all_names(others):
+    import paddle
+
+    return [name for name in paddle.vision.models.__all__ if name.islower()] + list(others)
+
+
+def find_model(name, others, images):
+    """Return a function that returns (a model, a function of the batch size that returns its inputs)."""
+
+    if name in others:
+        return others[name]
+    module, _, function = name.rpartition(":")
+    try:
+        build = getattr(importlib.import_module(module or "paddle.vision.models"), function)
+    except ImportError as error:
+        raise UserError(f"{name}: {error}") from None
+    except AttributeError:
+        known = ", ".join(all_names(others))
+        raise UserError(f"{name}: there is no such model; known are {known}, or MODULE:FUNCTION") from None
+    return lambda: (build(), images)
+
+
+class Accelerated:
+    """A model in one number format of this project."""
+
+    def __init__(self, model, dtype):
+        import paddle
+
+        from image_classification import amp
+
+        self.precision = amp.build_precision("fp32") if dtype == "float32" else amp.build_precision("auto", dtype)
+        self.model = self.precision.convert_model(model)
+        parameters = [parameter for _, parameter in self.precision.master_params(self.model)]
+        self.optimizer = paddle.optimizer.Momentum(LEARNING_RATE, parameters=parameters)
+
+    def train(self, inputs):
+        with self.precision.forward_context():
+            loss = loss_of(self.model(*inputs))
+        self.precision.backward(loss)
+        self.precision.step(self.optimizer)
+
+    def evaluate(self, inputs):
+        with self.precision.forward_context():
+            return self.model(*inputs)
+
+
+class Stock:
+    """The same with nothing but Paddle."""
+
+    def __init__(self, model):
+        import paddle
+
+        self.model = model
+        self.optimizer = paddle.optimizer.Momentum(LEARNING_RATE, parameters=model.parameters())
+
+    def train(self, inputs):
+        loss_of(self.model(*inputs)).backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+
+    def evaluate(self, inputs):
+        return self.model(*inputs)
+
+
+def flat(outputs):
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def loss_of(outputs):
+    """Return the mean of the squares: a loss for whatever a model returns."""
+    return sum(output.astype("float32").square().mean() for output in flat(outputs))
+
+
+def measure(name, build, options, bar):
+    """Yield the model's lines of the table: training, evaluation."""
+    import paddle
+
+    clock = time.process_time if os.environ["OMP_NUM_THREADS"] == "1" else time.perf_counter
+    contestants, seconds, outputs = {}, {}, {}
+    for dtype in (STOCK, *options.formats):
+        paddle.seed(0)
+        model, make_inputs = build()
+        inputs = make_inputs(options.batch_size)
+        contestants[dtype] = Stock(model) if dtype == STOCK else Accelerated(model, dtype)
+        seconds[dtype] = [], []
+        model.eval()
+        with paddle.no_grad():
+            outputs[dtype] = [output.astype("float32") for output in flat(contestants[dtype].evaluate(inputs))]
+    for turn in range(options.rounds + 1):
+        for dtype, contestant in contestants.items():
+            contestant.model.train()
+            contestant.train(inputs)  # finds the caches as it leaves them itself
+            start = clock()
+            contestant.train(inputs)
+            middle = clock()
+            contestant.model.eval()
+            with paddle.no_grad():
+                contestant.evaluate(inputs)
+                begin = clock()
+                contestant.evaluate(inputs)
+                end = clock()
+            if turn:
+                seconds[dtype][0].append(middle - start)
+                seconds[dtype][1].append(end - begin)
+        bar.update()
+    for index, work in enumerate(("training", "evaluation")):
+        stock = seconds[STOCK][index]
+        cells = []
+        for dtype in options.formats:
+            ratios = sorted(theirs / ours for theirs, ours in zip(stock, seconds[dtype][index], strict=True))
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        differences = ", ".join(f"{difference(outputs[dtype], outputs[STOCK]):.1e}" for dtype in options.formats)
+        cells.append(differences if work == "evaluation" else "")
+        yield f"| {name} | {work} | {1e3 * statistics.median(stock):.0f} | {' | '.join(cells)} |"
+
+
+def difference(found, expected):
+    """Return the largest difference, relative to the largest of the expected numbers."""
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
