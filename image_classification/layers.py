@@ -54,15 +54,6 @@ class DropPath(Dropout):
     axis = 0  # one draw per sample, broadcast over the rest
 
 
-@composite("fork")
-def fork(x):
-    """Return `x` for the branch and for the shortcut of a residual block.
-
-    The values are the same; the function only names the place where two gradients are summed, for `half_cpu`'s kernel.
-    """
-    return x, x
-
-
 @composite("rearrange")
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""

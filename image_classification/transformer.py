@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, fork, linear
+from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, linear
 from image_classification.model import Column, Count, Dialect, Draw, Row, Slice, Whole
 from image_classification.runtime import UserError
 
@@ -190,9 +190,8 @@ class TransformerBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.drop_path(self.ls1(self.attn(self.norm1(x)))))
-        return shortcut + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
 class ScaledBlock(nn.Layer):
@@ -217,8 +216,7 @@ class ScaledBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x = self.attn(self.norm1(x))
-        x, shortcut = fork(shortcut + self.drop_path(x * self.gamma_1 if self.has_scale else x))
-        x = self.mlp(self.norm2(x))
-        return shortcut + self.drop_path(x * self.gamma_2 if self.has_scale else x)
+        branch = self.attn(self.norm1(x))
+        x = x + self.drop_path(branch * self.gamma_1 if self.has_scale else branch)
+        branch = self.mlp(self.norm2(x))
+        return x + self.drop_path(branch * self.gamma_2 if self.has_scale else branch)

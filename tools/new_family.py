@@ -28,7 +28,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, fork, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, linear
 from image_classification.model import Block, GradCam, Model
 
 
@@ -52,7 +52,7 @@ class ${Family}Block(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
+        shortcut = x
         x = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
         return shortcut + self.drop_path(self.mlp(self.norm(x)).transpose([0, 3, 1, 2]))
 

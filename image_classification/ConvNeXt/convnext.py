@@ -9,7 +9,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, fork, linear, linear_gelu
+from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, linear, linear_gelu
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -97,7 +97,7 @@ class ConvNeXtBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
+        shortcut = x
         x = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
         x = self.mlp(self.norm(x))
         if self.has_gamma:

@@ -5,7 +5,7 @@ Shapes use: B batch, N tokens, C = embed_dim.
 
 from paddle import nn
 
-from image_classification.layers import DropPath, Mlp, PatchEmbed, drop_path_rates, fork, linear
+from image_classification.layers import DropPath, Mlp, PatchEmbed, drop_path_rates, linear
 from image_classification.model import Block, GradCam, Model
 
 from .dialects import DIALECTS
@@ -24,10 +24,9 @@ class MixerBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
         mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
-        x, shortcut = fork(shortcut + self.drop_path(mixed))
-        return shortcut + self.drop_path(self.mlp_channels(self.norm2(x)))
+        x = x + self.drop_path(mixed)
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
 
 class MlpMixer(Model):

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, drop_path_rates, fork
+from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, drop_path_rates
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -98,8 +98,7 @@ class HGBlock(nn.Layer):
     def forward(self, x):
         if not self.has_shortcut:
             return self.branch(x)
-        x, shortcut = fork(x)
-        return shortcut + self.drop_path(self.branch(x))
+        return x + self.drop_path(self.branch(x))
 
 
 class HGStage(nn.Layer):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ConvNorm, DropPath, conv, fork
+from image_classification.layers import ConvNorm, DropPath, conv
 
 
 class SqueezeExcite(nn.Layer):
@@ -76,8 +76,7 @@ class Bottleneck(Branch):
         self.downsample = options.shortcut(in_channels, channels, stride, layer)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        return self.activation(self.downsample(shortcut) + self.branch(x))
+        return self.activation(self.downsample(x) + self.branch(x))
 
 
 class LinearBottleneck(Branch):
@@ -91,8 +90,7 @@ class LinearBottleneck(Branch):
     def forward(self, x):
         if not self.has_shortcut:
             return self.branch(x)
-        x, shortcut = fork(x)
-        return shortcut + self.branch(x)
+        return x + self.branch(x)
 
 
 class PreBottleneck(nn.Layer):
@@ -111,8 +109,8 @@ class PreBottleneck(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(self.activation(self.norm1(x)))
-        x = self.conv2(self.activation(self.norm2(self.conv1(x))))
+        shortcut = self.activation(self.norm1(x))
+        x = self.conv2(self.activation(self.norm2(self.conv1(shortcut))))
         x = self.conv3(self.activation(self.norm3(self.se(x))))
         return self.downsample(shortcut) + self.drop_path(x)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import fork
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -75,10 +74,9 @@ class BasicBlock(nn.Layer):
         self.downsample = options.shortcut(in_channels, width, stride, convolve)
 
     def forward(self, x):
-        x, shortcut = fork(x)
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        return F.relu(out + self.downsample(shortcut))
+        return F.relu(out + self.downsample(x))
 
 
 class Bottleneck(nn.Layer):
@@ -99,11 +97,10 @@ class Bottleneck(nn.Layer):
         self.downsample = options.shortcut(in_channels, out_channels, stride, convolve)
 
     def forward(self, x):
-        x, shortcut = fork(x)
         out = F.relu(self.bn1(self.conv1(x)))
         out = F.relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
-        return F.relu(out + self.downsample(shortcut))
+        return F.relu(out + self.downsample(x))
 
 
 def deep_stem(in_channels: int, widths: tuple[int, ...]) -> nn.Sequential:

@@ -9,7 +9,7 @@ Shapes use: B batch, H and W the height and width of the feature map, C channels
 import paddle
 from paddle import nn
 
-from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, fork, linear, rearrange
+from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions
 from image_classification.runtime import UserError
@@ -74,11 +74,9 @@ class SwinBlock(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x = self.norm1(self.attend(x)) if self.post_norm else self.attend(self.norm1(x))
-        x, shortcut = fork(shortcut + self.drop_path(x))
-        x = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
-        return shortcut + self.drop_path(x)
+        attended = self.norm1(self.attend(x)) if self.post_norm else self.attend(self.norm1(x))
+        x = x + self.drop_path(attended)
+        return x + self.drop_path(self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x)))
 
     def attend(self, x):
         """Return window attention over the map, with the cyclic shift done and undone."""

@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, fork, linear
+from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention
@@ -128,10 +128,9 @@ class XcitBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.drop_path(self.attn(self.norm1(x)) * self.gamma1))
-        x, shortcut = fork(shortcut + self.drop_path(self.local_mp(self.norm3(x)) * self.gamma3))
-        return shortcut + self.drop_path(self.mlp(self.norm2(x)) * self.gamma2)
+        x = x + self.drop_path(self.attn(self.norm1(x)) * self.gamma1)
+        x = x + self.drop_path(self.local_mp(self.norm3(x)) * self.gamma3)
+        return x + self.drop_path(self.mlp(self.norm2(x)) * self.gamma2)
 
 
 class ClassBlock(nn.Layer):

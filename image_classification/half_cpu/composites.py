@@ -11,6 +11,7 @@ import functools
 import paddle
 
 from .arguments import replace_tensors, scan
+from .branches import branched
 from .scope import active
 
 
@@ -19,7 +20,7 @@ def composite(kernel, *, casts_as=None, inference_only=False):
 
     Args:
         kernel: the name of a kernel of the backends, whose arguments are then the function's ("attention",
-            "linear_gelu", "rearrange", "fork"), or a function of one's own, `kernel(original, args, kwargs)`: it
+            "linear_gelu", "rearrange"), or a function of one's own, `kernel(original, args, kwargs)`: it
             returns the result or NotImplemented, gets float32 tensors too, and the backend "reference" leaves it out.
         casts_as: the operator whose casts a policy wants for the tensors of the call, the first operator that the
             function calls; None for no casts.
@@ -49,6 +50,7 @@ def _served(scope, kernel, casts_as, function, args, kwargs):
     if scope.composite_kernel(kernel, True) is None and scope.composite_kernel(kernel, False) is None:
         return NotImplemented
     tensors, half = scan(args, kwargs)
+    args, kwargs = branched(scope, args, kwargs, tensors)
     if casts_as is not None and scope.policy_cast is not None:
         wanted = scope.policy_cast(casts_as, tensors)
         if wanted in scope.half_dtypes:

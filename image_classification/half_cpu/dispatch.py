@@ -12,6 +12,7 @@ import paddle
 
 from . import inplace, kernels, native, op_names, paddle_names, products, reference
 from .arguments import BFLOAT16, FLOATING, KINDS, TENSOR, replace_first_tensor, replace_tensors, scan
+from .branches import branched
 from .references import References
 from .scope import Scope, active
 
@@ -60,6 +61,8 @@ def _rule(name):
 def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
     tensors, half = scan(args, kwargs)
+    if not operator.inplace:
+        args, kwargs = branched(scope, args, kwargs, tensors)
     policy_cast = scope.policy_cast
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)

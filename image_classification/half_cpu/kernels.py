@@ -20,7 +20,8 @@ class Backend:
 
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
     Without half dtypes it is asked for nothing else. `compact(args, tensors)` returns the positional
-    arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast.
+    arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
+    returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Backend:
     kernels: Mapping[str, Callable] = field(repr=False)
     float32_kernels: frozenset = frozenset()
     compact: Callable = field(default=lambda args, tensors: args, repr=False)
+    fork: Callable | None = field(default=None, repr=False)
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})

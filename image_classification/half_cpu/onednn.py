@@ -41,7 +41,6 @@ KERNELS = {
     "relu": onednn_elementwise.relu,
     "add": onednn_binary.add,
     "multiply": onednn_binary.multiply,
-    "fork": onednn_binary.fork,
     "rearrange": onednn_memory.rearrange,
     "attention": onednn_attention.attention,
     "batch_norm": onednn_batch_norm.batch_norm,
@@ -124,7 +123,8 @@ def _backend():
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
-    return kernels.Backend(NAME, descriptions, table, frozenset(table) - {"cast"}, onednn_memory.compact)
+    in_float32 = frozenset(table) - {"cast"}
+    return kernels.Backend(NAME, descriptions, table, in_float32, onednn_memory.compact, onednn_binary.fork)
 
 
 def register():

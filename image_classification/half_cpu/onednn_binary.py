@@ -136,25 +136,24 @@ def _with_row(function, left, right):
 
 
 class Fork(PyLayer):
-    """A tensor for each of two branches. Paddle's engine would sum their gradients in one thread, and as rows of
-    [B, C, H, W], which the layers before would have to rearrange."""
+    """Two views of a tensor whose gradients are summed by a kernel."""
 
     @staticmethod
     def forward(ctx, x):
         """Return two views of x; PyLayer takes the tensor itself for a result in place."""
+        ctx.set_materialize_grads(False)
         return paddle.as_strided(x, x.shape, x.strides), paddle.as_strided(x, x.shape, x.strides)
 
     @staticmethod
     def backward(ctx, left, right):
-        """Return the sum of the branches' gradients."""
+        """Return the sum of the gradients; that of a view which nothing read is None."""
+        if left is None or right is None:
+            return right if left is None else left
         if is_channels_last(right):
             left, right = right, left
         return sum_of(settled(left), right)
 
 
-def fork(original, args, kwargs):
-    """Kernel of ``fork(x)``."""
-    values = bound(args, kwargs, ("x",), ())
-    if values is None or not servable(values[0]) or values[0].stop_gradient or not paddle.is_grad_enabled():
-        return NotImplemented
-    return Fork.apply(values[0])
+def fork(x):
+    """Return two views of x, or x twice where there is no kernel for the sum of its gradients."""
+    return Fork.apply(x) if servable(x) else (x, x)

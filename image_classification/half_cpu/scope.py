@@ -14,6 +14,7 @@ class Scope:
         self.policy_cast = None if policy is None else policy.cast
         self.kernels = backend.kernels if backend.descriptions else {}
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
+        self.fork = backend.fork
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, DropPath, conv, fork
+from image_classification.layers import ZERO, ConvNorm, DropPath, conv
 
 ACTIVATIONS = {"relu": F.relu, "hardswish": F.hardswish, "silu": F.silu, "gelu": F.gelu}
 GATES = {"sigmoid": F.sigmoid, "hardsigmoid": functools.partial(F.hardsigmoid, slope=1 / 6)}
@@ -109,8 +109,7 @@ class Residual(nn.Layer):
     def forward(self, x):
         if not self.has_shortcut:
             return self.branch(x)
-        x, shortcut = fork(x)
-        return shortcut + self.drop_path(self.branch(x))
+        return x + self.drop_path(self.branch(x))
 
 
 class ConvBlock(Residual):

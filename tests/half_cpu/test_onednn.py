@@ -86,12 +86,6 @@ def assert_within_one_rounding(actual, expected, intermediates=0):
     assert (np.abs(actual - expected) <= bound).all(), (np.abs(actual - expected) / bound).max()
 
 
-def residual(x, branch):
-    """Return a residual block of one function; its name in `layers` is looked up where a dispatch replaces it."""
-    x, shortcut = layers.fork(x)
-    return shortcut + branch(x)
-
-
 def shuffle(x):
     """Return images with the channels of three groups mixed, as ShuffleNet does it."""
     x = x.reshape([x.shape[0], 3, x.shape[1] // 3, *x.shape[2:]]).transpose([0, 2, 1, 3, 4])
@@ -120,11 +114,6 @@ CASES = {
     "relu": ("relu", lambda x: F.relu(x), [(3, 5, 33)], False),
     "relu-scalar": ("relu", lambda x: F.relu(x), [()], False),
     "add": ("add", lambda x, y: x + y, [(3, 5, 33), (3, 5, 33)], False),
-    "fork": ("fork", lambda x: residual(x, F.relu), [(3, 5, 33)], False),
-    "fork-strided": ("fork", lambda x: residual(x.transpose([1, 0]), F.relu), [(3, 5)], False),
-    "fork-conv": (
-        "fork", lambda x, w: residual(F.conv2d(x, w, padding=1), lambda branch: F.conv2d(branch, w, padding=1)),
-        [(2, 8, 9, 7), (8, 8, 3, 3)], True),
     "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
     "add-row": ("add", lambda x, y: x + y, [(3, 5, 33), (33,)], False),
     "add-row-first": ("add", lambda x, y: y + x, [(3, 5, 33), (1, 5, 33)], False),
@@ -321,7 +310,7 @@ CASES = {
 # The reference rounds scores and biased scores, the kernel the sum only: each of them is allowed one more rounding.
 FEWER_ROUNDINGS = {"attention-bias", "attention-biases"}
 # What is added to, or multiplied, is a convolution's result that was rounded before.
-AFTER_CONVOLUTION = {"add-channels", "multiply-channels", "conv-residual", "fork-conv"}
+AFTER_CONVOLUTION = {"add-channels", "multiply-channels", "conv-residual"}
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -577,19 +566,6 @@ def test_linear_gelu_of_a_layer_with_hooks_calls_them():
     assert seen == [[2, 160]]
 
 
-@pytest.mark.parametrize("dtype", ALL)
-def test_fork_of_a_feature_map_sums_gradients_in_its_memory_order(dtype):
-    """Paddle's engine returns rows of [B, C, H, W], and each convolution before would rearrange them."""
-    x, weight = tensors([(2, 8, 9, 7), (8, 8, 3, 3)], dtype)
-    orders = []
-    with half_cpu.dispatch(backend="onednn"):
-        features = F.conv2d(x, weight, padding=1)
-        features.register_hook(lambda gradient: orders.append(gradient.strides))
-        out = residual(features, lambda branch: F.relu(F.conv2d(branch, weight, padding=1)))
-    out.sum().backward()
-    assert orders == [features.strides] == [[9 * 7 * 8, 1, 7 * 8, 8]]
-
-
 @pytest.mark.parametrize(
     "split, order, shape",
     [([3, 6], [1, 0], [18]), ([3, 5], [1, 0], [16]), ([3, 5], [0, 0], [15]), ([3, 5], [1], [15])],
@@ -599,22 +575,6 @@ def test_rearrange_that_does_not_fit_is_refused_as_paddle_refuses_it(split, orde
     (x,) = tensors([(3, 5)])
     with half_cpu.dispatch(backend="onednn"), pytest.raises(ValueError):
         layers.rearrange(x, split, order, shape)
-
-
-def test_fork_with_an_unused_branch_returns_the_other_gradient():
-    (x,) = tensors([(3, 5)])
-    with half_cpu.dispatch(backend="onednn"):
-        branch, _ = layers.fork(x)
-        (branch * 3).sum().backward()
-    assert (x.grad == 3).all()
-
-
-def test_fork_without_gradients_or_kernel_returns_the_tensor_itself():
-    (x,) = tensors([(3, 5)])
-    with paddle.no_grad(), half_cpu.dispatch(backend="onednn"):
-        assert all(branch is x for branch in layers.fork(x))
-    with half_cpu.dispatch(backend="reference"):
-        assert all(branch is x for branch in layers.fork(x))
 
 
 @pytest.mark.parametrize("case", sorted(FEWER_ROUNDINGS))

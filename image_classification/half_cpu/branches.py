@@ -1,0 +1,42 @@
+"""Where several operators read one tensor, a kernel sums the gradients that they send back.
+
+Paddle's engine would do it: in one thread, a float16 number at a time, and for images as rows of [B, C, H, W], copied
+there and back. So an operator under a dispatch does not get a large tensor itself but one of two views of it; the other
+is left for the next reader. Hooks and gradients of the tensor see the sum, as ever.
+"""
+
+import math
+
+import paddle
+
+from .arguments import FLOATING, replace_tensors
+from .scope import active
+
+LARGE = 1 << 18  # elements: below, the sum of the engine takes less time than making the view
+
+
+def branched(scope, args, kwargs, tensors):
+    """Return (args, kwargs) with a view in place of each large tensor whose gradient goes on to another operator."""
+    if scope.fork is None or not (paddle.is_grad_enabled() and any(map(_is_inner, tensors))):
+        return args, kwargs
+    active.scope = None
+    try:
+        return replace_tensors(args, kwargs, lambda tensor: _view(scope.fork, tensor) if _is_inner(tensor) else tensor)
+    finally:
+        active.scope = scope
+
+
+def _is_inner(tensor):
+    return (
+        not (tensor.stop_gradient or tensor.is_leaf) and tensor.dtype in FLOATING and math.prod(tensor.shape) >= LARGE
+    )
+
+
+def _view(fork, tensor):
+    """Return a view of a tensor for one reader, and keep the one for the next readers with the tensor."""
+    version = tensor.inplace_version
+    rest, known = getattr(tensor, "rest_of_branches", (tensor, version))
+    view, rest = fork(rest if known == version else tensor)
+    if view is not rest:
+        tensor.rest_of_branches = rest, version
+    return view

@@ -1,0 +1,115 @@
+"""The gradients of several readers of one tensor: summed by a kernel, seen by hooks, whichever of them are asked for.
+
+All values are small whole numbers, which every format holds exactly, so every comparison is for equality.
+"""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+from image_classification.half_cpu import branches, onednn, onednn_binary
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
+DTYPES = ["float32", *(dtype for dtype in ("float16", "bfloat16") if half_cpu.backend_name(dtype) != "reference")]
+SHAPE = [2, 16, 96, 96]
+assert np.prod(SHAPE) >= branches.LARGE
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """Return the list of the sums that the kernel made."""
+    made, sum_of = [], onednn_binary.sum_of
+    monkeypatch.setattr(onednn_binary, "sum_of", lambda *pair: made.append(pair) or sum_of(*pair))
+    return made
+
+
+def features(dtype="float32", strided=False):
+    """Return (a leaf, a result of it that has its gradient): whole numbers from -4 to 4."""
+    values = np.random.default_rng(0).integers(-4, 5, SHAPE).astype("float32")
+    leaf = paddle.to_tensor(values).astype(dtype)
+    leaf.stop_gradient = False
+    if not strided:
+        return leaf, leaf * 1
+    one = paddle.eye(SHAPE[1]).reshape([SHAPE[1], SHAPE[1], 1, 1]).astype(dtype)
+    return leaf, F.conv2d(leaf, one)
+
+
+def positive(x):
+    return (x.astype("float32") > 0).astype("float32").numpy()
+
+
+def widened(tensor):
+    return tensor.astype("float32").numpy()
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "image"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_three_readers_are_summed_by_the_kernel_in_the_order_of_the_tensor(dtype, strided, sums):
+    orders = []
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(dtype, strided)
+        x.register_hook(lambda gradient: orders.append(gradient.strides))
+        one, two, three = F.relu(x), x * 2, F.relu(-x)
+        total = one + two + three
+    paddle.autograd.backward([total], [paddle.ones(SHAPE, dtype)])
+    np.testing.assert_array_equal(widened(leaf.grad), 2 + positive(leaf) - positive(-leaf))
+    assert orders == [x.strides] and len(sums) >= 2
+
+
+def two_readers():
+    """Return (leaf, features, the losses of two readers of them): one of the positive ones, one of all, times three."""
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        return leaf, x, F.relu(x).sum(), (x * 3).sum()
+
+
+def test_hook_of_the_tensor_sees_the_sum_of_all_readers():
+    seen = []
+    _, x, first, second = two_readers()
+    x.register_hook(lambda gradient: seen.append(gradient.numpy()))
+    (first + second).backward()
+    (gradient,) = seen
+    np.testing.assert_array_equal(gradient, 3 + positive(x))
+
+
+def test_gradient_by_the_tensor_is_the_sum_of_all_readers():
+    _, x, first, second = two_readers()
+    (found,) = paddle.grad(first + second, x)
+    np.testing.assert_array_equal(found.numpy(), 3 + positive(x))
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_backward_from_one_reader_gives_its_gradient_alone(reader):
+    leaf, _, *losses = two_readers()
+    losses[reader].backward()
+    np.testing.assert_array_equal(leaf.grad.numpy(), np.full(SHAPE, 3) if reader else positive(leaf))
+
+
+def test_readers_outside_of_the_dispatch_add_to_those_inside():
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        inside = F.relu(x).sum() + (x * 3).sum()
+    (inside + (x * 5).sum()).backward()
+    np.testing.assert_array_equal(leaf.grad.numpy(), 8 + positive(leaf))
+
+
+def test_write_between_two_readers_is_part_of_the_second_ones_history():
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        before = (x * 3).sum()
+        x.scale_(2.0)
+        after = (x * 5).sum()
+    (before + after).backward()
+    np.testing.assert_array_equal(after.item(), 10 * leaf.sum().item())
+    np.testing.assert_array_equal(leaf.grad.numpy(), np.full(SHAPE, 2 * 5 + 3))
+
+
+@pytest.mark.parametrize("backend", ["onednn", "reference"])
+def test_tensor_is_read_itself_without_gradients_or_kernel(backend):
+    with half_cpu.dispatch(backend=backend):
+        leaf, x = features()
+        with paddle.no_grad() if backend == "onednn" else paddle.enable_grad():
+            F.relu(x), x * 3
+    assert not hasattr(x, "rest_of_branches") and not hasattr(leaf, "rest_of_branches")
