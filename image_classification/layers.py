@@ -98,6 +98,19 @@ def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
     )
 
 
+class SqueezeExcite(nn.Layer):
+    """A factor in (0, 1) for each channel, from the means of all (Hu et al. 2018), [B, C, H, W] -> [B, C, H, W]."""
+
+    def __init__(self, channels: int, squeezed: int, activation: Callable):
+        super().__init__()
+        self.activation = activation
+        self.fc1 = conv(channels, squeezed, 1, bias=True)
+        self.fc2 = conv(squeezed, channels, 1, bias=True)
+
+    def forward(self, x):
+        return x * F.sigmoid(self.fc2(self.activation(self.fc1(x.mean(axis=[2, 3], keepdim=True)))))
+
+
 class PatchEmbed(nn.Layer):
     """Image to tokens, [B, in_channels, H, W] -> [B, N, C], by one strided convolution."""
 

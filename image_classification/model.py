@@ -160,7 +160,9 @@ class Model(nn.Layer):
 
     It is made by the `build_model` of its file, the signature of which is the schema of a YAML's MODEL section.
     `num_classes`, `in_channels` and `image_size` (pixels) come from the configuration where the signature has them; a
-    model whose signature has `image_size` takes images of that side only.
+    model whose signature has `image_size` takes images of that side only. One whose signature has `deploy` trains in
+    another form than it needs in inference: `deploy=True` builds the plain form, and its dialects fold weights of the
+    form that trained, so that the logits stay the same.
 
     Attributes:
         head_names: the linear layers that give the logits: what another number of classes replaces.

@@ -1,6 +1,7 @@
 """Every YAML of every model folder: it builds, it has the published size, it runs forward and backward."""
 
 import functools
+import inspect
 import math
 import re
 
@@ -10,9 +11,11 @@ import pytest
 
 from image_classification.config import load_config
 from image_classification.layers import Dropout, DropPath, PatchEmbed
+from image_classification.multiply_adds import count_multiply_adds
 from image_classification.optim.groups import layer_scales
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
+from image_classification.weights import load_pretrained, write_weights
 from tests.helpers.model_zoo import (
     CONFIGS,
     FOLDERS,
@@ -94,6 +97,30 @@ def test_sequential_blocks_run_in_order_equal_forward(folder):
         for block in model.sequential_blocks():
             x = block.run(x)
         assert paddle.equal_all(x, model(images))
+
+
+@pytest.mark.parametrize(
+    "folder", [folder for folder in FOLDERS if "deploy" in inspect.signature(builder(folder)).parameters],
+    ids=lambda folder: folder.name,
+)  # fmt: skip
+def test_folded_form_reads_what_trained_and_answers_the_same_for_less(folder, tmp_path):
+    path = digits_config(folder)
+    paddle.seed(0)
+    trained, folded = build(path), build(path, deploy=True)
+    for name, value in trained.state_dict().items():  # as far from their start as a training brings them
+        if value.ndim == 1:
+            value.set_value(value + (0.5 if name.endswith("_variance") else 0.2) * paddle.rand(value.shape))
+    write_weights(tmp_path / "trained.pdparams", trained.state_dict())
+    load_pretrained(folded, str(tmp_path / "trained.pdparams"))
+    images = small_images(path)[1]
+    for model in (trained, folded):
+        model.eval()
+    expected, found = trained(images), folded(images)
+    # the roundings of float32 in a chain of a few sums, relative to the largest logit, as between two libraries
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    side = small_side(path)
+    costs = [count_multiply_adds(lambda form=form: build(path, deploy=form), side) for form in (True, False)]
+    assert costs[0].total < costs[1].total and costs[0].batch_norm == 0 < costs[1].batch_norm
 
 
 @pytest.mark.parametrize("path", by_cost())

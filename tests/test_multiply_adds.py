@@ -23,9 +23,9 @@ TORCHVISION = {
 }  # fmt: skip
 
 
-def published_figure(path):
+def published_figure(path, kind="gmacs"):
     """Return the billions of multiply-adds that a variant's publisher states, None where there is no figure."""
-    return published().get(path.stem, {}).get("gmacs")
+    return published().get(path.stem, {}).get(kind)
 
 
 def head_beyond_published(path):
@@ -46,6 +46,13 @@ def test_published_multiply_adds_are_the_counted_ones(path):
     assert abs((counted.total_with_norms - head_beyond_published(path)) / 1e9 - published_figure(path)) <= 0.005
     if path.stem in TORCHVISION:
         assert abs(counted.total / 1e9 - TORCHVISION[path.stem]) <= 0.0005 + 1e-9  # 1e-9: 0.0005 is no binary number
+
+
+@pytest.mark.parametrize("path", by_cost([path for path in CONFIGS if published_figure(path, "gmacs_deploy")]))
+def test_published_multiply_adds_of_a_folded_form_are_the_counted_ones(path):
+    size = load_config([f"-cfg={path}"], builder(path.parents[1])).DATA.IMAGE_SIZE
+    counted = count_multiply_adds(lambda: build(path, deploy=True), size)
+    assert abs(counted.total / 1e9 - published_figure(path, "gmacs_deploy")) <= 0.005  # half a unit of the last digit
 
 
 def test_torchvisions_figures_belong_to_variants():

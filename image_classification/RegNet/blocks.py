@@ -8,22 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paddle import nn
-from paddle.nn import functional as F
 
-from image_classification.layers import ConvNorm, DropPath, conv
-
-
-class SqueezeExcite(nn.Layer):
-    """A factor in (0, 1) for each channel, from the means of all (Hu et al. 2018), [B, C, H, W] -> [B, C, H, W]."""
-
-    def __init__(self, channels: int, squeezed: int, activation: Callable):
-        super().__init__()
-        self.activation = activation
-        self.fc1 = conv(channels, squeezed, 1, bias=True)
-        self.fc2 = conv(squeezed, channels, 1, bias=True)
-
-    def forward(self, x):
-        return x * F.sigmoid(self.fc2(self.activation(self.fc1(x.mean(axis=[2, 3], keepdim=True)))))
+from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv
 
 
 class Options(NamedTuple):
