@@ -138,17 +138,22 @@ class ClassAttention(nn.Layer):
 
 
 class SwiGlu(nn.Layer):
-    """Gated MLP (Shazeer 2020): `fc1` gives gate and value, half of `hidden_dim` each; SiLU(gate) weights the value."""
+    """Gated MLP (Shazeer 2020): `fc1` gives gate and value, half of `hidden_dim` each; SiLU(gate) weights the value.
 
-    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0):
+    With `gate_last` it gives the value first.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0, gate_last: bool = False):
         super().__init__()
+        self.gate_last = gate_last
         self.fc1 = linear(dim, hidden_dim)
         self.drop1 = Dropout(dropout)
         self.fc2 = linear(hidden_dim // 2, dim)
         self.drop2 = Dropout(dropout)
 
     def forward(self, x):
-        gate, value = self.fc1(x).chunk(2, axis=-1)
+        first, second = self.fc1(x).chunk(2, axis=-1)
+        gate, value = (second, first) if self.gate_last else (first, second)
         return self.drop2(self.fc2(self.drop1(F.silu(gate) * value)))
 
     def tensor_parallel_plan(self):

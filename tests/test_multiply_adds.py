@@ -48,7 +48,8 @@ def test_published_multiply_adds_are_the_counted_ones(path):
         assert abs(counted.total / 1e9 - TORCHVISION[path.stem]) <= 0.0005 + 1e-9  # 1e-9: 0.0005 is no binary number
 
 
-@pytest.mark.parametrize("path", by_cost([path for path in CONFIGS if published_figure(path, "gmacs_deploy")]))
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in CONFIGS if published_figure(path, "gmacs_deploy")], ids=lambda path: path.stem)
 def test_published_multiply_adds_of_a_folded_form_are_the_counted_ones(path):
     size = load_config([f"-cfg={path}"], builder(path.parents[1])).DATA.IMAGE_SIZE
     counted = count_multiply_adds(lambda: build(path, deploy=True), size)

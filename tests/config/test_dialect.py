@@ -48,6 +48,12 @@ MODEL: {TYPE: cait, NAME: cait_xxs24_224, PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 
 MODEL: {TYPE: xcit, NAME: xcit_nano_12_p8_224, PATCH_SIZE: 8, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, ETA: 1.0,
         TOKENS_NORM: False}
 """,
+    "ResMLP": """
+MODEL: {TYPE: ResMLP, NAME: resmlp_12_224, MIXER: {PATCH_SIZE: 16, EMBED_DIM: 32}}
+""",
+    "GMLP": """
+MODEL: {TYPE: GatedMLP, NAME: gmlp_s16_224, MIXER: {PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2}}
+""",
 }
 
 
@@ -77,6 +83,8 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "BEiT": {"position_embedding": False, "relative_position": True, "layer_scale": 1e-5, "drop_path": 0.1},
         "CaiT": {"layer_scale": 1e-5, "depth_token_only": 2, "drop_path": 0.05},
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
+        "ResMLP": {"embed_dim": 32, "depth": 12, "layer_scale": 1e-5, "drop_path": 0.1},
+        "GMLP": {"embed_dim": 32, "depth": 2, "mlp_ratio": 6.0, "drop_path": 0.1},
     }[family]
     assert arguments.items() >= expected.items()
     assert load_config([f"-cfg={written(tmp_path, to_yaml(config))}"], builder(PACKAGE / family)).NOTES == ()

@@ -15,7 +15,7 @@ ORDER = [
     ["half_cpu"],
     ["layers"],
     ["transformer", "inverted_residual"],
-    ["encoder"],
+    ["encoder", "token_mixer"],
     ["amp"],
     ["data", "metrics"],
     ["parallel"],
