@@ -54,6 +54,10 @@ MODEL: {TYPE: ResMLP, NAME: resmlp_12_224, MIXER: {PATCH_SIZE: 16, EMBED_DIM: 32
     "GMLP": """
 MODEL: {TYPE: GatedMLP, NAME: gmlp_s16_224, MIXER: {PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2}}
 """,
+    "ConvMixer": """
+MODEL: {TYPE: convmixer, NAME: convmixer_768_32, CNN: {DIM: 32, DEPTH: 2, KERNEL_SIZE: 7, PATCH_SIZE: 7, ACTIVATION: ReLU}}
+TRAIN: {AUTO_AUGMENT: True, OPTIMIZER: {EPS: 1e-3}}
+""",
 }
 
 
@@ -85,6 +89,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
         "ResMLP": {"embed_dim": 32, "depth": 12, "layer_scale": 1e-5, "drop_path": 0.1},
         "GMLP": {"embed_dim": 32, "depth": 2, "mlp_ratio": 6.0, "drop_path": 0.1},
+        "ConvMixer": {"embed_dim": 32, "kernel_size": 7, "patch_size": 7, "activation": "relu"},
     }[family]
     assert arguments.items() >= expected.items()
     assert load_config([f"-cfg={written(tmp_path, to_yaml(config))}"], builder(PACKAGE / family)).NOTES == ()

@@ -39,6 +39,7 @@ FAMILIES = {  # its folder: (ours, its module and builder)
     "CaiT": ("CaiT", "cait", "build_cait"),
     "ResMLP": ("ResMLP", "resmlp", "build_resmlp"),
     "gMLP": ("GMLP", "gmlp", "build_gmlp"),
+    "ConvMixer": ("ConvMixer", "convmixer", "build_convmixer"),
 }
 TEACHER = "DeiT/configs/regnety_160.yaml"  # DeiT's, a model of one size
 TRAINED = [name for name in FAMILIES if name != "BEiT"]  # whose program needs PaddleNLP
@@ -54,6 +55,7 @@ SMALL = {  # the MODEL section of a small one of each
     "XCiT": {"TYPE": "xcit", "EMBED_DIM": 32, "DEPTH": 2, "NUM_HEADS": 2, "PATCH_SIZE": 16, "TOKENS_NORM": True},
     "ResMLP": {"TYPE": "ResMLP", "MIXER": {"PATCH_SIZE": 16, "EMBED_DIM": 32, "DEPTH": 2}},
     "gMLP": {"TYPE": "GatedMLP", "MIXER": {"PATCH_SIZE": 16, "EMBED_DIM": 32, "DEPTH": 2}},
+    "ConvMixer": {"TYPE": "convmixer", "CNN": {"PATCH_SIZE": 7, "DIM": 32, "DEPTH": 2, "KERNEL_SIZE": 5}},
 }
 
 
@@ -102,7 +104,7 @@ def test_every_yaml_of_the_shared_families_loads(paddlevit):
             with paddle.LazyGuard():
                 make_model(config, builder(PACKAGE / family))
             count += 1
-    assert count == 89
+    assert count == 92
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -221,7 +223,7 @@ def test_every_line_of_its_run_scripts_is_understood(paddlevit, monkeypatch):
                 assert ("-eval" in flags) == config.EVAL and config.AMP.MODE == "auto"
                 assert config.DATA.DATA_PATH == "/dataset/imagenet" and config.DATA.DATASET == "imagenet2012"
                 count += 1
-    assert count == 28
+    assert count == 30
 
 
 @pytest.mark.parametrize(("family", "script"), [("ViT", "run_eval_multi.sh"), ("SwinTransformer", "run_test_train.sh")])
