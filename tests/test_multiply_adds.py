@@ -49,7 +49,9 @@ def test_published_multiply_adds_are_the_counted_ones(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in CONFIGS if published_figure(path, "gmacs_deploy")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if published_figure(path, "gmacs_deploy")], ids=lambda path: path.stem
+)
 def test_published_multiply_adds_of_a_folded_form_are_the_counted_ones(path):
     size = load_config([f"-cfg={path}"], builder(path.parents[1])).DATA.IMAGE_SIZE
     counted = count_multiply_adds(lambda: build(path, deploy=True), size)
