@@ -60,6 +60,13 @@ def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     return x.reshape(split).transpose(order).reshape(shape)
 
 
+class LayerNorm2D(nn.LayerNorm):
+    """LayerNorm over the channels of [B, C, H, W]."""
+
+    def forward(self, x):
+        return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+
+
 class ConvNorm(nn.Layer):
     """A convolution without bias, BatchNorm and an activation, [B, C, H, W] -> [B, C', H', W'], with timm's names.
 

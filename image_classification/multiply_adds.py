@@ -12,7 +12,7 @@ class MultiplyAdds(NamedTuple):
 
     `layer_norm` and `batch_norm` are no multiply-adds but the numbers of normalised values. torchvision's figures are
     the sum of the first three; timm's (by fvcore) add 5 for each value of a LayerNorm and 2 for each of a BatchNorm.
-    Neither counts biases, activations, softmax, pooling or shortcuts.
+    A GroupNorm counts as a LayerNorm. Neither counts biases, activations, softmax, pooling or shortcuts.
     """
 
     convolutions: int
@@ -96,6 +96,7 @@ _COUNTERS = {
     "depthwise_conv2d": _convolution,
     "matmul": _matmul,
     "layer_norm": _norm("layer_norm"),
+    "group_norm": _norm("layer_norm"),
     "batch_norm_": _norm("batch_norm"),
 }
 # Paddle's other operators of products; no model of the zoo has them

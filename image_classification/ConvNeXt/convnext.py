@@ -9,7 +9,17 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, linear, linear_gelu
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    ZERO,
+    DropPath,
+    LayerNorm2D,
+    Mlp,
+    drop_path_rates,
+    fork,
+    linear,
+    linear_gelu,
+)
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -21,16 +31,6 @@ LAYER_SCALE = 1e-6  # start of every block's gamma, section 2.6 of the paper's a
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int) -> nn.Conv2D:
     """Return an unpadded convolution with the usual transformer initialisation."""
     return nn.Conv2D(in_channels, out_channels, kernel_size, stride, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
-
-
-class LayerNorm2D(nn.LayerNorm):
-    """LayerNorm over the channels of [B, C, H, W]."""
-
-    def __init__(self, channels: int):
-        super().__init__(channels, epsilon=1e-6)
-
-    def forward(self, x):
-        return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
 class GlobalResponseNorm(nn.Layer):
@@ -111,7 +111,7 @@ class ConvNeXtStage(nn.Layer):
     def __init__(self, in_channels: int, dim: int, rates: list[float], is_first: bool, **block_options):
         super().__init__()
         self.downsample = nn.Identity() if is_first else nn.Sequential(
-            LayerNorm2D(in_channels), conv(in_channels, dim, kernel_size=2, stride=2)
+            LayerNorm2D(in_channels, epsilon=1e-6), conv(in_channels, dim, kernel_size=2, stride=2)
         )
         self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate, **block_options) for rate in rates))
 
@@ -143,7 +143,8 @@ class ConvNeXt(Model):
         if len(depths) != len(dims):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.DIMS {list(dims)} must have the same length")
         self.num_classes = num_classes
-        self.stem = nn.Sequential(conv(in_channels, dims[0], kernel_size=4, stride=4), LayerNorm2D(dims[0]))
+        norm = LayerNorm2D(dims[0], epsilon=1e-6)
+        self.stem = nn.Sequential(conv(in_channels, dims[0], kernel_size=4, stride=4), norm)
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
             ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], [next(rates) for _ in range(depth)], stage == 0,

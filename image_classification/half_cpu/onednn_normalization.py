@@ -162,8 +162,9 @@ def layer_norm(original, args, kwargs):
     if values is None:
         return NotImplemented
     x, scale, shift, epsilon, _ = values
-    if not servable(x) or scale is None or shift is None:
+    if not servable(x) or scale is None:
         return NotImplemented
+    shift = paddle.zeros_like(scale) if shift is None else shift
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented
     return LayerNorm.apply(x, scale, shift, float(epsilon), numel(scale))

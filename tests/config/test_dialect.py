@@ -44,6 +44,10 @@ TRAIN: {BASE_LR: 4e-3, LAYER_DECAY: 0.65, OPTIMIZER: {NAME: AdamWDL}}
 MODEL: {TYPE: cait, NAME: cait_xxs24_224, PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, QKV_BIAS: True,
         INIT_VALUES: 1e-5, DEPTH_TOKEN_ONLY: 2, DROPPATH: 0.05}
 """,
+    "MetaFormer": """
+MODEL: {TYPE: poolformer, NAME: poolformer_m48, LAYERS: [1, 1, 1, 1], EMBED_DIMS: [8, 16, 16, 32],
+        LAYER_SCALE_INIT_VALUE: 1e-6}
+""",
     "XCiT": """
 MODEL: {TYPE: xcit, NAME: xcit_nano_12_p8_224, PATCH_SIZE: 8, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, ETA: 1.0,
         TOKENS_NORM: False}
@@ -87,6 +91,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "RegNet": {},  # always the same model
         "BEiT": {"position_embedding": False, "relative_position": True, "layer_scale": 1e-5, "drop_path": 0.1},
         "CaiT": {"layer_scale": 1e-5, "depth_token_only": 2, "drop_path": 0.05},
+        "MetaFormer": {"version": 1, "norm_first": True, "dims": (8, 16, 16, 32), "layer_scale": 1e-6},
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
         "ResMLP": {"embed_dim": 32, "depth": 12, "layer_scale": 1e-5, "drop_path": 0.1},
         "GMLP": {"embed_dim": 32, "depth": 2, "mlp_ratio": 6.0, "drop_path": 0.1},

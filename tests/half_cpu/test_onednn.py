@@ -164,6 +164,8 @@ CASES = {
     "layer_norm": ("layer_norm", lambda x, w, b: F.layer_norm(x, 33, w, b, 1e-6), [(3, 5, 33), (33,), (33,)], False),
     "layer_norm-two-axes": (
         "layer_norm", lambda x, w, b: F.layer_norm(x, [5, 33], w, b, 1e-6), [(3, 5, 33), (165,), (165,)], False),
+    "layer_norm-without-shift": (
+        "layer_norm", lambda x, w: F.layer_norm(x, 33, w, None, 1e-6), [(3, 5, 33), (33,)], False),
     "attention": ("attention", lambda qkv: layers.attention(qkv, 4, 0.25), [(2, 13, 3 * 4 * 16)], True),
     "attention-bias": (
         "attention", lambda qkv, bias: layers.attention(qkv, 4, 0.25, None, bias), [(2, 13, 192), (1, 4, 13, 13)],
