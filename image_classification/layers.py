@@ -179,6 +179,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate=True),
     "quick_gelu": lambda x: x * F.sigmoid(1.702 * x),  # OpenAI's CLIP
+    "silu": F.silu,
 }
 
 

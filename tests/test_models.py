@@ -239,6 +239,10 @@ def test_patch_embed_with_other_image_size_names_both_sizes():
         ("ConvNeXt", {"dims": (8, 8)}, "same length"),
         ("Swin", {"image_size": 256}, "64x64 feature map does not divide into windows of 7x7"),
         ("VGG", {"layers": (1, 1)}, "LAYERS .* five"),
+        ("MetaFormer", {"dims": (64, 128, 320, 500)}, "500 .* not a multiple of MODEL.HEAD_DIM 32"),
+        ("MetaFormer", {"token_mixers": ("pool", "pool", "mean", "pool")}, "TOKEN_MIXERS .mean.: allowed are pool"),
+        ("PVTv2", {"dims": (30, 64, 160, 256), "num_heads": (4, 4, 4, 4)}, "DIMS: 30 is not a multiple of .* 4"),
+        ("MobileViT", {"dims": (16, 32, 48, 64, 80)}, "two inverted residuals more than MODEL.HIDDEN_DIMS"),
     ],
 )
 def test_impossible_model_arguments_are_named(folder, arguments, message):

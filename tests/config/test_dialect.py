@@ -53,6 +53,10 @@ MODEL: {TYPE: PVTv2, NAME: pvtv2_b2_linear, PATCH_SIZE: 4, EMBED_DIM: [8, 16, 16
         NUM_HEADS: [1, 2, 2, 4], MLP_RATIO: [8, 8, 4, 4], SR_RATIO: [8, 4, 2, 1], LINEAR: True, QKV_BIAS: True}
 TRAIN: {GRAD_CLIP: None}
 """,
+    "MobileViT": """
+MODEL: {TYPE: MobileViT, NAME: mobilevit_xxs, DIMS: [8, 8, 16, 16, 16, 16, 24, 32, 64], HIDDEN_DIMS: [16, 24, 32]}
+TRAIN: {CUTMIX_MINMAX: None, LINEAR_SCALED_LR: None}
+""",
     "XCiT": """
 MODEL: {TYPE: xcit, NAME: xcit_nano_12_p8_224, PATCH_SIZE: 8, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, ETA: 1.0,
         TOKENS_NORM: False}
@@ -98,6 +102,7 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "CaiT": {"layer_scale": 1e-5, "depth_token_only": 2, "drop_path": 0.05},
         "MetaFormer": {"version": 1, "norm_first": True, "dims": (8, 16, 16, 32), "layer_scale": 1e-6},
         "PVTv2": {"linear_attention": True, "embed_epsilon": 1e-6, "dims": (8, 16, 16, 32), "drop_path": 0.1},
+        "MobileViT": {"num_heads": 8, "embed_norm": True, "norm_epsilon": 1e-6, "hidden_dims": (16, 24, 32)},
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
         "ResMLP": {"embed_dim": 32, "depth": 12, "layer_scale": 1e-5, "drop_path": 0.1},
         "GMLP": {"embed_dim": 32, "depth": 2, "mlp_ratio": 6.0, "drop_path": 0.1},

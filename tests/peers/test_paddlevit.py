@@ -39,6 +39,7 @@ FAMILIES = {  # its folder: (ours, its module and builder)
     "CaiT": ("CaiT", "cait", "build_cait"),
     "PoolFormer": ("MetaFormer", "poolformer", "build_poolformer"),
     "PVTv2": ("PVTv2", "pvtv2", "build_pvtv2"),
+    "MobileViT": ("MobileViT", "mobilevit", "build_mobilevit"),
 }
 TEACHER = "DeiT/configs/regnety_160.yaml"  # DeiT's, a model of one size
 TRAINED = [name for name in FAMILIES if name != "BEiT"]  # whose program needs PaddleNLP
@@ -54,6 +55,7 @@ SMALL = {  # the MODEL section of a small one of each
     "PoolFormer": {"TYPE": "poolformer", "LAYERS": [1, 1, 2, 1], "EMBED_DIMS": [8, 16, 16, 32]},
     "PVTv2": {"TYPE": "PVTv2", "EMBED_DIM": [8, 16, 16, 32], "STAGE_DEPTH": [1, 1, 2, 1], "NUM_HEADS": [1, 2, 2, 4],
               "SR_RATIO": [4, 2, 1, 1], "MLP_RATIO": [2, 2, 2, 2], "LINEAR": True},
+    "MobileViT": {"TYPE": "MobileViT", "DIMS": [8, 8, 16, 16, 16, 16, 24, 32, 64], "HIDDEN_DIMS": [16, 24, 32]},
     "XCiT": {"TYPE": "xcit", "EMBED_DIM": 32, "DEPTH": 2, "NUM_HEADS": 2, "PATCH_SIZE": 16, "TOKENS_NORM": True},
     "ResMLP": {"TYPE": "ResMLP", "MIXER": {"PATCH_SIZE": 16, "EMBED_DIM": 32, "DEPTH": 2}},
     "gMLP": {"TYPE": "GatedMLP", "MIXER": {"PATCH_SIZE": 16, "EMBED_DIM": 32, "DEPTH": 2}},
@@ -106,7 +108,7 @@ def test_every_yaml_of_the_shared_families_loads(paddlevit):
             with paddle.LazyGuard():
                 make_model(config, builder(PACKAGE / family))
             count += 1
-    assert count == 95
+    assert count == 98
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,7 +227,7 @@ def test_every_line_of_its_run_scripts_is_understood(paddlevit, monkeypatch):
                 assert ("-eval" in flags) == config.EVAL and config.AMP.MODE == "auto"
                 assert config.DATA.DATA_PATH == "/dataset/imagenet" and config.DATA.DATASET == "imagenet2012"
                 count += 1
-    assert count == 28
+    assert count == 30
 
 
 @pytest.mark.parametrize(("family", "script"), [("ViT", "run_eval_multi.sh"), ("SwinTransformer", "run_test_train.sh")])
