@@ -55,7 +55,8 @@ class PositionEmbedding(NamedTuple):
 
 
 class RelativePositions(NamedTuple):
-    """A parameter [(2 * rows - 1) * (2 * columns - 1) + num_others, heads] that another window size resamples.
+    """A parameter [(2 * rows - 1) * (2 * columns - 1) + num_others, heads] that another window size resamples; or, with
+    no others, one of TensorFlow's, [heads, 2 * rows - 1, 2 * columns - 1].
 
     `window` is (rows, columns) of this model; the last `num_others` rows are no relative positions (those of a class
     token in BEiT).

@@ -12,7 +12,13 @@ from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, DropPath, conv
 
-ACTIVATIONS = {"relu": F.relu, "hardswish": F.hardswish, "silu": F.silu, "gelu": F.gelu}
+ACTIVATIONS = {
+    "relu": F.relu,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate=True),
+}
 GATES = {"sigmoid": F.sigmoid, "hardsigmoid": functools.partial(F.hardsigmoid, slope=1 / 6)}
 
 

@@ -16,11 +16,15 @@ def resize_positions(array, stated):
     are those of no square grid.
 
     Args:
-        array: [1, tokens, C], or [relative positions, heads] for :class:`RelativePositions`.
+        array: [1, tokens, C], or [relative positions, heads] for :class:`RelativePositions`; where the heads come first
+            it is [heads, 2 * rows - 1, 2 * columns - 1].
     """
     if isinstance(stated, RelativePositions):
-        places, others = np.split(array, [len(array) - stated.num_others])
         rows, columns = (2 * side - 1 for side in stated.window)
+        if array.ndim == 3:
+            resized = _resize_grid(array.reshape(len(array), -1).T, rows, columns)
+            return array if resized is None else resized.T.reshape(-1, rows, columns)
+        places, others = np.split(array, [len(array) - stated.num_others])
         resized = _resize_grid(places, rows, columns)
         return array if resized is None else np.concatenate([resized, others])
     prefix, places = np.split(array, [stated.num_prefix_tokens], axis=1)

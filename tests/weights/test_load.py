@@ -163,6 +163,9 @@ def test_relative_positions_are_interpolated_to_another_window_and_others_kept()
     found = resize_positions(table, RelativePositions((6, 6), 3))
     as_tokens = resize_positions(table[None, :49], PositionEmbedding((11, 11)))
     np.testing.assert_array_equal(found, np.concatenate([as_tokens[0], table[49:]]))
+    heads_first = table[:49].T.reshape(2, 7, 7)
+    found = resize_positions(heads_first, RelativePositions((6, 6)))
+    np.testing.assert_array_equal(found, as_tokens[0].T.reshape(2, 11, 11))
 
 
 def test_weights_of_another_window_load_into_a_swin(tmp_path):
