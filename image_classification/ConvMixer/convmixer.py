@@ -8,7 +8,7 @@ Shapes use: B batch, C = embed_dim channels, H and W the sides of the grid of pa
 
 from paddle import nn
 
-from image_classification.layers import conv, fork, linear
+from image_classification.layers import conv, linear
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -25,8 +25,7 @@ class Residual(nn.Layer):
         self.fn = fn
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        return self.fn(x) + shortcut
+        return self.fn(x) + x
 
 
 def normed(convolution: nn.Conv2D, activation: str) -> list[nn.Layer]:

@@ -16,7 +16,6 @@ from image_classification.layers import (
     LayerNorm2D,
     Mlp,
     drop_path_rates,
-    fork,
     linear,
     linear_gelu,
 )

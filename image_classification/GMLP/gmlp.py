@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, fork, linear, linear_gelu
+from image_classification.layers import DropPath, linear, linear_gelu
 from image_classification.token_mixer import TokenMixer
 
 from .dialects import DIALECTS
@@ -57,8 +57,7 @@ class GatedBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        return shortcut + self.drop_path(self.mlp_channels(self.norm(x)))
+        return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 
 class GMlp(TokenMixer):

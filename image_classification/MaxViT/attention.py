@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, fork, linear, rearrange
+from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear, rearrange
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention, LayerScale, relative_position_index
@@ -134,6 +134,5 @@ class PartBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.drop_path(self.ls1(self.attn(self.norm1(x)))))
-        return shortcut + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

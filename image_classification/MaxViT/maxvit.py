@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
-from image_classification.layers import DropPath, SqueezeExcite, drop_path_rates, fork, linear
+from image_classification.layers import DropPath, SqueezeExcite, drop_path_rates, linear
 from image_classification.model import Block, GradCam, Model, RelativePositions
 from image_classification.runtime import UserError
 
@@ -94,7 +94,7 @@ class MbConv(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
+        shortcut = x
         x = self.act(self.norm1(self.conv1_1x1(self.pre_norm(x))))
         x = self.se(self.act(self.norm2(self.conv2_kxk(x))))
         return self.drop_path(self.conv3_1x1(x)) + self.shortcut(shortcut)

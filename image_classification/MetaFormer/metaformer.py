@@ -10,16 +10,7 @@ Parameter names are timm's. Shapes use: B batch, C channels, H and W the height 
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import (
-    TRUNC_NORMAL,
-    ZERO,
-    Dropout,
-    DropPath,
-    LayerNorm2D,
-    drop_path_rates,
-    fork,
-    linear,
-)
+from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, LayerNorm2D, drop_path_rates, linear
 from image_classification.model import Block, Column, GradCam, Model, Row, Whole
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
@@ -148,11 +139,9 @@ class MetaFormerBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x.transpose([0, 2, 3, 1]) if self.channels_last else x)
-        x = self.layer_scale1(self.token_mixer(self.norm1(x)))
-        x, shortcut = fork(self.res_scale1(shortcut) + self.drop_path(x))
-        x = self.layer_scale2(self.mlp(self.norm2(x)))
-        x = self.res_scale2(shortcut) + self.drop_path(x)
+        x = x.transpose([0, 2, 3, 1]) if self.channels_last else x
+        x = self.res_scale1(x) + self.drop_path(self.layer_scale1(self.token_mixer(self.norm1(x))))
+        x = self.res_scale2(x) + self.drop_path(self.layer_scale2(self.mlp(self.norm2(x))))
         return x.transpose([0, 3, 1, 2]) if self.channels_last else x
 
 

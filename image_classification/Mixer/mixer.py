@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, Mlp, fork
+from image_classification.layers import DropPath, Mlp
 from image_classification.token_mixer import TokenMixer
 from image_classification.transformer import SwiGlu
 

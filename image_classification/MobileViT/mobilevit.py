@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import round_channels
-from image_classification.layers import ConvNorm, Dropout, conv, fork, linear, rearrange
+from image_classification.layers import ConvNorm, Dropout, conv, linear, rearrange
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 from image_classification.transformer import TransformerBlock
@@ -49,9 +49,8 @@ class InvertedResidual(nn.Layer):
         self.conv3_1x1 = ConvNorm(wide, out_channels, 1, activation=None)
 
     def forward(self, x):
-        x, shortcut = fork(x) if self.has_shortcut else (x, None)
-        x = self.conv3_1x1(self.conv2_kxk(self.conv1_1x1(x)))
-        return shortcut + x if self.has_shortcut else x
+        out = self.conv3_1x1(self.conv2_kxk(self.conv1_1x1(x)))
+        return x + out if self.has_shortcut else out
 
 
 class MobileViTBlock(nn.Layer):
@@ -69,7 +68,7 @@ class MobileViTBlock(nn.Layer):
         self.conv_fusion = ConvNorm(2 * channels, channels, 3, activation=F.silu)
 
     def forward(self, x):
-        x, shortcut = fork(x)
+        shortcut = x
         patches = to_patches(self.conv_1x1(self.conv_kxk(x)))
         tokens = self.norm(self.transformer(patches.flatten(0, 1)))  # [B P, N, C]
         x = self.conv_proj(to_map(tokens.reshape(patches.shape), *x.shape[2:]))
@@ -115,9 +114,8 @@ class LinearBlock(nn.Layer):
         self.mlp = ConvMlp(dim, MLP_RATIO * dim)
 
     def forward(self, x):
-        x, shortcut = fork(x)
-        x, shortcut = fork(shortcut + self.attn(self.norm1(x)))
-        return shortcut + self.mlp(self.norm2(x))
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
 
 
 class MobileViTV2Block(nn.Layer):

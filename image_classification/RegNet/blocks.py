@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paddle import nn
 
-from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv, fork
+from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv
 
 
 class Options(NamedTuple):

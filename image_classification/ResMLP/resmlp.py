@@ -7,7 +7,7 @@ Shapes use: B batch, N tokens, C = embed_dim.
 
 from paddle import nn
 
-from image_classification.layers import ZERO, DropPath, Mlp, fork, linear
+from image_classification.layers import ZERO, DropPath, Mlp, linear
 from image_classification.token_mixer import TokenMixer
 
 from .dialects import DIALECTS
@@ -43,10 +43,9 @@ class ResBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x, shortcut = fork(x)
         mixed = self.linear_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
-        x, shortcut = fork(shortcut + self.drop_path(mixed * self.ls1))
-        return shortcut + self.drop_path(self.mlp_channels(self.norm2(x)) * self.ls2)
+        x = x + self.drop_path(mixed * self.ls1)
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)) * self.ls2)
 
 
 class ResMlp(TokenMixer):

@@ -37,6 +37,9 @@ FAMILIES = {  # its folder: (ours, its module and builder)
     "BEiT": ("BEiT", "beit", "build_beit"),
     "XCiT": ("XCiT", "xcit", "build_xcit"),
     "CaiT": ("CaiT", "cait", "build_cait"),
+    "ResMLP": ("ResMLP", "resmlp", "build_resmlp"),
+    "gMLP": ("GMLP", "gmlp", "build_gmlp"),
+    "ConvMixer": ("ConvMixer", "convmixer", "build_convmixer"),
     "PoolFormer": ("MetaFormer", "poolformer", "build_poolformer"),
     "PVTv2": ("PVTv2", "pvtv2", "build_pvtv2"),
     "MobileViT": ("MobileViT", "mobilevit", "build_mobilevit"),
@@ -108,7 +111,7 @@ def test_every_yaml_of_the_shared_families_loads(paddlevit):
             with paddle.LazyGuard():
                 make_model(config, builder(PACKAGE / family))
             count += 1
-    assert count == 98
+    assert count == 107
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -227,7 +230,7 @@ def test_every_line_of_its_run_scripts_is_understood(paddlevit, monkeypatch):
                 assert ("-eval" in flags) == config.EVAL and config.AMP.MODE == "auto"
                 assert config.DATA.DATA_PATH == "/dataset/imagenet" and config.DATA.DATASET == "imagenet2012"
                 count += 1
-    assert count == 30
+    assert count == 36
 
 
 @pytest.mark.parametrize(("family", "script"), [("ViT", "run_eval_multi.sh"), ("SwinTransformer", "run_test_train.sh")])
