@@ -27,7 +27,7 @@ from image_classification.runtime import Parser, UserError, command, prepare_pro
 
 STOCK = "stock"
 FORMATS = ("float32", "bfloat16", "float16")
-LEARNING_RATE = 1e-5
+LEARNING_RATE = 1e-2
 
 
 @command

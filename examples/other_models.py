@@ -36,8 +36,10 @@ class UNet(nn.Layer):
         super().__init__()
         inputs = (3, *widths[:-1])
         self.down = nn.LayerList([self.pair(a, b) for a, b in zip(inputs, widths, strict=True)])
-        steps = [(widths[i + 1] + widths[i], widths[max(i - 1, 0)]) for i in range(len(widths) - 2, -1, -1)]
-        self.up = nn.LayerList([self.pair(a, b) for a, b in steps])
+        self.up, below = nn.LayerList(), widths[-1]
+        for skipped, outputs in zip(widths[-2::-1], (*widths[-3::-1], widths[0]), strict=True):
+            self.up.append(self.pair(below + skipped, outputs))
+            below = outputs
         self.head = nn.Conv2D(widths[0], num_classes, 3, padding=1)
 
     @staticmethod

@@ -84,7 +84,8 @@ def parse(words):
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
     add("-json", metavar="FILE", help="write the rows as JSON")
     add("-plot", metavar="FILE", help="write a bar chart, PNG or SVG")
-    add("-peers", action="store_true", help="measure stock Paddle and, where installed, PyTorch + timm as well")
+    add("-peers", action="store_true", help="measure PyTorch + timm as well, where installed, and, beside a mode in "
+        "float32, stock Paddle")
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
@@ -118,7 +119,9 @@ def contestants(options):
             name = mode if dtype is None else f"{mode} {dtype}"
             result.append({"name": name, "mode": mode, "program": program, "environment": environment})
     if options.peers:
-        result += stock_paddle(task, environment) + torch_peers(task, environment, options)
+        in_float32 = any(mode in FLOAT32_MODES for mode in options.modes)
+        result += stock_paddle(task, environment) if in_float32 else []
+        result += torch_peers(task, environment, options, in_float32)
     return result
 
 
@@ -134,8 +137,8 @@ def stock_paddle(task, environment):
     ]
 
 
-def torch_peers(task, environment, options):
-    """Return PyTorch + timm in float32 and with autocast, or nothing where they are not installed."""
+def torch_peers(task, environment, options, in_float32):
+    """Return PyTorch + timm with autocast, and in float32 if asked for, or nothing where they are not installed."""
     try:
         found = subprocess.run([options.peer_python, TORCH_WORKER], capture_output=True, text=True)
         reason = found.returncode and found.stderr.strip().rpartition("\n")[2]
@@ -153,7 +156,7 @@ def torch_peers(task, environment, options):
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
     environment = environment | {"OMP_NUM_THREADS": threads_of(environment)}
     result = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16") if in_float32 else ("bfloat16",):
         program = [options.peer_python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype})]
         name = "PyTorch fp32" if dtype == "float32" else "PyTorch autocast bfloat16"
         mode = "fp32" if dtype == "float32" else "auto"

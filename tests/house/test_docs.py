@@ -72,7 +72,7 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert folder.is_dir(), line
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
-        elif page.name in ("benchmarks.md", "formats.md") and words[1].startswith("tools/"):
+        elif page.name in ("benchmarks.md", "formats.md", "any_model.md") and words[1].startswith(("tools/", "examples/")):
             check_options(words)  # measuring takes minutes to hours
         elif "photos" in line and page.name == "README.md":
             assert (ROOT / words[1]).is_file()  # tests/house/test_own_photographs.py runs them

@@ -1,0 +1,79 @@
+"""The example for any Paddle model: its table, its mistakes, and every network beside it in every format."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import paddle
+import pytest
+
+from examples import accelerate_any_model as example
+from examples.other_models import MODELS
+from image_classification import half_cpu
+
+# Neighbouring numbers are 2^-10 and 2^-7 apart, and up to a hundred operators round one after the other.
+TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
+
+
+def test_table_has_a_line_for_training_and_one_for_evaluation_of_each_model():
+    words = ["shufflenet_v2_x0_25", "crnn", "--image-size", "32", "--batch-size", "2", "--rounds", "1", "--threads", "1"]
+    done = subprocess.run([sys.executable, example.__file__, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line for line in done.stdout.splitlines() if line.startswith("|") and "---" not in line]
+    assert head.count("|") == 8 and "float32" in head and "bfloat16" in head and "float16" in head
+    assert [row.split("|")[1:3] for row in rows] == [
+        [f" {name} ", f" {work} "] for name in ("shufflenet_v2_x0_25", "crnn") for work in ("training", "evaluation")
+    ]
+    assert all(float(cell.split()[0]) > 0 for row in rows for cell in row.split("|")[3:7])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["resnet5000"], "resnet5000"),
+        (["no_such_module:Net"], "no_such_module"),
+        ([], "-all"),
+        (["resnet18", "--all"], "-all"),
+        (["resnet18", "--formats", "float8"], "float8"),
+        (["resnet18", "--rounds", "0"], "-rounds"),
+    ],
+)
+def test_mistake_is_one_line_and_nothing_runs(words, named, capsys):
+    assert example.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and named in printed.err
+
+
+def test_model_of_a_module_on_the_path_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text("import paddle\n\n\ndef tiny():\n    return paddle.nn.Conv2D(3, 4, 3)\n")
+    monkeypatch.syspath_prepend(Path(tmp_path))
+    model, inputs = example.find_model("my_models:tiny", MODELS, lambda batch: [paddle.ones([batch, 3, 8, 8])])()
+    assert model(*inputs(2)).shape == [2, 4, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "crnn" else pytest.mark.slow) for name in MODELS]
+)
+def test_network_trains_in_every_format_and_evaluates_as_in_stock_paddle(name, monkeypatch):
+    monkeypatch.setattr(example, "LEARNING_RATE", 1e3)  # one step moves what has a gradient, however small
+    for dtype in example.FORMATS:
+        if half_cpu.backend_name(dtype) == "reference":
+            continue
+        results = []
+        for make in (example.Stock, lambda model, dtype=dtype: example.Accelerated(model, dtype)):
+            paddle.seed(0)
+            model, make_inputs = MODELS[name]()
+            inputs, contestant = make_inputs(1), make(model)
+            model.eval()
+            with paddle.no_grad():
+                results.append([output.astype("float32") for output in example.flat(contestant.evaluate(inputs))])
+            model.train()
+            trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+            before = [parameter.clone() for parameter in trained]
+            for _ in range(8):  # float16 skips steps until its loss scale fits
+                contestant.train(inputs)
+                moved = [bool((old != new).any()) for old, new in zip(before, trained, strict=True)]
+                if any(moved):
+                    break
+            assert all(bool(paddle.isfinite(p).all()) for p in trained) and sum(moved) > 0.8 * len(moved)
+        assert example.difference(*results[::-1]) <= TOLERANCE[dtype]
