@@ -198,6 +198,35 @@ def test_batch_norm_statistics_of_pytorch_find_their_place(tmp_path):
     assert all(np.array_equal(arrays_of(other)[name], value) for name, value in arrays_of(model).items())
 
 
+METAFORMER = (  # our names, those of the authors' repository
+    (r"stem\.norm\.", "downsample_layers.0.post_norm."),
+    (r"stem\.", "downsample_layers.0."),
+    (r"stages\.(\d)\.downsample\.norm\.", r"downsample_layers.\1.pre_norm."),
+    (r"stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+    (r"stages\.(\d)\.blocks\.", r"stages.\1."),
+    (r"head\.fc\.", "head."),
+    (r"head\.norm\.", "norm."),
+)
+
+
+def test_linear_layers_over_maps_of_a_metaformer_are_convolutions_here(tmp_path):
+    """The authors' layers keep the channels last, so that all 1x1 convolutions of timm's are linear ones of theirs."""
+    path = next(path for path in CONFIGS if path.stem == "caformer_tiny_digits")
+    model, tensors = randomise(build(path)), {}
+    for name, value in transpose_linears(linear_weights(model), arrays_of(model)).items():
+        rule = next((rule for rule in METAFORMER if re.match(rule[0], name)), ("$", ""))
+        value = value.reshape(value.shape[:2]) if value.shape[2:] == (1, 1) else value
+        tensors[re.sub(*rule, name, count=1)] = value
+    assert tensors.keys() >= {"downsample_layers.2.pre_norm.weight", "stages.1.0.token_mixer.act1.scale", "norm.bias",
+                              "stages.2.0.token_mixer.qkv.weight", "head.fc2.weight"}  # fmt: skip
+    shapes = [tensors[f"stages.{stage}.0.mlp.fc1.weight"].ndim for stage in range(3)]
+    assert shapes == [2, 2, 2] and tensors["stages.1.0.token_mixer.dwconv.weight"].ndim == 4
+    write_weights(tmp_path / "w.pth", tensors)
+    other = build(path)
+    assert load_pretrained(other, str(tmp_path / "w.pth")).dialect == "original MetaFormer"
+    assert all(np.array_equal(arrays_of(other)[name], value) for name, value in arrays_of(model).items())
+
+
 def test_registry_entries_are_complete_and_belong_to_a_config():
     known = {path.stem: path.parents[1].name for path in CONFIGS}
     for entry in read_registry().values():
