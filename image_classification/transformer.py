@@ -3,6 +3,8 @@
 Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import paddle
 from paddle import nn
@@ -112,29 +114,40 @@ class Attention(nn.Layer):
 
 
 class ClassAttention(nn.Layer):
-    """What the first of N + 1 tokens takes from all, [B, N + 1, C] -> [B, 1, C] (Touvron et al. 2021, CaiT)."""
+    """What the first of N + 1 tokens takes from all, [B, N + 1, C] -> [B, 1, C] (Touvron et al. 2021, CaiT).
 
-    def __init__(self, dim: int, num_heads: int):
+    `names` are those of the layers of query, key and value.
+    """
+
+    def __init__(self, dim: int, num_heads: int, names: Sequence[str] = "qkv"):
         super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.q, self.k, self.v = linear(dim, dim), linear(dim, dim), linear(dim, dim)
+        self.names = names
+        for name in names:
+            setattr(self, name, linear(dim, dim))
         self.proj = linear(dim, dim)
 
     def heads(self, x):
         """Return [B, tokens, C] as [B, h, tokens, d]."""
         return x.reshape([*x.shape[:2], self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
 
+    def project(self, x):
+        """Return the query of the first token, [B, 1, C], key and value of all, [B, N + 1, C]."""
+        query, key, value = (getattr(self, name) for name in self.names)
+        return query(x[:, :1]), key(x), value(x)
+
     def forward(self, x):
-        query = self.heads(self.q(x[:, :1])) * self.head_dim**-0.5
-        weights = F.softmax(paddle.matmul(query, self.heads(self.k(x)), transpose_y=True), axis=-1)  # [B, h, 1, N + 1]
-        taken = paddle.matmul(weights, self.heads(self.v(x)))
+        query, key, value = map(self.heads, self.project(x))
+        scores = paddle.matmul(query * self.head_dim**-0.5, key, transpose_y=True)  # [B, h, 1, N + 1]
+        taken = paddle.matmul(F.softmax(scores, axis=-1), value)
         return self.proj(taken.transpose([0, 2, 1, 3]).flatten(2))
 
     def tensor_parallel_plan(self):
         """Divided by heads; one sum after the projection."""
-        columns = {"q": Column(), "k": Column(), "v": Column()}
-        return {"num_heads": Count("attention heads"), **columns, "proj": Row()}
+        return {"num_heads": Count("attention heads"), **dict.fromkeys(self.names, Column()), "proj": Row()}
 
 
 class SwiGlu(nn.Layer):
