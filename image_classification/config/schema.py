@@ -62,7 +62,9 @@ class Data:
     CROP_PADDING: int = option(4, "pad: black pixels on each side before the random crop", minimum=0)
     BALANCED: bool = option(False, "training: draw each class equally often, with replacement")
     HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
-    CROP_PCT: float = option(0.875, "evaluation: share of the resized image's side that is kept", above=0, maximum=1)
+    CROP_PCT: float = option(
+        0.875, "evaluation: share of the resized image's side that is kept; above 1: black around", above=0, maximum=2
+    )
     KEEP_ASPECT: bool = option(True, "evaluation: scale by the short side; False: to a square, as ColossalAI does")
     PREPROCESSING: str = option(
         "weights",

@@ -16,8 +16,8 @@ def resize_positions(array, stated):
     are those of no square grid.
 
     Args:
-        array: [1, tokens, C], or [relative positions, heads] for :class:`RelativePositions`; where the heads come first
-            it is [heads, 2 * rows - 1, 2 * columns - 1].
+        array: [1, tokens, C] or [1, rows, columns, C]; for :class:`RelativePositions` [relative positions, heads] or,
+            where the heads come first, [heads, 2 * rows - 1, 2 * columns - 1].
     """
     if isinstance(stated, RelativePositions):
         rows, columns = (2 * side - 1 for side in stated.window)
@@ -27,6 +27,8 @@ def resize_positions(array, stated):
         places, others = np.split(array, [len(array) - stated.num_others])
         resized = _resize_grid(places, rows, columns)
         return array if resized is None else np.concatenate([resized, others])
+    if array.ndim == 4:
+        return resize_positions(array.reshape(1, -1, array.shape[-1]), stated).reshape(1, *stated.grid, array.shape[-1])
     prefix, places = np.split(array, [stated.num_prefix_tokens], axis=1)
     resized = _resize_grid(places[0], *stated.grid)
     return array if resized is None else np.concatenate([prefix, resized[None]], axis=1)
