@@ -57,6 +57,16 @@ TRAIN: {GRAD_CLIP: None}
 MODEL: {TYPE: MobileViT, NAME: mobilevit_xxs, DIMS: [8, 8, 16, 16, 16, 16, 24, 32, 64], HIDDEN_DIMS: [16, 24, 32]}
 TRAIN: {CUTMIX_MINMAX: None, LINEAR_SCALED_LR: None}
 """,
+    "CrossViT": """
+MODEL: {TYPE: CrossViT, NAME: crossvit_vit_9_dagger_224, IMG_SIZE: [240, 224], PATCH_SIZE: [12, 16],
+        EMBED_DIM: [16, 32], DEPTH: [[1, 3, 0], [1, 3, 0]], NUM_HEADS: [4, 4], MLP_RATIO: [3, 3, 1], QKV_BIAS: True,
+        MULTI_CONV: True}
+""",
+    "VOLO": """
+MODEL: {TYPE: volo, NAME: volo_d1_224, STEM_HIDDEN_DIM: 16, TRANS: {LAYERS: [1, 1, 1, 1], EMBED_DIMS: [16, 32, 32, 32],
+        NUM_HEADS: [2, 2, 2, 2], MLP_RATIOS: [3, 3, 3, 3], DOWNSAMPLES: [True, False, False, False],
+        OUTLOOK_ATTENTION: [True, False, False, False]}}
+""",
     "XCiT": """
 MODEL: {TYPE: xcit, NAME: xcit_nano_12_p8_224, PATCH_SIZE: 8, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2, ETA: 1.0,
         TOKENS_NORM: False}
@@ -103,6 +113,8 @@ def test_file_loads_with_its_keys_in_ours_and_one_line_that_says_so(tmp_path, fa
         "MetaFormer": {"version": 1, "norm_first": True, "dims": (8, 16, 16, 32), "layer_scale": 1e-6},
         "PVTv2": {"linear_attention": True, "embed_epsilon": 1e-6, "dims": (8, 16, 16, 32), "drop_path": 0.1},
         "MobileViT": {"num_heads": 8, "embed_norm": True, "norm_epsilon": 1e-6, "hidden_dims": (16, 24, 32)},
+        "CrossViT": {"branch_sizes": (240, 224), "depths": ((1, 3, 0), (1, 3, 0)), "multi_conv": True},
+        "VOLO": {"depths": (1, 1, 1, 1), "stem_width": 16, "mlp_ratios": (3.0, 3.0, 3.0, 3.0)},
         "XCiT": {"tokens_norm": False, "layer_scale": 1.0, "num_heads": 2},
         "ResMLP": {"embed_dim": 32, "depth": 12, "layer_scale": 1e-5, "drop_path": 0.1},
         "GMLP": {"embed_dim": 32, "depth": 2, "mlp_ratio": 6.0, "drop_path": 0.1},
