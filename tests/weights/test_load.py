@@ -155,6 +155,8 @@ def test_interpolated_positions_equal_pillows_antialiased_bicubic(old, new):
         expected = np.asarray(image.resize((new, new), Image.Resampling.BICUBIC))
         # Pillow rounds to float32 between the two axes
         np.testing.assert_allclose(found[0, 2:, channel].reshape(new, new), expected, atol=2e-6)
+    as_grid = resize_positions(embedding[:, 2:].reshape(1, old, old, 3), PositionEmbedding((new, new)))
+    np.testing.assert_array_equal(as_grid.reshape(1, -1, 3), found[:, 2:])
 
 
 def test_relative_positions_are_interpolated_to_another_window_and_others_kept():
