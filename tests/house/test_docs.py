@@ -21,6 +21,7 @@ from tests.helpers.model_zoo import builder
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "image_classification").glob("*/README.md"))
+MEASURED = ("benchmarks.md", "formats.md", "any_model.md")  # takes minutes to hours
 NOT_HERE = ("/dataset/", "<", "...", "--nnodes", "srun", "mpirun", "-pretrained=timm", "-pretrained=torchvision")
 
 
@@ -72,8 +73,8 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert folder.is_dir(), line
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
-        elif page.name in ("benchmarks.md", "formats.md", "any_model.md") and words[1].startswith(("tools/", "examples/")):
-            check_options(words)  # measuring takes minutes to hours
+        elif page.name in MEASURED and words[1].startswith(("tools/", "examples/")):
+            check_options(words)
         elif "photos" in line and page.name == "README.md":
             assert (ROOT / words[1]).is_file()  # tests/house/test_own_photographs.py runs them
         elif any(mark in line for mark in NOT_HERE):

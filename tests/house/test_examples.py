@@ -16,7 +16,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 
 
 def test_table_has_a_line_for_training_and_one_for_evaluation_of_each_model():
-    words = ["shufflenet_v2_x0_25", "crnn", "--image-size", "32", "--batch-size", "2", "--rounds", "1", "--threads", "1"]
+    words = ["shufflenet_v2_x0_25", "crnn", "--image-size", "32", "--batch-size", "2"]
+    words += ["--rounds", "1", "--threads", "1"]
     done = subprocess.run([sys.executable, example.__file__, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     head, *rows = [line for line in done.stdout.splitlines() if line.startswith("|") and "---" not in line]
