@@ -114,6 +114,11 @@ SMALL = {
 }  # fmt: skip
 
 
+def shallow(depths):
+    """Return depths of the same structure of which none is more than 1."""
+    return tuple(map(shallow, depths)) if isinstance(depths, tuple) else min(depths, 1)
+
+
 def small_model(folder):
     """Return (a small model of a zoo folder, its image size in pixels)."""
     build_model = builder(folder)
@@ -123,7 +128,7 @@ def small_model(folder):
             several = isinstance(parameter.default, tuple)
             arguments[name] = (SMALL[name],) * len(parameter.default) if several else SMALL[name]
         elif name in ("depths", "layers"):
-            arguments[name] = (1,) * len(parameter.default)
+            arguments[name] = shallow(parameter.default)
         elif name == "dims":
             arguments[name] = tuple(8 * (1 + index) for index in range(len(parameter.default)))
         elif name == "num_heads":
