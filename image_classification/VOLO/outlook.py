@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, linear
+from image_classification.layers import Dropout, DropPath, Mlp, linear, rearrange
 from image_classification.model import Column, Count, Draw, Row
 from image_classification.runtime import UserError
 
@@ -57,9 +57,11 @@ class OutlookAttention(nn.Layer):
         scores = self.attn(means).reshape([-1, heads, 9, 9]) * self.scale  # [B * places, h, 9, 9]
         weights = self.attn_drop(F.softmax(scores, axis=-1))
         value = neighbours(neighbours(self.v(x), 1), 3)  # [B, H/2, 3, W/2, 3, h * d]
-        value = value.transpose([0, 1, 3, 2, 4, 5]).reshape([batch * rows * columns, 9, heads, -1])
-        mixed = paddle.matmul(weights, value.transpose([0, 2, 1, 3])).transpose([0, 2, 1, 3])
-        mixed = mixed.reshape([batch, rows, columns, 3, 3, -1]).transpose([0, 1, 3, 2, 4, 5])
+        head_dim = value.shape[-1] // heads
+        split, parts = [batch, rows, 3, columns, 3, heads, head_dim], [batch * rows * columns, heads, 9, head_dim]
+        mixed = paddle.matmul(weights, rearrange(value, split, [0, 1, 3, 5, 2, 4, 6], parts))
+        split = [batch, rows, columns, heads, 3, 3, head_dim]
+        mixed = rearrange(mixed, split, [0, 1, 4, 2, 5, 3, 6], value.shape)
         return self.proj(summed(summed(mixed, 3), 1))
 
     def tensor_parallel_plan(self):
