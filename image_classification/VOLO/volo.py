@@ -141,7 +141,9 @@ class Volo(Model):
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.post_network:
             token = block(token, x)
-        return self.head(self.norm(token[:, 0])) + 0.5 * self.aux_head(self.norm(x)).max(axis=1)
+        patches = self.aux_head(self.norm(x))  # [B, N, num_classes]
+        largest = patches.argmax(axis=1, keepdim=True)  # the gradient of Paddle's max takes longer than the whole model
+        return self.head(self.norm(token[:, 0])) + 0.5 * paddle.take_along_axis(patches, largest, axis=1).squeeze(1)
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
