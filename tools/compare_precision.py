@@ -23,7 +23,7 @@ if not __package__:  # run by its path
 
 from image_classification.config import check_model, family_of_file, find_yaml, model_folders
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import Parser, UserError, command, progress_bar
+from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
 
 
 @command
@@ -41,6 +41,8 @@ def main(arguments):
             bar.update()
     bar.close()
     print(table(arguments, reports))
+    if arguments.json:
+        record(Path(arguments.json), arguments, reports)
 
 
 def parse_arguments(words):
@@ -51,6 +53,7 @@ def parse_arguments(words):
     parser.add_argument("-seeds", default="0,1,2", help="seeds (default: %(default)s)")
     parser.add_argument("-output", default="output/compare", help="folder of the runs (default: %(default)s)")
     parser.add_argument("-jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("-json", metavar="FILE", help="add the means to those of other variants and modes in this file")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()
@@ -114,6 +117,18 @@ def check_complete(output, name):
     epochs = json.loads(report.read_text())["epochs"] if report.exists() else 0
     if epochs < wanted:
         raise UserError(f"{name} was stopped after {epochs} of {wanted} epochs; the same command repeats it")
+
+
+def record(path, arguments, reports):
+    """Add {variant: {mode/format: mean top-1}} to a JSON file, one line a variant."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for mode, dtype in formats(arguments):
+        values = [reports[mode, dtype, seed]["top1"] for seed in arguments.seeds]
+        mean = round(sum(values) / len(values), 4)
+        known.setdefault(arguments.cfg.stem, {})[mode if dtype == "float32" else f"{mode}/{dtype}"] = mean
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known[name], sort_keys=True)}" for name in sorted(known))
+    with atomic_write(path) as file:
+        file.write(f"{{\n{lines}\n}}\n".encode())
 
 
 def table(arguments, reports):

@@ -24,10 +24,13 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import load_config, model_folders, variants
+from image_classification.config.catalogue import family_of
 from image_classification.runtime import Parser, UserError, command, prepare_process
 
 CONDITION = re.compile(r"([\w ]+?)(<=|>=|=|<|>)(.+)")
 NUMBER = re.compile(r"(\d+\.?\d*)([kMG]?)")
+FORMATS = Path(__file__).resolve().parent / "formats.json"  # written by compare_precision.py, see docs/formats.md
+AS_FLOAT32 = 0.02  # 7 of the 360 images of the digits, 3 standard deviations of one run (docs/benchmarks.md)
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 COMPARISONS = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -67,7 +70,7 @@ def list_variants(pattern):
     from image_classification.zoo import find_config
 
     published = {name: entry for family in read_variants().values() for name, entry in family.items()}
-    entries = read_registry()
+    entries, trained = read_registry(), trained_formats()
     rows = []
     for name in fnmatch.filter(variants(), pattern):
         path, build_model = find_config(name)
@@ -82,6 +85,7 @@ def list_variants(pattern):
             "top1": entries[default].top1 if default else None,
             "pretrained": default,
             "licence": entries[default].licence if default else None,
+            "trains in": trained.get(path.parents[1].name),
         })
     return rows
 
@@ -90,7 +94,7 @@ def list_families(pattern):
     """Return one dictionary a family whose name matches, from its README, its YAMLs and its registry file."""
     from image_classification.weights import read_variants
 
-    published = read_variants()
+    published, trained = read_variants(), trained_formats()
     rows = []
     for name, folder in model_folders().items():
         if not fnmatch.fnmatch(name, pattern):
@@ -105,6 +109,7 @@ def list_families(pattern):
             "variants": len(list((folder / "configs").glob("*.yaml"))),
             "parameters": " - ".join(sizes) or None,
             "weights from": ", ".join(sorted(publishers)) or None,
+            "trains in": trained.get(name),
         })
     return rows
 
@@ -126,6 +131,15 @@ def list_weights(pattern):
         for entry in read_registry().values()
         if fnmatch.fnmatch(entry.variant, pattern)
     ]
+
+
+def trained_formats():
+    """Return {family: the modes and formats in which its small model learns the digits as well as in float32}."""
+    by_family = {}
+    for variant, top1 in json.loads(FORMATS.read_text(encoding="utf-8")).items():
+        names = [name for name in top1 if name != "fp32" and top1[name] >= top1["fp32"] - AS_FLOAT32]
+        by_family[family_of(variant)] = " ".join(names)
+    return by_family
 
 
 def satisfies(row, condition):

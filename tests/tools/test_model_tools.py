@@ -13,10 +13,11 @@ from PIL import Image
 
 from image_classification import explain, zoo
 from image_classification.config import build_config
+from image_classification.config.catalogue import family_of
 from image_classification.preview import class_names, eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_weights, write_weights
-from tests.helpers.model_zoo import CONFIGS, ROOT
+from tests.helpers.model_zoo import CONFIGS, FOLDERS, ROOT
 
 VARIANT = "resnet_tiny_digits"
 CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -77,6 +78,29 @@ def test_list_models_keeps_the_rows_that_satisfy_all_conditions(capsys):
     kept = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
     assert "resnet50" in kept and not {"resnet18", "resnet101"} & set(kept)
     assert all(row["parameters"] < 30e6 and row["top1"] >= 71 for row in kept.values())
+
+
+def test_list_models_knows_in_which_formats_a_family_trains_as_in_float32(capsys, tmp_path, monkeypatch):
+    top1 = {"vit_tiny_digits": {"fp32": 0.97, "auto/float16": 0.951, "naive/float16": 0.949},
+            "mixer_tiny_digits": {"fp32": 0.9, "auto/float16": 0.99}}  # fmt: skip
+    (tmp_path / "formats.json").write_text(json.dumps(top1))
+    list_models = tool("list_models")
+    monkeypatch.setattr(list_models, "FORMATS", tmp_path / "formats.json")
+
+    def families(*words):
+        assert list_models.main([*words, "-json"]) == 0
+        return {row["family"]: row["trains in"] for row in json.loads(capsys.readouterr().out)}
+
+    assert families("[MV]i*", "-families", "-where", "trains in=*float16*") == {
+        "Mixer": "auto/float16", "ViT": "auto/float16"
+    }  # fmt: skip
+    assert families("vit_tiny_digits", "-where", "trains in=*auto/float16*") == {"ViT": "auto/float16"}
+    assert list_models.main(["vit_tiny_digits", "-where", "trains in=*naive*"]) == 2
+
+
+def test_every_family_has_its_formats_measured():
+    measured = {family_of(variant) for variant in json.loads((ROOT / "tools/formats.json").read_text())}
+    assert measured == {folder.name for folder in FOLDERS}
 
 
 @pytest.mark.parametrize(
