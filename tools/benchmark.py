@@ -32,6 +32,11 @@ from image_classification.tools.parts.benchmark_report import (
     table,
 )
 
+# Engines of PyTorch's worker: (name, whether it has bfloat16 on a CPU, whether it trains).
+PEERS = {
+    "eager": ("PyTorch", True, True), "compiled": ("PyTorch compiled", True, True),
+    "onnxruntime": ("ONNX Runtime", False, False), "openvino": ("OpenVINO", True, False),
+}  # fmt: skip
 PARTS = Path(__file__).resolve().parent / "parts"
 WORKER, TORCH_WORKER = PARTS / "benchmark_worker.py", PARTS / "benchmark_torch.py"
 # What our entry points set and a stock Paddle does not have.
@@ -84,18 +89,23 @@ def parse(words):
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
     add("-json", metavar="FILE", help="write the rows as JSON")
     add("-plot", metavar="FILE", help="write a bar chart, PNG or SVG")
-    add("-peers", action="store_true", help="measure PyTorch + timm as well, where installed, and, beside a mode in "
-        "float32, stock Paddle")
+    add("-peers", nargs="?", const="eager", metavar="ENGINES", help="measure timm's model as well, where PyTorch is "
+        f"installed: {', '.join(PEERS)} (default of -peers: eager); and, beside a mode in float32, stock Paddle")
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
     options.modes, options.dtypes = options.modes.split(","), options.dtypes.split(",")
+    options.peers = options.peers.split(",") if options.peers else []
     for flag, given, known in (
-        ("--modes", options.modes, PRECISION_MODES), ("--dtypes", options.dtypes, HALF_DTYPES)
+        ("--modes", options.modes, PRECISION_MODES), ("--dtypes", options.dtypes, HALF_DTYPES),
+        ("--peers", options.peers, PEERS),
     ):  # fmt: skip
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
+    for engine in options.peers:
+        if not PEERS[engine][2] and not options.evaluation:
+            parser.error(f"--peers: {engine} does not train: add -evaluation")
     for flag in ("batch_size", "image_size", "rounds", "iterations", "threads"):
         if getattr(options, flag) is not None and getattr(options, flag) < 1:
             parser.error(f"-{flag}: must be 1 or more")
@@ -156,11 +166,13 @@ def torch_peers(task, environment, options, in_float32):
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
     environment = environment | {"OMP_NUM_THREADS": threads_of(environment)}
     result = []
-    for dtype in ("float32", "bfloat16") if in_float32 else ("bfloat16",):
-        program = [options.peer_python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype})]
-        name = "PyTorch fp32" if dtype == "float32" else "PyTorch autocast bfloat16"
-        mode = "fp32" if dtype == "float32" else "auto"
-        result.append({"name": name, "mode": mode, "program": program, "environment": environment})
+    for engine in options.peers:
+        name, has_bfloat16, _ = PEERS[engine]
+        modes = {"float32": "fp32"} if in_float32 or not has_bfloat16 else {}
+        for dtype, mode in (modes | ({"bfloat16": "auto"} if has_bfloat16 else {})).items():
+            program = [options.peer_python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype, "engine": engine})]
+            entry = {"name": f"{name} {dtype}", "mode": mode, "program": program, "environment": environment}
+            result.append(entry | {"is_peer": True})
     return result
 
 
@@ -188,7 +200,7 @@ def run_rounds(options, entries):
                         rounds.append(json.loads(done.stdout.splitlines()[-1]))
                     else:
                         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-                        if "PyTorch" not in entry["name"]:
+                        if "is_peer" not in entry:
                             raise UserError(f"{entry['name']}: {reason.removeprefix('error: ')}")
                         print(f"{entry['name']}: failed, not measured: {reason}", file=sys.stderr)
                         failed.add(entry["name"])

@@ -1,6 +1,7 @@
 """The benchmark tool: its figures from known measurements, its mistakes, and one real run."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -68,6 +69,35 @@ def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
         "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": None, "MKL_DEBUG_CPU_TYPE": None,
         "MKL_CBWR": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--modes auto --peers", ["auto bfloat16", "PyTorch bfloat16"]),
+        ("--modes auto --peers eager,compiled", ["auto bfloat16", "PyTorch bfloat16", "PyTorch compiled bfloat16"]),
+        ("--modes auto --evaluation --peers onnxruntime,openvino",
+         ["auto bfloat16", "ONNX Runtime float32", "OpenVINO bfloat16"]),
+        ("--modes fp32 --peers", ["fp32", "stock Paddle, as installed", "stock Paddle, 1 threads", "PyTorch float32",
+                                  "PyTorch bfloat16"]),
+    ],
+)  # fmt: skip
+def test_peers_are_measured_in_the_formats_of_the_modes(words, expected):
+    """What has no bfloat16 on a CPU stands for itself in float32.."""
+    options = benchmark.parse([*words.split(), "--peer-python", shutil.which("true"), "--threads", "1"])
+    assert [entry["name"] for entry in benchmark.contestants(options)] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--peers", "tensorrt"], "'tensorrt' is not one of eager, compiled, onnxruntime, openvino"),
+        (["--peers", "openvino"], "--peers: openvino does not train: add -evaluation"),
+    ],
+)
+def test_peer_that_cannot_be_measured_is_one_line(words, message, capsys):
+    assert benchmark.main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_stock_paddle_runs_paddles_own_operators(monkeypatch):

@@ -1,7 +1,8 @@
 """Measure timm's model of the same name with PyTorch in this process, for the comparison of tools/benchmark.py.
 
 Runs in an environment with torch and timm, not Paddle. Takes and prints what benchmark_worker.py does; without
-a task it only says which versions it has.
+a task it only says which versions it has. The task's "engine" says what runs the model: PyTorch ("eager", "compiled" by
+its inductor, which needs a C++ compiler), or for evaluation "onnxruntime" or "openvino", where they are installed.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 
 from torch_peers import timm, torch
@@ -31,12 +33,17 @@ def main():
     context = contextlib.nullcontext
     if task["dtype"] != "float32":
         context = lambda: torch.autocast("cpu", getattr(torch, task["dtype"]))  # noqa: E731
-    run = evaluation(model, images, context) if task["evaluation"] else training(model, images, labels, context, task)
+    model.train(not task["evaluation"])
+    run_model = ENGINES[task["engine"]](model, images, task["dtype"])
+    if task["evaluation"]:
+        run = evaluation(run_model, images, context)
+    else:
+        run = training(run_model, images, labels, context, task)
     iterations = [run() for _ in range(WARMUP_ITERATIONS + task["iterations"])][WARMUP_ITERATIONS:]
     print(json.dumps({
         "iterations": iterations,
         "dtype": task["dtype"],
-        "backend": f"torch {torch.__version__}",
+        "backend": f"torch {torch.__version__}" if task["engine"] == "eager" else task["engine"],
         "batch_size": batch_size,
         "image_size": size,
         "threads": torch.get_num_threads(),
@@ -45,12 +52,48 @@ def main():
     }))
 
 
+def eager(model, images, dtype):
+    """Return the model as it is."""
+    return model
+
+
+def compiled(model, images, dtype):
+    """Return the model behind PyTorch's compiler."""
+    return torch.compile(model)
+
+
+def onnxruntime(model, images, dtype):
+    """Return a function that runs the model in ONNX Runtime, which has float32 on a CPU."""
+    import onnxruntime
+
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        torch.onnx.export(model, (images,), file.name, external_data=False, verbose=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(file.name, options, providers=["CPUExecutionProvider"])
+    name, array = session.get_inputs()[0].name, images.numpy()
+    return lambda images: session.run(None, {name: array})
+
+
+def openvino(model, images, dtype):
+    """Return a function that runs the model in OpenVINO, in bfloat16 where the task says so."""
+    import openvino
+
+    hints = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bfloat16" else "f32", "PERFORMANCE_HINT": "LATENCY",
+             "INFERENCE_NUM_THREADS": torch.get_num_threads()}  # fmt: skip
+    converted = openvino.convert_model(model, example_input=images)
+    network, array = openvino.compile_model(converted, "CPU", hints), images.numpy()
+    return lambda images: network(array)
+
+
+ENGINES = {"eager": eager, "compiled": compiled, "onnxruntime": onnxruntime, "openvino": openvino}
+
+
 def training(model, images, labels, context, task):
     """Return a function that makes one step with the benchmark's optimizer and returns {phase: seconds}."""
     optimizers = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD, "Momentum": torch.optim.SGD}
     momentum = {"momentum": 0.9} if task["optimizer"] == "Momentum" else {}
     optimizer = optimizers.get(task["optimizer"], torch.optim.AdamW)(model.parameters(), lr=1e-4, **momentum)
-    model.train()
 
     def step():
         times, cpu_start = [time.perf_counter()], time.process_time()
@@ -70,14 +113,13 @@ def training(model, images, labels, context, task):
     return step
 
 
-def evaluation(model, images, context):
+def evaluation(run_model, images, context):
     """Return a function that makes one forward pass without gradients."""
-    model.eval()
 
     def step():
         start, cpu_start = time.perf_counter(), time.process_time()
         with torch.no_grad(), context():
-            model(images)
+            run_model(images)
         forward = time.perf_counter() - start
         cpu = time.process_time() - cpu_start
         return {"data": 0.0, "forward": forward, "backward": 0.0, "optimizer": 0.0, "scaler": 0.0, "cpu": cpu}
