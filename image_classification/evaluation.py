@@ -5,6 +5,7 @@ import time
 import numpy as np
 import paddle
 
+from . import half_cpu
 from .metrics import Accumulator
 from .runtime import progress_bar
 
@@ -19,7 +20,8 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     model.eval()
     start = time.monotonic()
     accumulator = Accumulator()
-    with paddle.no_grad(), progress_bar(loader.num_images, "evaluate", "img", parallel.is_main) as bar:
+    bar = progress_bar(loader.num_images, "evaluate", "img", parallel.is_main)
+    with paddle.no_grad(), half_cpu.frozen(model), bar:
         for images, labels in loader:
             with precision.forward_context():
                 logits = parallel.predict(model, paddle.to_tensor(images))

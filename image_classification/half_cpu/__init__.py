@@ -10,9 +10,10 @@ Depends on paddle alone, so that the folder can be lifted into another code base
 from . import onednn
 from .composites import composite
 from .dispatch import backend_name, dispatch
+from .frozen import frozen
 from .products import Operand
 from .reference import UnsupportedOperator
 
-__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch"]
+__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen"]
 
 onednn.register()

@@ -19,6 +19,7 @@ from .onednn_primitives import (
     new_tensor,
     servable,
 )
+from .scope import made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
@@ -147,12 +148,19 @@ def _run(name, key, first, weight, last):
         primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr())
         return
     rearrange = cache.get(_describe_weights, name, *key)
-    blocked = new_tensor(_UINT8, [primitive.sizes[1]])
-    if name != "backward_weights":
-        rearrange(weight.data_ptr(), blocked.data_ptr())
-    primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
     if name == "backward_weights":
+        blocked = new_tensor(_UINT8, [primitive.sizes[1]])
+        primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
         rearrange(blocked.data_ptr(), weight.data_ptr())
+        return
+
+    def block():
+        blocked = new_tensor(_UINT8, [primitive.sizes[1]])
+        rearrange(weight.data_ptr(), blocked.data_ptr())
+        return blocked
+
+    blocked = made_once(weight.data_ptr(), (name, *key), block)
+    primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
 
 
 def _grouped(weight, groups):

@@ -23,6 +23,7 @@ from .onednn_primitives import (
     numel,
     servable,
 )
+from .scope import made_once
 
 _CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8
@@ -103,8 +104,13 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return
     product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])
-    packed = new_tensor(_UINT8, [product.sizes[1]])
-    cache.get(_describe_packing, *key)(right.pointer, packed.data_ptr())
+
+    def pack():
+        packed = new_tensor(_UINT8, [product.sizes[1]])
+        cache.get(_describe_packing, *key)(right.pointer, packed.data_ptr())
+        return packed
+
+    packed = made_once(right.pointer, key, pack)
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
 
 

@@ -1,6 +1,9 @@
 """What one `dispatch` asks for, and which one is active in this thread."""
 
 import threading
+from typing import Any
+
+import paddle
 
 from . import kernels, paddle_names
 from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, scan
@@ -20,6 +23,9 @@ class Scope:
 
     def cast(self, tensor, dtype):
         """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
+        return made_once(tensor.data_ptr(), dtype, lambda: self._cast(tensor, dtype))
+
+    def _cast(self, tensor, dtype):
         kernel = self.kernels.get("cast")
         if kernel is not None:
             result = kernel(paddle_names.cast, (tensor, dtype), {})
@@ -49,7 +55,14 @@ class Scope:
 
 class _Active(threading.local):
     scope: "Scope | None" = None
+    frozen: Any = None  # see frozen.py
 
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
 active = _Active()
+
+
+def made_once(pointer, key, make):
+    """Return `make()`, a tensor made of what begins at a pointer, or, for a frozen weight, the one of the last call."""
+    kept = active.frozen
+    return make() if kept is None or paddle.is_grad_enabled() else kept.made(pointer, key, make)

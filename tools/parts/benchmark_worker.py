@@ -186,17 +186,20 @@ def measure_evaluation(parts, batches, count):
     """Return [{phase: seconds}] of forward passes without gradients."""
     import paddle
 
+    from image_classification import half_cpu
+
     def forward(images):
         with paddle.no_grad(), parts.precision.forward_context():
             return parts.model(images)
 
     parts.model.eval()
     iterations = []
-    for _ in range(WARMUP_ITERATIONS + count):
-        watch, cpu_start = Stopwatch(parts.device), time.process_time()
-        images = watch.run("data", lambda: paddle.to_tensor(next(batches)[0]))
-        watch.run("forward", forward, images)
-        iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
+    with half_cpu.frozen(parts.model):  # as an evaluation has it
+        for _ in range(WARMUP_ITERATIONS + count):
+            watch, cpu_start = Stopwatch(parts.device), time.process_time()
+            images = watch.run("data", lambda: paddle.to_tensor(next(batches)[0]))
+            watch.run("forward", forward, images)
+            iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
     return iterations[WARMUP_ITERATIONS:]
 
 

@@ -1,0 +1,99 @@
+"""Weights that stay as they are between batches are prepared once, and give the very same results."""
+
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+
+from image_classification import amp, half_cpu
+from image_classification.half_cpu import onednn, onednn_convolution, onednn_matmul
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
+FORMATS = [("fp32", None), *(
+    ("auto", dtype) for dtype in ("bfloat16", "float16") if half_cpu.backend_name(dtype) != "reference"
+)]  # fmt: skip
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2D(3, 32, 3, padding=1), nn.Linear(32 * 64, 96)
+
+    def forward(self, images):
+        return self.fc(F.relu(self.conv(images)).flatten(1))
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Return the list of all that was rounded or rearranged for a product or a convolution."""
+    made = []
+    for module in (onednn_matmul, onednn_convolution):
+        made_once = module.made_once
+        monkeypatch.setattr(module, "made_once", lambda pointer, key, make, original=made_once: original(
+            pointer, key, lambda: made.append(key) or make()))  # fmt: skip
+    return made
+
+
+def evaluate(model, precision, batches):
+    with paddle.no_grad():
+        results = []
+        for images in batches:
+            with precision.forward_context():
+                results.append(model(images).astype("float32").numpy())
+    return results
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_results_of_frozen_weights_are_the_same_bits(mode, dtype):
+    paddle.seed(0)
+    precision = amp.build_precision(mode, dtype)
+    model = precision.convert_model(Net())
+    model.eval()
+    batches = [paddle.randn([size, 3, 8, 8]) for size in (160, 160, 3)]  # the last one is small, as in an evaluation
+    expected = evaluate(model, precision, batches)
+    with half_cpu.frozen(model):
+        found = evaluate(model, precision, batches)
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+def test_frozen_weights_are_prepared_for_the_first_batch_only(prepared):
+    mode, dtype = FORMATS[1] if len(FORMATS) > 1 else FORMATS[0]
+    precision = amp.build_precision(mode, dtype)
+    model = precision.convert_model(Net())
+    batches = [paddle.randn([160, 3, 8, 8])] * 3
+    with half_cpu.frozen(model):
+        evaluate(model, precision, batches[:1])
+        first = len(prepared)
+        evaluate(model, precision, batches)
+    assert first > 0 and len(prepared) == first
+    evaluate(model, precision, batches)
+    assert len(prepared) == 4 * first  # and without the promise for each
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_weights_that_change_after_the_context_are_read_anew(mode, dtype):
+    precision = amp.build_precision(mode, dtype)
+    model = precision.convert_model(Net())
+    images = [paddle.randn([160, 3, 8, 8])]
+    with half_cpu.frozen(model):
+        (before,) = evaluate(model, precision, images)
+    for parameter in model.parameters():
+        parameter.set_value(parameter * 2)
+    with half_cpu.frozen(model):
+        (after,) = evaluate(model, precision, images)
+    assert abs(after - before).max() > 0.1 * abs(before).max()
+
+
+def test_gradients_inside_of_the_context_are_those_outside():
+    precision = amp.build_precision(*FORMATS[-1])
+    model = precision.convert_model(Net())
+    images, gradients = paddle.randn([160, 3, 8, 8]), []
+    for context in (half_cpu.frozen(model), half_cpu.frozen(Net())):
+        with context:
+            evaluate(model, precision, [images])  # what was prepared without gradients has none
+            with precision.forward_context():
+                loss = model(images).astype("float32").square().mean()
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.clear_gradients()
+    assert all((a == b).all() for a, b in zip(*gradients, strict=True))
