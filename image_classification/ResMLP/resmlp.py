@@ -72,7 +72,7 @@ def build_model(
     embed_dim: int = 384,
     depth: int = 12,
     mlp_ratio: float = 4.0,
-    layer_scale: float = 1e-4,
+    layer_scale: float = 0.1,
     drop_path: float = 0.0,
 ) -> ResMlp:
     """Return a ResMLP; the arguments are the MODEL section of a YAML file, and the defaults are ResMLP-12."""

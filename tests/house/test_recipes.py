@@ -90,6 +90,30 @@ def test_rates_are_the_published_ones(name, batch_size, accum_iter, processes, f
         assert [schedule.lr(warm), schedule.lr(warm + 1)] == pytest.approx(after_warmup, rel=1e-5, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("variant", "published"),
+    [  # epochs, warm-up, rate, batch, decay, clipping, drop path: the files of the authors that the recipes name
+        ("DeiT/deit_small_patch16_224", (300, 5, 1e-3, 1024, 0.05, None, 0.1)),
+        ("Swin/swin_tiny_patch4_window7_224", (300, 20, 1e-3, 1024, 0.05, 5.0, 0.2)),
+        ("MetaFormer/poolformer_m48", (300, 5, 1e-3, 1024, 0.05, None, 0.4)),
+        ("MetaFormer/poolformerv2_s36", (300, 5, 4e-3, 4096, 0.05, None, 0.2)),
+        ("MetaFormer/convformer_s18", (300, 20, 4e-3, 4096, 0.05, None, 0.2)),
+        ("MetaFormer/caformer_s18", (300, 20, 8e-3, 4096, 0.05, 1.0, 0.15)),
+        ("MobileViT/mobilevitv2_100", (300, 16, 7.5e-3, 1024, 0.013, 10.0, None)),
+        ("ConvMixer/convmixer_768_32", (300, 120, 1e-2, 640, 2e-5, 1.0, None)),
+        ("CrossViT/crossvit_15_240", (300, 30, 4e-3, 4096, 0.05, None, 0.1)),
+        ("VOLO/volo_d5_224", (300, 20, 8e-4, 1024, 0.05, None, 0.75)),
+        ("RepVGG/repvgg_b3", (200, 5, 0.1, 256, 1e-4, None, None)),
+    ],
+)
+def test_variant_trains_as_its_authors_did(variant, published):
+    folder, name = variant.split("/")
+    config = load_config([f"-cfg={PACKAGE / folder / 'configs' / name}.yaml"], builder(PACKAGE / folder))
+    train = config.TRAIN
+    rates = (train.NUM_EPOCHS, train.WARMUP_EPOCHS, train.BASE_LR, train.LINEAR_SCALED_LR)
+    assert (*rates, train.WEIGHT_DECAY, train.GRAD_CLIP, config.MODEL.ARGUMENTS.get("drop_path")) == published
+
+
 @pytest.mark.parametrize("name", ["vit_base_patch32_32k", "vit_base_patch16_32k", "vit_large_patch32_32k"])
 def test_large_batch_recipe_is_the_one_of_the_readme(name):
     config, _ = load(name)
