@@ -118,6 +118,13 @@ class SqueezeExcite(nn.Layer):
         return x * F.sigmoid(self.fc2(self.activation(self.fc1(x.mean(axis=[2, 3], keepdim=True)))))
 
 
+def check_image_size(images, image_size: int):
+    """Raise UserError unless `images`, [B, C, H, W], have `image_size` pixels on both sides."""
+    height, width = images.shape[2:]
+    if (height, width) != (image_size, image_size):
+        raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {image_size}")
+
+
 class PatchEmbed(nn.Layer):
     """Image to tokens, [B, in_channels, H, W] -> [B, N, C], by one strided convolution."""
 
@@ -139,9 +146,7 @@ class PatchEmbed(nn.Layer):
         )
 
     def forward(self, images):
-        height, width = images.shape[2:]
-        if (height, width) != (self.image_size, self.image_size):
-            raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
+        check_image_size(images, self.image_size)
         # [B, C, H', W'] -> [B, H', W', C], how a CPU's convolution leaves it in memory -> [B, N, C]
         return self.proj(images).transpose([0, 2, 3, 1]).flatten(1, 2)
 

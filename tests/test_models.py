@@ -228,6 +228,22 @@ def test_patch_embed_with_other_image_size_names_both_sizes():
 
 
 @pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("MaxViT", "IMAGE_SIZE 224"),
+        ("MobileViT", "both must be multiples of 64"),
+        ("VOLO", "IMAGE_SIZE 224"),
+        ("XCiT", "IMAGE_SIZE 224"),
+    ],
+)
+def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
+    with paddle.LazyGuard():
+        model = builder(folder)()
+    with pytest.raises(UserError, match=f"240x224 pixels.*{message}"):
+        model(paddle.zeros([1, 3, 240, 224]))
+
+
+@pytest.mark.parametrize(
     ("folder", "arguments", "message"),
     [
         ("ViT", {"image_size": 225}, "IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),

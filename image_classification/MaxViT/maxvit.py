@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
-from image_classification.layers import DropPath, SqueezeExcite, drop_path_rates, linear
+from image_classification.layers import DropPath, SqueezeExcite, check_image_size, drop_path_rates, linear
 from image_classification.model import Block, GradCam, Model, RelativePositions
 from image_classification.runtime import UserError
 
@@ -180,9 +180,7 @@ class MaxVit(Model):
 
     def embed(self, images):
         """Return features of half the image's side, [B, C, H, W]."""
-        if tuple(images.shape[2:]) != (self.image_size, self.image_size):
-            height, width = images.shape[2:]
-            raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
+        check_image_size(images, self.image_size)
         return self.stem(images)
 
     def forward_head(self, x):

@@ -14,7 +14,7 @@ Shapes use: B batch, H and W the height and width of a grid of patches, N patche
 import paddle
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Mlp, conv, drop_path_rates, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, Mlp, check_image_size, conv, drop_path_rates, linear
 from image_classification.model import Block, Column, GradCam, Model, PositionEmbedding
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention, TransformerBlock
@@ -127,9 +127,7 @@ class Volo(Model):
 
     def embed(self, images):
         """Return fine patches, [B, H, W, C], for images [B, in_channels, image_size, image_size]."""
-        if tuple(images.shape[2:]) != (self.image_size, self.image_size):
-            height, width = images.shape[2:]
-            raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
+        check_image_size(images, self.image_size)
         return self.patch_embed(images)
 
     def downsample(self, x):

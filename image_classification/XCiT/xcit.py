@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear
+from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention
@@ -33,21 +33,17 @@ def fourier_features(side: int) -> np.ndarray:
     return np.concatenate([rows, columns])[None].astype("float32")
 
 
-class PatchEmbed(nn.Layer):
+class PatchEmbed(nn.Sequential):
     """Image to patches, [B, in_channels, H, W] -> [B, C, side, side], by convolutions that halve it and double C."""
 
     def __init__(self, patch_size: int, in_channels: int, embed_dim: int):
-        super().__init__()
         halvings = patch_size.bit_length() - 1
         widths = [in_channels, *(embed_dim >> index for index in reversed(range(halvings)))]
         layers = []
         for before, width in zip(widths, widths[1:], strict=False):
             convolution = nn.Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
             layers += [nn.Sequential(convolution, nn.BatchNorm2D(width)), nn.GELU()]
-        self.proj = nn.Sequential(*layers[:-1])
-
-    def forward(self, images):
-        return self.proj(images)
+        super().__init__(("proj", nn.Sequential(*layers[:-1])))
 
 
 class FourierPositions(nn.Layer):
@@ -78,8 +74,7 @@ class CrossCovarianceAttention(nn.Layer):
 
     def forward(self, x):
         batch, tokens, _ = x.shape
-        packed = self.qkv(x)
-        heads = packed.transpose([0, 2, 1]).reshape([batch, 3 * self.num_heads, -1, tokens])  # [B, 3h, d, N]
+        heads = self.qkv(x).transpose([0, 2, 1]).reshape([batch, 3 * self.num_heads, -1, tokens])  # [B, 3h, d, N]
         both, value = paddle.split(heads, [2 * self.num_heads, self.num_heads], axis=1)
         lengths = both.astype("float32")  # sums over all patches, in any format
         query, key = (lengths * ((lengths * lengths).sum(-1, keepdim=True) + 1e-24).rsqrt()).chunk(2, axis=1)
@@ -152,11 +147,8 @@ class ClassBlock(nn.Layer):
     def forward(self, x):
         normed = self.norm1(x)
         x = x + paddle.concat([self.attn(normed), normed[:, 1:]], axis=1) * self.gamma1
-        if self.tokens_norm:
-            x = self.norm2(x)
-            token, patches = x[:, :1], x[:, 1:]
-        else:
-            token, patches = self.norm2(x[:, :1]), x[:, 1:]
+        normed = self.norm2(x)
+        token, patches = normed[:, :1], (normed if self.tokens_norm else x)[:, 1:]
         token = token + self.mlp(token) * self.gamma2
         return paddle.concat([token, patches.astype(token.dtype) * 2], axis=1)
 
@@ -182,29 +174,25 @@ class Xcit(Model):
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=TRUNC_NORMAL)
         self.pos_embed = FourierPositions(self.side, embed_dim)
         self.pos_drop = Dropout(dropout)
-        self.blocks = nn.LayerList([
+        self.blocks = nn.Sequential(*(
             XcitBlock(embed_dim, num_heads, self.side, mlp_ratio, layer_scale, dropout, attention_dropout, drop_path)
             for _ in range(depth)
-        ])
-        self.cls_attn_blocks = nn.LayerList([
+        ))
+        self.cls_attn_blocks = nn.Sequential(*(
             ClassBlock(embed_dim, num_heads, mlp_ratio, layer_scale, tokens_norm) for _ in range(class_depth)
-        ])
+        ))
         self.norm = nn.LayerNorm(embed_dim, epsilon=1e-6)
         self.head = linear(embed_dim, num_classes)
 
     def embed(self, images):
         """Return the patches with positions, [B, N, C], for images [B, in_channels, H, W]."""
-        if tuple(images.shape[2:]) != (self.image_size, self.image_size):
-            height, width = images.shape[2:]
-            raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {self.image_size}")
+        check_image_size(images, self.image_size)
         return self.pos_drop((self.patch_embed(images) + self.pos_embed()).flatten(2).transpose([0, 2, 1]))
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last block's patches [B, N, C]."""
         token = self.cls_token.expand([x.shape[0], -1, -1])
-        x = paddle.concat([token, x.astype(token.dtype)], axis=1)
-        for block in self.cls_attn_blocks:
-            x = block(x)
+        x = self.cls_attn_blocks(paddle.concat([token, x.astype(token.dtype)], axis=1))
         return self.head(self.norm(x)[:, 0])
 
     def forward(self, images):
@@ -213,10 +201,7 @@ class Xcit(Model):
         Raises:
             UserError: the images' height or width differs from `image_size` (pixels).
         """
-        x = self.embed(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.forward_head(x)
+        return self.forward_head(self.blocks(self.embed(images)))
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`."""
