@@ -28,6 +28,17 @@ class Block(NamedTuple):
     prefixes: tuple[str, ...]
 
 
+def stage_links(name: str, stages: nn.Layer) -> list[Block]:
+    """Return one link for the `downsample` of each stage but the first, and for each of its `blocks`."""
+    chain = []
+    for index, stage in enumerate(stages):
+        layers = {"downsample": stage.downsample} if index else {}
+        layers |= {f"blocks.{number}": block for number, block in enumerate(stage.blocks)}
+        for part, layer in layers.items():
+            chain.append(Block(f"{name}.{index}.{part}", layer, (f"{name}.{index}.{part}.",)))
+    return chain
+
+
 def links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
     """Return one link for each layer of a kind, together with those that follow it up to the next."""
     starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]

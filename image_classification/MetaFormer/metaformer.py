@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, LayerNorm2D, drop_path_rates, linear
-from image_classification.model import Block, Column, GradCam, Model, Row, Whole
+from image_classification.model import Block, Column, GradCam, Model, Row, Whole, stage_links
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
 
@@ -60,22 +60,20 @@ class Pooling(nn.Layer):
         return F.avg_pool2d(x, 3, stride=1, padding=1, exclusive=True) - x
 
 
-class SepConv(nn.Layer):
+class SepConv(nn.Sequential):
     """An inverted separable convolution (Sandler et al. 2018) with StarReLU and without norms, [B, C, H, W] -> same."""
 
     def __init__(self, dim: int):
-        super().__init__()
-        self.pwconv1 = conv(dim, 2 * dim, bias=False)
-        self.act1 = StarReLU()
-        self.dwconv = conv(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias=False)
-        self.pwconv2 = conv(2 * dim, dim, bias=False)
-
-    def forward(self, x):
-        return self.pwconv2(self.dwconv(self.act1(self.pwconv1(x))))
+        super().__init__(
+            ("pwconv1", conv(dim, 2 * dim, bias=False)),
+            ("act1", StarReLU()),
+            ("dwconv", conv(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias=False)),
+            ("pwconv2", conv(2 * dim, dim, bias=False)),
+        )
 
 
-class MapAttention(Attention):
-    """Self-attention between the places of a map without any bias, [B, H, W, C] -> [B, H, W, C]."""
+class UnbiasedAttention(Attention):
+    """Self-attention without any bias, [B, N, C] -> [B, N, C]."""
 
     def __init__(self, dim: int, head_dim: int):
         if head_dim < 1 or dim % head_dim:
@@ -83,33 +81,25 @@ class MapAttention(Attention):
         super().__init__(dim, dim // head_dim, qkv_bias=False)
         self.proj = linear(dim, dim, bias=False)
 
-    def forward(self, x):
-        return super().forward(x.flatten(1, 2)).reshape(x.shape)
 
-    def attention_weights(self, x):
-        """Return how much each place of `x`, [B, H, W, C], takes from each, [B, h, H * W, H * W]."""
-        return super().attention_weights(x.flatten(1, 2))
+class MetaFormerMlp(nn.Sequential):
+    """Two 1x1 convolutions over [B, C, H, W], or linear layers over [B, N, C], with an activation between them."""
 
-
-class MapMlp(nn.Layer):
-    """Two 1x1 convolutions over [B, C, H, W], or linear layers over [B, H, W, C], with an activation between them."""
-
-    def __init__(self, dim: int, version: int, channels_last: bool):
-        super().__init__()
-        layer, self.is_linear = (linear, True) if channels_last else (conv, False)
-        self.fc1 = layer(dim, MLP_RATIO * dim, bias=version == 1)
-        self.act = nn.GELU() if version == 1 else StarReLU()
-        self.fc2 = layer(MLP_RATIO * dim, dim, bias=version == 1)
-
-    def forward(self, x):
-        return self.fc2(self.act(self.fc1(x)))
+    def __init__(self, dim: int, version: int, is_linear: bool):
+        layer = linear if is_linear else conv
+        super().__init__(
+            ("fc1", layer(dim, MLP_RATIO * dim, bias=version == 1)),
+            ("act", nn.GELU() if version == 1 else StarReLU()),
+            ("fc2", layer(MLP_RATIO * dim, dim, bias=version == 1)),
+        )
+        self.is_linear = is_linear
 
     def tensor_parallel_plan(self):
         """Linear layers are divided by hidden units; one sum after the second."""
         return {"fc1": Column(), "act": Whole(), "fc2": Row()} if self.is_linear else {}
 
 
-MIXERS = {"pool": lambda dim, _: Pooling(), "conv": lambda dim, _: SepConv(dim), "attention": MapAttention}
+MIXERS = {"pool": lambda dim, _: Pooling(), "conv": lambda dim, _: SepConv(dim), "attention": UnbiasedAttention}
 
 
 class MetaFormerBlock(nn.Layer):
@@ -118,13 +108,13 @@ class MetaFormerBlock(nn.Layer):
     def __init__(self, dim: int, mixer: str, head_dim: int, version: int, drop_path: float, layer_scale: float | None,
                  res_scale: bool):
         super().__init__()
-        self.channels_last = mixer == "attention"
-        axes = 1 if self.channels_last else 3
+        self.of_tokens = mixer == "attention"
+        axes = 1 if self.of_tokens else 3
 
         def norm():
             if mixer == "pool":
                 return nn.GroupNorm(1, dim, 1e-5 if version == 1 else 1e-6, bias_attr=None if version == 1 else False)
-            kind = nn.LayerNorm if self.channels_last else LayerNorm2D
+            kind = nn.LayerNorm if self.of_tokens else LayerNorm2D
             return kind(dim, epsilon=1e-6, bias_attr=None if version == 1 else False)
 
         def scale(value):
@@ -134,42 +124,32 @@ class MetaFormerBlock(nn.Layer):
         self.token_mixer = MIXERS[mixer](dim, head_dim)
         self.layer_scale1, self.res_scale1 = scale(layer_scale), scale(1.0 if res_scale else None)
         self.norm2 = norm()
-        self.mlp = MapMlp(dim, version, self.channels_last)
+        self.mlp = MetaFormerMlp(dim, version, self.of_tokens)
         self.layer_scale2, self.res_scale2 = scale(layer_scale), scale(1.0 if res_scale else None)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x.transpose([0, 2, 3, 1]) if self.channels_last else x
+        shape = x.shape
+        x = x.flatten(2).transpose([0, 2, 1]) if self.of_tokens else x
         x = self.res_scale1(x) + self.drop_path(self.layer_scale1(self.token_mixer(self.norm1(x))))
         x = self.res_scale2(x) + self.drop_path(self.layer_scale2(self.mlp(self.norm2(x))))
-        return x.transpose([0, 3, 1, 2]) if self.channels_last else x
+        return x.transpose([0, 2, 1]).reshape(shape) if self.of_tokens else x
 
 
-class Embedding(nn.Layer):
-    """A strided convolution that makes a map of patches, before (`post_norm`) or after a norm, if there is one."""
-
-    def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int, has_norm: bool,
-                 post_norm: bool):
-        super().__init__()
-        self.conv = conv(in_channels, dim, kernel_size, stride, padding)
-        channels = dim if post_norm else in_channels
-        self.norm = LayerNorm2D(channels, epsilon=1e-6, bias_attr=False) if has_norm else nn.Identity()
-        self.post_norm = post_norm
-
-    def forward(self, x):
-        return self.norm(self.conv(x)) if self.post_norm else self.conv(self.norm(x))
+def embedding_norm(dim: int, version: int) -> tuple[str, nn.Layer]:
+    """Return the name and the norm beside a strided convolution, of which the first paper has none."""
+    return "norm", LayerNorm2D(dim, epsilon=1e-6, bias_attr=False) if version == 2 else nn.Identity()
 
 
-class Stage(nn.Layer):
+class Stage(nn.Sequential):
     """Halving of the image side (but not in the first stage), then blocks."""
 
     def __init__(self, in_channels: int, dim: int, is_first: bool, version: int, rates: list[float], **options):
-        super().__init__()
-        self.downsample = nn.Identity() if is_first else Embedding(in_channels, dim, 3, 2, 1, version == 2, False)
-        self.blocks = nn.Sequential(*(MetaFormerBlock(dim, version=version, drop_path=r, **options) for r in rates))
-
-    def forward(self, x):
-        return self.blocks(self.downsample(x))
+        downsample = nn.Identity() if is_first else nn.Sequential(
+            embedding_norm(in_channels, version), ("conv", conv(in_channels, dim, 3, 2, 1))
+        )
+        blocks = nn.Sequential(*(MetaFormerBlock(dim, version=version, drop_path=r, **options) for r in rates))
+        super().__init__(("downsample", downsample), ("blocks", blocks))
 
 
 class MlpHead(nn.Layer):
@@ -225,7 +205,7 @@ class MetaFormer(Model):
             raise UserError(f"MODEL.VERSION {version}: allowed are 1, 2")
         self.num_classes = num_classes
         self.head_names = ("head.fc.fc2",) if mlp_head else ("head.fc",)
-        self.stem = Embedding(in_channels, dims[0], 7, 4, 2, version == 2, True)
+        self.stem = nn.Sequential(("conv", conv(in_channels, dims[0], 7, 4, 2)), embedding_norm(dims[0], version))
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
             Stage(dims[max(index - 1, 0)], dims[index], index == 0, version, [next(rates) for _ in range(depth)],
@@ -241,13 +221,8 @@ class MetaFormer(Model):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`."""
-        chain = [Block("stem", self.stem, ("stem.",))]
-        for index, stage in enumerate(self.stages):
-            layers = {"downsample": stage.downsample} if index else {}
-            layers |= {f"blocks.{number}": block for number, block in enumerate(stage.blocks)}
-            for name, layer in layers.items():
-                chain.append(Block(f"stages.{index}.{name}", layer, (f"stages.{index}.{name}.",)))
-        return [*chain, Block("head", self.head, ("head.",))]
+        stages = stage_links("stages", self.stages)
+        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
 
     def explanation(self) -> GradCam:
         """Return the last stage's features, [B, C, H, W]."""

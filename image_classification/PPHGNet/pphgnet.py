@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, drop_path_rates
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, stage_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -166,15 +166,8 @@ class PPHGNet(Model):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`."""
-        chain = [Block("stem", self.stem, ("stem.",))]
-        for index, stage in enumerate(self.stages):
-            if index:
-                name = f"stages.{index}.downsample"
-                chain.append(Block(name, stage.downsample, (f"{name}.",)))
-            for number, block in enumerate(stage.blocks):
-                name = f"stages.{index}.blocks.{number}"
-                chain.append(Block(name, block, (f"{name}.",)))
-        return [*chain, Block("head", self.head, ("head.",))]
+        stages = stage_links("stages", self.stages)
+        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
 
     def explanation(self) -> GradCam:
         """Return the last stage's features, [B, C, H, W]."""

@@ -11,7 +11,7 @@ from paddle import nn
 
 from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
-from image_classification.model import Block, GradCam, Model, RelativePositions
+from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
 from image_classification.runtime import UserError
 
 from .attention import CosineWindowAttention, WindowAttention, shifted_window_mask
@@ -180,15 +180,11 @@ class SwinTransformer(Model):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`."""
-        chain = [Block("patch_embed", self.patch_embed, ("patch_embed.",))]
-        for index, stage in enumerate(self.layers):
-            if index:
-                name = f"layers.{index}.downsample"
-                chain.append(Block(name, stage.downsample, (f"{name}.",)))
-            for number, block in enumerate(stage.blocks):
-                name = f"layers.{index}.blocks.{number}"
-                chain.append(Block(name, block, (f"{name}.",)))
-        return [*chain, Block("head", self.forward_head, ("norm.", "head."))]
+        return [
+            Block("patch_embed", self.patch_embed, ("patch_embed.",)),
+            *stage_links("layers", self.layers),
+            Block("head", self.forward_head, ("norm.", "head.")),
+        ]
 
     def position_embeddings(self) -> dict[str, RelativePositions]:
         """Return the bias tables of all blocks; Swin V2 has none."""
