@@ -66,7 +66,8 @@ def replace_tensors(args, kwargs, replace):
         if kind == TENSOR:
             return replace(value)
         if kind == SEQUENCE and any(KINDS[type(item)] == TENSOR for item in value):
-            return [visit(item) for item in value]
+            items = [visit(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)  # an index is one or the other
         return value
 
     return [visit(value) for value in args], {key: visit(value) for key, value in kwargs.items()}

@@ -34,9 +34,9 @@ def _is_inner(tensor):
 
 def _view(fork, tensor):
     """Return a view of a tensor for one reader, and keep the one for the next readers with the tensor."""
-    version = tensor.inplace_version
-    rest, known = getattr(tensor, "rest_of_branches", (tensor, version))
-    view, rest = fork(rest if known == version else tensor)
+    state = tensor.inplace_version, tensor.data_ptr()  # `tensor.data = other` counts as no write
+    rest, known = getattr(tensor, "rest_of_branches", (tensor, state))
+    view, rest = fork(rest if known == state else tensor)
     if view is not rest:
-        tensor.rest_of_branches = rest, version
+        tensor.rest_of_branches = rest, state
     return view

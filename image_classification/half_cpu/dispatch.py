@@ -22,7 +22,7 @@ _BUILDING = threading.Lock()  # two first users must not each take the other's w
 class _Operator:
     """How one operator is served: its names and the rule for half tensors."""
 
-    __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm", "legacy", "reads_strides")
+    __slots__ = ("name", "kernel_name", "policy_name", "inplace", "rule", "norm", "legacy", "reads_strides", "writes")
 
     def __init__(self, name, legacy=False, spelt_out=True):
         self.name = name
@@ -33,6 +33,7 @@ class _Operator:
         self.legacy = legacy
         self.reads_strides = name in native.EXACT or name in op_names.INDEX_METHODS or op_names.is_inplace(name)
         self.inplace = op_names.is_inplace(name)
+        self.writes = self.inplace or name == op_names.SET_ITEM  # the history of what is written is that tensor's
         self.norm = name in op_names.NORMS
         self.rule = _rule(name)
 
@@ -61,7 +62,7 @@ def _rule(name):
 def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
     tensors, half = scan(args, kwargs)
-    if not operator.inplace:
+    if not operator.writes:
         args, kwargs = branched(scope, args, kwargs, tensors)
     policy_cast = scope.policy_cast
     if tensors and policy_cast is not None and operator.policy_name is not None:

@@ -6,10 +6,9 @@ position embedding, the factors of the channels.
 
 import math
 
-import paddle
 from paddle.autograd import PyLayer
 
-from . import compiled
+from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_matmul import sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
@@ -142,13 +141,16 @@ class Fork(PyLayer):
     def forward(ctx, x):
         """Return two views of x; PyLayer takes the tensor itself for a result in place."""
         ctx.set_materialize_grads(False)
-        return paddle.as_strided(x, x.shape, x.strides), paddle.as_strided(x, x.shape, x.strides)
+        axes = list(range(x.ndim))  # unlike paddle.as_strided, a transposition begins where a slice of a tensor does
+        return paddle_names.transpose(x, axes), paddle_names.transpose(x, axes)
 
     @staticmethod
     def backward(ctx, left, right):
         """Return the sum of the gradients; that of a view which nothing read is None."""
         if left is None or right is None:
             return right if left is None else left
+        if not (left.stop_gradient and right.stop_gradient):
+            return left + right  # create_graph=True: the sum has a gradient itself
         if is_channels_last(right):
             left, right = right, left
         return sum_of(settled(left), right)

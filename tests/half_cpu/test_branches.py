@@ -113,3 +113,64 @@ def test_tensor_is_read_itself_without_gradients_or_kernel(backend):
         with paddle.no_grad() if backend == "onednn" else paddle.enable_grad():
             F.relu(x), x * 3
     assert not hasattr(x, "rest_of_branches") and not hasattr(leaf, "rest_of_branches")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "image"])
+def test_slice_of_a_tensor_is_read_where_it_begins(dtype, strided):
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(dtype, strided)
+        second = paddle.concat([x, x * 2, x])[2:4]
+        found, total = F.relu(second), (second * 3).astype("float32").sum()
+    total.backward()
+    np.testing.assert_array_equal(widened(found), np.maximum(2 * widened(leaf), 0))
+    np.testing.assert_array_equal(widened(leaf.grad), np.full(SHAPE, 6))
+
+
+@pytest.mark.parametrize("index", [(slice(None), 2), (slice(None), [1, 3]), (1, 3), ([1, 0], [5, 7]), (..., [0, 2])])
+def test_read_and_write_by_index_are_those_of_stock_paddle(index):
+    def results():
+        tensors = [paddle.to_tensor(part) if isinstance(part, list) else part for part in index]
+        leaf, x = features()
+        part = x[tuple(tensors)]
+        before = (x * 3).sum()
+        x[tuple(tensors)] = 5.0
+        after = x * 2
+        (part.sum() + before + after.sum()).backward()
+        return part.numpy(), after.numpy(), leaf.grad.numpy()
+
+    expected = results()
+    with half_cpu.dispatch(backend="onednn"):
+        found = results()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_large_value_is_written_and_keeps_its_gradient():
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        both = paddle.zeros([2, *SHAPE])
+        both[1] = x
+        both[0] = x
+        total = (both * 2).sum() + (x * 3).sum()
+    total.backward()
+    np.testing.assert_array_equal(leaf.grad.numpy(), np.full(SHAPE, 7))
+
+
+def test_tensor_with_other_data_is_read_anew():
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        F.relu(x)
+        x.data = paddle.full(SHAPE, 7.0)
+        found = x * 3
+    np.testing.assert_array_equal(found.numpy(), np.full(SHAPE, 21))
+
+
+def test_gradient_of_a_gradient_passes_through_the_sum():
+    leaf, x = features()
+    with half_cpu.dispatch(backend="onednn"):
+        one, two = paddle.sin(x), paddle.cos(x)
+    (first,) = paddle.grad([one, two], x, create_graph=True)
+    first.backward()
+    values = leaf.numpy()
+    np.testing.assert_allclose(leaf.grad.numpy(), -np.sin(values) - np.cos(values), atol=1e-6)  # a few roundings
