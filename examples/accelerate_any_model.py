@@ -43,6 +43,8 @@ def main(arguments):
     from image_classification import half_cpu
 
     if options.path:
+        if not Path(options.path).is_dir():
+            raise UserError(f"-path {options.path}: not a folder")
         sys.path.insert(0, options.path)
     builders = {
         name: find_model(name, MODELS, images(options.image_size)) for name in options.models or all_names(MODELS)
@@ -90,18 +92,29 @@ def all_names(others):
 
 def find_model(name, others, images):
     """Return a function that returns (a model, a function of the batch size that returns its inputs)."""
+    import paddle
 
     if name in others:
         return others[name]
     module, _, function = name.rpartition(":")
     try:
         build = getattr(importlib.import_module(module or "paddle.vision.models"), function)
-    except ImportError as error:
+    except (ImportError, TypeError) as error:  # TypeError: a module that begins with a dot
         raise UserError(f"{name}: {error}") from None
     except AttributeError:
         known = ", ".join(all_names(others))
         raise UserError(f"{name}: there is no such model; known are {known}, or MODULE:FUNCTION") from None
-    return lambda: (build(), images)
+
+    def model_and_images():
+        try:
+            model = build()
+        except TypeError as error:
+            raise UserError(f"{name}: called without arguments: {error}") from None
+        if not isinstance(model, paddle.nn.Layer):
+            raise UserError(f"{name}: returns {type(model).__name__}, not a paddle.nn.Layer")
+        return model, images
+
+    return model_and_images
 
 
 class Accelerated:
@@ -171,7 +184,15 @@ def measure(name, build, options, bar):
         seconds[dtype] = [], []
         model.eval()
         with paddle.no_grad():
-            outputs[dtype] = [output.astype("float32") for output in flat(contestants[dtype].evaluate(inputs))]
+            try:
+                found = contestants[dtype].evaluate(inputs)
+            except ValueError as error:  # Paddle's for shapes that an operator cannot compute
+                if dtype != STOCK:
+                    raise
+                reason = next((line for line in str(error).splitlines() if "InvalidArgument" in line), error)
+                shapes = ", ".join(str(each.shape) for each in inputs)
+                raise UserError(f"{name}: stock Paddle cannot evaluate it with inputs {shapes}: {reason}") from None
+            outputs[dtype] = [output.astype("float32") for output in flat(found)]
     for turn in range(options.rounds + 1):
         for dtype, contestant in contestants.items():
             contestant.model.train()

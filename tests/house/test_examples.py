@@ -37,6 +37,12 @@ def test_table_has_a_line_for_training_and_one_for_evaluation_of_each_model():
         (["resnet18", "--all"], "-all"),
         (["resnet18", "--formats", "float8"], "float8"),
         (["resnet18", "--rounds", "0"], "-rounds"),
+        (["..net:Net"], "..net:Net"),
+        (["math:pi"], "math:pi"),
+        (["json:dumps"], "json:dumps"),
+        (["time:time"], "time:time"),
+        (["resnet18", "--path", "no/folder"], "-path no/folder"),
+        (["googlenet", "--image-size", "64", "--batch-size", "1"], "[1, 3, 64, 64]"),
     ],
 )
 def test_mistake_is_one_line_and_nothing_runs(words, named, capsys):
