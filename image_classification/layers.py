@@ -122,7 +122,7 @@ def check_image_size(images, image_size: int):
     """Raise UserError unless `images`, [B, C, H, W], have `image_size` pixels on both sides."""
     height, width = images.shape[2:]
     if (height, width) != (image_size, image_size):
-        raise UserError(f"image is {height}x{width} pixels, the model was built for IMAGE_SIZE {image_size}")
+        raise UserError(f"image is {height}x{width} pixels, the model was built for DATA.IMAGE_SIZE {image_size}")
 
 
 class PatchEmbed(nn.Layer):

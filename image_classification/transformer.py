@@ -53,7 +53,7 @@ class Attention(nn.Layer):
                  dropout: float = 0.0, qk_norm: float | None = None, key_bias: bool = True):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+            raise UserError(f"MODEL.NUM_HEADS {num_heads} does not divide the width of the tokens, {dim}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
@@ -122,7 +122,7 @@ class ClassAttention(nn.Layer):
     def __init__(self, dim: int, num_heads: int, names: Sequence[str] = "qkv"):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+            raise UserError(f"MODEL.NUM_HEADS {num_heads} does not divide the width of the tokens, {dim}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.names = names

@@ -247,7 +247,7 @@ def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
     ("folder", "arguments", "message"),
     [
         ("ViT", {"image_size": 225}, "IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),
-        ("ViT", {"num_heads": 7}, "EMBED_DIM 768 is not a multiple of MODEL.NUM_HEADS 7"),
+        ("ViT", {"num_heads": 7}, "MODEL.NUM_HEADS 7 does not divide the width of the tokens, 768"),
         ("ViT", {"global_pool": "max"}, "GLOBAL_POOL 'max': allowed are token, avg"),
         ("ViT", {"class_token": False}, "needs MODEL.CLASS_TOKEN"),
         ("ResNet", {"block": "bottle"}, "BLOCK 'bottle': allowed are basic, bottleneck"),
@@ -257,7 +257,7 @@ def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
         ("VGG", {"layers": (1, 1)}, "LAYERS .* five"),
         ("MetaFormer", {"dims": (64, 128, 320, 500)}, "500 .* not a multiple of MODEL.HEAD_DIM 32"),
         ("MetaFormer", {"token_mixers": ("pool", "pool", "mean", "pool")}, "TOKEN_MIXERS .mean.: allowed are pool"),
-        ("PVTv2", {"dims": (30, 64, 160, 256), "num_heads": (4, 4, 4, 4)}, "DIMS: 30 is not a multiple of .* 4"),
+        ("PVTv2", {"dims": (30, 64, 160, 256), "num_heads": (4, 4, 4, 4)}, "MODEL.NUM_HEADS 4 does not divide the width of the tokens, 30"),
         ("MobileViT", {"dims": (16, 32, 48, 64, 80)}, "two inverted residuals more than MODEL.HIDDEN_DIMS"),
     ],
 )

@@ -208,7 +208,7 @@ class MobileViT(Model):
         """Return features of half the image's side, [B, C, H / 2, W / 2], for images [B, in_channels, H, W]."""
         height, width = images.shape[2:]
         if height % self.step or width % self.step:
-            raise UserError(f"image is {height}x{width} pixels: both must be multiples of {self.step}")
+            raise UserError(f"DATA.IMAGE_SIZE: image is {height}x{width} pixels, both must be multiples of {self.step}")
         return self.stem(images)
 
     def forward(self, images):

@@ -50,7 +50,7 @@ class ReducedAttention(nn.Layer):
                  attention_dropout: float):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise UserError(f"MODEL.DIMS: {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+            raise UserError(f"MODEL.NUM_HEADS {num_heads} does not divide the width of the tokens, {dim}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.pools = linear_attention

@@ -64,7 +64,7 @@ class CrossCovarianceAttention(nn.Layer):
     def __init__(self, dim: int, num_heads: int, dropout: float, attention_dropout: float):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise UserError(f"MODEL.EMBED_DIM {dim} is not a multiple of MODEL.NUM_HEADS {num_heads}")
+            raise UserError(f"MODEL.NUM_HEADS {num_heads} does not divide the width of the tokens, {dim}")
         self.num_heads = num_heads
         self.temperature = self.create_parameter([num_heads, 1, 1], default_initializer=nn.initializer.Constant(1.0))
         self.qkv = linear(dim, 3 * dim)

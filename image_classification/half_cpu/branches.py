@@ -27,9 +27,9 @@ def branched(scope, args, kwargs, tensors):
 
 
 def _is_inner(tensor):
-    return (
-        not (tensor.stop_gradient or tensor.is_leaf) and tensor.dtype in FLOATING and math.prod(tensor.shape) >= LARGE
-    )
+    if tensor.stop_gradient or tensor.is_leaf or not tensor.is_dense():
+        return False
+    return tensor.dtype in FLOATING and math.prod(tensor.shape) >= LARGE
 
 
 def _view(fork, tensor):

@@ -3,6 +3,8 @@
 All values are small whole numbers, which every format holds exactly, so every comparison is for equality.
 """
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -174,3 +176,17 @@ def test_gradient_of_a_gradient_passes_through_the_sum():
     first.backward()
     values = leaf.numpy()
     np.testing.assert_allclose(leaf.grad.numpy(), -np.sin(values) - np.cos(values), atol=1e-6)  # a few roundings
+
+
+def test_sparse_tensor_is_read_as_it_is():
+    results = []
+    for context in (half_cpu.dispatch(backend="onednn"), contextlib.nullcontext()):
+        leaf = features()[0]
+        with context:
+            x = (leaf * 1).reshape([-1, 96])
+            sparse = paddle.sparse.nn.functional.relu(x.to_sparse_coo(2))
+            total = sparse.to_dense().sum() + (x * x).sum()
+        total.backward()
+        results.append((total.item(), leaf.grad.numpy()))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
