@@ -28,7 +28,10 @@ def resize_positions(array, stated):
         resized = _resize_grid(places, rows, columns)
         return array if resized is None else np.concatenate([resized, others])
     if array.ndim == 4:
-        return resize_positions(array.reshape(1, -1, array.shape[-1]), stated).reshape(1, *stated.grid, array.shape[-1])
+        if len(array) != 1 or array.shape[1] != array.shape[2]:
+            return array
+        listed = array.reshape(1, -1, array.shape[-1])
+        return resize_positions(listed, stated).reshape(1, *stated.grid, array.shape[-1])
     prefix, places = np.split(array, [stated.num_prefix_tokens], axis=1)
     resized = _resize_grid(places[0], *stated.grid)
     return array if resized is None else np.concatenate([prefix, resized[None]], axis=1)

@@ -13,6 +13,7 @@ from image_classification.preview import eval_pixels, normalised
 from image_classification.weights import preprocessing_of, read_registry
 
 WEIGHTS = [entry for entry in read_registry().values() if entry.preprocessing["library"] == "cv2"]
+CROPS = {"RepVGG_D2se": 320}
 RESIZE_SHORT, CROP = 256, 224  # of PaddleClas' evaluation configurations of these weights
 
 
@@ -60,11 +61,12 @@ def test_every_paddleclas_network_of_the_registry_is_here_but_those_resized_by_p
     names = {entry.id for entry in read_registry().values() if entry.id.startswith("paddleclas/")}
     # in its YAMLs, Eval: ResizeImage(resize_short=..., interpolation=bicubic, backend=pil)
     short = {"DeiT_small_patch16_224": 256} | {f"PPHGNetV2_B{size}_ssld": 232 for size in range(7)}
+    short["RepVGG_D2se"] = 320
     assert names - {entry.id for entry in WEIGHTS} == {f"paddleclas/{name}" for name in short}
     for name, side in short.items():
         values = preprocessing_of(f"paddleclas/{name}")
         assert (values["RESIZE_LIBRARY"], values["INTERPOLATION"]) == ("pil", "bicubic")
-        assert round(CROP / values["CROP_PCT"]) == side and values["EXIF_ORIENTATION"]
+        assert round(CROPS.get(name, CROP) / values["CROP_PCT"]) == side and values["EXIF_ORIENTATION"]
 
 
 @pytest.mark.parametrize("entry", WEIGHTS, ids=lambda entry: entry.id)
