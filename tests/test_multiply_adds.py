@@ -38,7 +38,7 @@ def head_beyond_published(path):
     return whole * (1 - classes / 1000)
 
 
-@pytest.mark.parametrize("path", by_cost([path for path in CONFIGS if published_figure(path)]))
+@pytest.mark.parametrize("path", by_cost([path for path in CONFIGS if published_figure(path)], fast=1))
 def test_published_multiply_adds_are_the_counted_ones(path):
     size = load_config([f"-cfg={path}"], builder(path.parents[1])).DATA.IMAGE_SIZE
     counted = count_multiply_adds(lambda: build(path), size)

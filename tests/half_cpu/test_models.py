@@ -109,7 +109,7 @@ def train_mixed(model, image_size, dtype):
 SMALL = {
     "image_size": 64, "patch_size": 8, "num_classes": 10, "embed_dim": 32, "depth": 2, "hidden_dim": 32,
     "window_size": 4, "dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.1, "distilled": True,
-    "batch_norm": True, "width_per_group": 16, "base_width": 16, "mlp_ratio": 2.0, "grn": True,
+    "batch_norm": True, "width_per_group": 16, "branch_sizes": 48, "base_width": 16, "mlp_ratio": 2.0, "grn": True,
     "head_dim": 8,
 }  # fmt: skip
 

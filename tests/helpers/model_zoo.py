@@ -18,7 +18,7 @@ PACKAGE = ROOT / "image_classification"
 FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/main_single_gpu.py"))
 CONFIGS = sorted(path for folder in FOLDERS for path in (folder / "configs").glob("*.yaml"))
 FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
-FAST_VARIANTS = 3  # and so are all but the smallest of a family of many
+FAST_VARIANTS = 2  # and so are all but the smallest of a family of many
 GIANT_PARAMETERS = 7e8  # models that take more memory than a small machine has are built with few of their equal blocks
 GIANT_DEPTH = 2
 
@@ -92,11 +92,11 @@ def shallow(path):
     return {"depth": GIANT_DEPTH} if is_giant else {}
 
 
-def by_cost(paths=CONFIGS):
+def by_cost(paths=CONFIGS, fast=FAST_VARIANTS):
     """Return YAMLs as cases of a test, the slow ones marked, but never the smallest of a family."""
     cases, families = [], {}
     for path in sorted(paths, key=size_of):
         index = families[path.parents[1]] = families.get(path.parents[1], -1) + 1
-        slow = index >= FAST_VARIANTS or (index > 0 and size_of(path) > FAST_PARAMETERS)
+        slow = index >= fast or (index > 0 and size_of(path) > FAST_PARAMETERS)
         cases.append(pytest.param(path, id=path.stem, marks=pytest.mark.slow if slow else ()))
     return cases
