@@ -56,6 +56,7 @@ def test_convert_weights_there_and_back_is_bit_equal(path, weights, tmp_path, ca
     assert first.keys() == last.keys() and all(np.array_equal(first[name], last[name]) for name in first)
 
 
+@pytest.mark.slow  # a minute for all of them; tests/tools/test_amp_doctor.py has the doctor itself
 def test_doctor_measures_every_layer_with_weights(path, tmp_path, capsys):
     words = [f"-cfg={path.stem}", "-amp_mode=O2", "-amp_dtype=float16", "-steps=1", "-batch_size=2"]
     words += [f"-report={tmp_path}", "-opts", "DATA.NUM_WORKERS=0"]
