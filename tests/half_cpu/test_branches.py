@@ -12,6 +12,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu import branches, onednn, onednn_binary
+from image_classification.half_cpu.scope import active
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 DTYPES = ["float32", *(dtype for dtype in ("float16", "bfloat16") if half_cpu.backend_name(dtype) != "reference")]
@@ -190,3 +191,11 @@ def test_sparse_tensor_is_read_as_it_is():
         results.append((total.item(), leaf.grad.numpy()))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_dispatch_goes_on_after_an_operator_without_a_kernel_reads_a_large_tensor():
+    with half_cpu.dispatch(backend="onednn"):
+        _, x = features()
+        scope = active.scope
+        paddle.sin(x)
+        assert active.scope is scope
