@@ -217,3 +217,20 @@ class Model(nn.Layer):
     def explanation(self) -> GradCam | AttentionRollout:
         """Return where `tools/predict.py -explain` looks; the default is the error that the model does not say."""
         raise UserError(f"-explain: {type(self).__name__} does not say where it looks")
+
+
+class StagedModel(Model):
+    """A classifier of a stem, stages with a `downsample` and `blocks`, and a head, run in this order."""
+
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
+        return self.head(self.stages(self.stem(images)))
+
+    def sequential_blocks(self) -> list[Block]:
+        """Return the model as a chain whose links, run in order, equal `forward`."""
+        stages = stage_links("stages", self.stages)
+        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
+
+    def explanation(self) -> GradCam:
+        """Return the last stage's features, [B, C, H, W]."""
+        return GradCam(into="head")

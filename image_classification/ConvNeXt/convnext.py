@@ -19,7 +19,7 @@ from image_classification.layers import (
     linear,
     linear_gelu,
 )
-from image_classification.model import Block, GradCam, Model, stage_links
+from image_classification.model import StagedModel
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -130,7 +130,7 @@ class Head(nn.Layer):
         return self.fc(self.norm(x.mean(axis=[2, 3])))
 
 
-class ConvNeXt(Model):
+class ConvNeXt(StagedModel):
     """ConvNeXt of four stages; stage s has `depths[s]` blocks of `dims[s]` channels."""
 
     head_names = ("head.fc",)
@@ -151,19 +151,6 @@ class ConvNeXt(Model):
             for stage, depth in enumerate(depths)
         ))
         self.head = Head(dims[-1], num_classes)
-
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
-        return self.head(self.stages(self.stem(images)))
-
-    def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        stages = stage_links("stages", self.stages)
-        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 def build_model(

@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, LayerNorm2D, drop_path_rates, linear
-from image_classification.model import Block, Column, GradCam, Model, Row, Whole, stage_links
+from image_classification.model import Column, Row, StagedModel, Whole
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
 
@@ -180,7 +180,7 @@ class Head(nn.Layer):
         return self.fc(self.norm(x).mean(axis=[2, 3]) if self.norm_first else self.norm(x.mean(axis=[2, 3])))
 
 
-class MetaFormer(Model):
+class MetaFormer(StagedModel):
     """MetaFormer whose stage s has `depths[s]` blocks of `dims[s]` channels that `token_mixers[s]` mixes.
 
     Args:
@@ -214,19 +214,6 @@ class MetaFormer(Model):
             for index, depth in enumerate(depths)
         ))
         self.head = Head(dims[-1], num_classes, mlp_head, norm_first, dropout)
-
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
-        return self.head(self.stages(self.stem(images)))
-
-    def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        stages = stage_links("stages", self.stages)
-        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 def build_model(

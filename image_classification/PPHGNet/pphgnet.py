@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, drop_path_rates
-from image_classification.model import Block, GradCam, Model, stage_links
+from image_classification.model import StagedModel
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -133,7 +133,7 @@ class Head(nn.Layer):
         return self.fc(self.dropout(self.last_conv(x.mean(axis=[2, 3], keepdim=True)).flatten(1)))
 
 
-class PPHGNet(Model):
+class PPHGNet(StagedModel):
     """A stem, stages of blocks and the head; in the first two stages convolutions are full."""
 
     head_names = ("head.fc",)
@@ -159,19 +159,6 @@ class PPHGNet(Model):
             channels = width
         self.stages = nn.Sequential(*stages)
         self.head = Head(channels, head_width, num_classes, affine, dropout)
-
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        return self.head(self.stages(self.stem(images)))
-
-    def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        stages = stage_links("stages", self.stages)
-        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 def build_model(
