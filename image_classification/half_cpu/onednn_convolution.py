@@ -5,11 +5,14 @@ ordinary tensors with such strides, so a chain of convolutions, normalisations, 
 and only its first image and its last feature map are rearranged.
 """
 
+import math
+
 import paddle
 from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
+from .onednn_matmul import matrix, multiply
 from .onednn_memory import channels_last, contiguous, convert, in_dtype, new_channels_last, new_like
 from .onednn_primitives import (
     Layout,
@@ -22,6 +25,7 @@ from .onednn_primitives import (
 from .scope import made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
+_PIXELS = ((1, 1), (0, 0), (0, 0), (0, 0))  # the geometry of a window that moves by single pixels and needs no more
 
 
 def geometry_of(strides, dilations, padding):
@@ -138,8 +142,32 @@ def _run_in_float32(name, key, first, weight, last):
     convert(wide[written], operands[written])
 
 
+def _is_product(name, source, filters, target, geometry):
+    """Gradients of a convolution of single pixels are products of matrices, which need no other order of the filters;
+    with large ones that is 1.0 to 1.8 times as fast at batch 8, 1.1 to 4 times at batch 2."""
+    large = filters.shape[2:] == (1, 1) and geometry == _PIXELS and math.prod(filters.shape) >= 1 << 18
+    return large and name != "forward" and filters.data_type not in compiled.formats()
+
+
+def _run_as_product(name, first, weight, last):
+    """Run a backward pass with images as rows of pixels, [B * H * W, C]."""
+
+    def rows(tensor):
+        batch, channels, height, width = tensor.shape
+        return matrix(tensor, batch * height * width, channels)
+
+    filters = matrix(weight, *weight.shape[:2])
+    if name == "backward_data":
+        multiply(rows(first), filters, rows(last))
+    else:
+        multiply(rows(last).transposed, rows(first), filters)
+
+
 def _run(name, key, first, weight, last):
     """Run one pass; `weight` is a plain tensor, read, or written by backward_weights."""
+    if _is_product(name, *key):
+        _run_as_product(name, first, weight, last)
+        return
     if _is_grouped(key[1]) and key[1].data_type in compiled.formats():
         _run_in_float32(name, key, first, weight, last)
         return

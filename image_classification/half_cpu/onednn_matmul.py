@@ -131,13 +131,14 @@ def sum_rows(tensor, rows, columns, dtype):
 
 
 def affine(x, weight, bias, post_ops=()):
-    """Return x [..., K] @ weight [K, N] + bias [N], after the post operations, in the dtype of x; x and bias dense."""
-    columns, features = weight.shape
+    """Return x [..., K] @ weight [K, N] + bias [N], after the post operations, in the dtype of x; x and bias dense,
+    weight a view."""
+    columns, features = weight.layout.shape
     rows = numel(x) // columns
     out = new_tensor(x.dtype, [*x.shape[:-1], features])
     multiply(
         matrix(x, rows, columns),
-        view(weight),
+        weight,
         matrix(out, rows, features),
         None if bias is None else matrix(bias, 1, features),
         post_ops=post_ops,
@@ -145,16 +146,21 @@ def affine(x, weight, bias, post_ops=()):
     return out
 
 
+def _factor(weight, transposed):
+    return view(weight).transposed if transposed else view(weight)
+
+
 class Linear(PyLayer):
-    """x [..., K] @ weight [K, N] + bias [N]."""
+    """x [..., K] @ weight [K, N] + bias [N], or with a weight [N, K], transposed."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):
+    def forward(ctx, x, weight, bias, transposed=False):
         """Return [..., N] in the dtype of x."""
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient, bias is not None and not bias.stop_gradient)
         x, bias = contiguous(x), None if bias is None else contiguous(bias)
-        out = affine(x, weight, bias)
+        out = affine(x, _factor(weight, transposed), bias)
         ctx.save_for_backward(x, weight)
+        ctx.transposed = transposed
         ctx.bias_dtype = None if bias is None else bias.dtype
         return out
 
@@ -163,17 +169,19 @@ class Linear(PyLayer):
         """Return the gradients of x, weight and bias in their dtypes."""
         x, weight = ctx.saved_tensor()
         needs_x, needs_weight, needs_bias = ctx.needs
-        columns, features = weight.shape
+        factor = _factor(weight, ctx.transposed)
+        columns, features = factor.layout.shape
         rows = numel(x) // columns
         gradient = contiguous(gradient)
         gradient_matrix = matrix(gradient, rows, features)
         x_gradient = weight_gradient = bias_gradient = None
         if needs_x:
             x_gradient = new_tensor(x.dtype, x.shape)
-            multiply(gradient_matrix, view(weight).transposed, matrix(x_gradient, rows, columns))
+            multiply(gradient_matrix, factor.transposed, matrix(x_gradient, rows, columns))
         if needs_weight:
             weight_gradient = new_tensor(weight.dtype, weight.shape)
-            multiply(matrix(x, rows, columns).transposed, gradient_matrix, matrix(weight_gradient, columns, features))
+            out = _factor(weight_gradient, ctx.transposed)
+            multiply(matrix(x, rows, columns).transposed, gradient_matrix, out)
         if needs_bias:
             bias_gradient = sum_rows(gradient, rows, features, ctx.bias_dtype)
         return (x_gradient, weight_gradient) if ctx.bias_dtype is None else (x_gradient, weight_gradient, bias_gradient)
@@ -243,7 +251,7 @@ def linear_gelu(original, args, kwargs):
     bias = None if layer.bias is None else in_dtype(layer.bias, x.dtype)
     if not _fits(x, weight, bias):
         return NotImplemented
-    return affine(contiguous(x), weight, bias, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),))
+    return affine(contiguous(x), view(weight), bias, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),))
 
 
 def matmul(original, args, kwargs):
@@ -254,8 +262,9 @@ def matmul(original, args, kwargs):
     left, right, transpose_left, transpose_right = values
     if not servable(left, right) or right.ndim < 2 or left.ndim < 2:
         return NotImplemented
-    if right.ndim == 2 and not transpose_left and not transpose_right:
-        return Linear.apply(left, right, None) if left.shape[-1] == right.shape[0] else NotImplemented
+    if right.ndim == 2 and not transpose_left:
+        fits = left.shape[-1] == right.shape[-1 if transpose_right else 0]
+        return Linear.apply(left, right, None, bool(transpose_right)) if fits else NotImplemented
     if left.ndim != right.ndim or left.shape[:-2] != right.shape[:-2]:
         return NotImplemented
     if left.shape[-2 if transpose_left else -1] != right.shape[-1 if transpose_right else -2]:

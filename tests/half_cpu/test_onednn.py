@@ -107,6 +107,9 @@ CASES = {
     "matmul-right": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 3, 5, 8), (2, 3, 7, 8)], False),
     "matmul-left": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_x=True), [(2, 8, 5), (2, 8, 7)], False),
     "matmul-both": ("matmul", lambda x, y: paddle.matmul(x, y, True, True), [(2, 8, 5), (2, 7, 8)], False),
+    "matmul-rows": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 3, 5, 8), (7, 8)], False),
+    "matmul-rows-packed": (
+        "matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 75, 96), (160, 96)], False),
     "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
     "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
     "gelu-tanh": ("gelu", lambda x: F.gelu(x, approximate=True), [(3, 5, 33)], False),
@@ -132,6 +135,7 @@ CASES = {
     "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
     "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
     "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
+    "conv-1x1-large": ("conv2d", lambda x, w: F.conv2d(x, w), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
     "conv-groups": ("conv2d", lambda x, w: F.conv2d(x, w, groups=2), [(2, 16, 9, 7), (24, 8, 3, 3)], False),
     "conv-dilated": ("conv2d", lambda x, w: F.conv2d(x, w, dilation=2), [(2, 5, 9, 7), (6, 5, 3, 3)], False),
     "conv-depthwise": (
