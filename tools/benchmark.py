@@ -163,6 +163,7 @@ def torch_peers(task, environment, options, in_float32):
     path, build_model = find_config(options.cfg)
     config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
     own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
+    own["num_classes"] = config.MODEL.NUM_CLASSES
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
     environment = environment | {"OMP_NUM_THREADS": threads_of(environment)}
     result = []

@@ -25,11 +25,12 @@ def main():
     task = json.loads(sys.argv[1])
     idle_memory = resident_bytes()
     torch.manual_seed(0)
-    size, batch_size = task["image_size"], task["batch_size"]
+    size, batch_size, classes = task["image_size"], task["batch_size"], task["num_classes"]
     published = timm.get_pretrained_cfg(task["model"])
-    model = timm.create_model(task["model"], **({"img_size": size} if published and published.fixed_input_size else {}))
+    fixed = {"img_size": size} if published and published.fixed_input_size else {}
+    model = timm.create_model(task["model"], num_classes=classes, **fixed)
     images = torch.randn(batch_size, 3, size, size)
-    labels = torch.randint(0, 1000, (batch_size,))
+    labels = torch.randint(0, classes, (batch_size,))
     context = contextlib.nullcontext
     if task["dtype"] != "float32":
         context = lambda: torch.autocast("cpu", getattr(torch, task["dtype"]))  # noqa: E731
