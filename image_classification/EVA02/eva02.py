@@ -15,6 +15,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.encoder import Encoder
+from image_classification.half_cpu import composite
 from image_classification.layers import Dropout, Mlp, linear
 from image_classification.model import Column, Draw, Row
 from image_classification.runtime import UserError
@@ -39,6 +40,26 @@ def rotary_angles(grid: int, num_bands: int, rope: str, temperature: float, refe
     coords = np.stack(np.meshgrid(places, places, indexing="ij"), axis=-1).reshape(-1, 2, 1)
     bands = temperature ** (-np.arange(num_bands) / num_bands)
     return ((coords[:, ::-1] if xy else coords) * bands).reshape(grid**2, -1)
+
+
+@composite("rotary")
+def rotary(qkv, sine, cosine, num_heads: int, halves: bool):
+    """Return the packed projection `qkv`, [B, N, 3C] = [B, N, 3h, d], with queries and keys turned, in float32.
+
+    `sine` and `cosine` are [N, 1, d]; a pair of channels is one of each of the head's `halves`, or two neighbours.
+    """
+    head_dim = qkv.shape[-1] // (3 * num_heads)
+    heads = qkv.reshape([*qkv.shape[:2], 3 * num_heads, head_dim])
+    both, value = paddle.split(heads, [2 * num_heads, num_heads], axis=2)
+    pairs = both.astype("float32")
+    if halves:
+        first, second = pairs.chunk(2, axis=-1)
+        across = paddle.concat([-second, first], axis=-1)
+    else:
+        pairs_of = pairs.reshape([*pairs.shape[:3], head_dim // 2, 2])
+        across = paddle.stack([-pairs_of[..., 1], pairs_of[..., 0]], axis=-1).reshape(pairs.shape)
+    turned = (pairs * cosine.astype("float32") + across * sine.astype("float32")).astype(value.dtype)
+    return paddle.concat([turned, value], axis=2).flatten(2)
 
 
 class RotaryAttention(Attention):
@@ -82,17 +103,7 @@ class RotaryAttention(Attention):
         qkv = self.project(x)
         if not self.turns:
             return qkv
-        heads = qkv.reshape([*x.shape[:2], -1, self.head_dim])
-        both, value = paddle.split(heads, [2 * self.num_heads, self.num_heads], axis=2)
-        pairs = both.astype("float32")
-        if self.halves:
-            first, second = pairs.chunk(2, axis=-1)
-            across = paddle.concat([-second, first], axis=-1)
-        else:
-            pairs_of = pairs.reshape([*pairs.shape[:3], self.head_dim // 2, 2])
-            across = paddle.stack([-pairs_of[..., 1], pairs_of[..., 0]], axis=-1).reshape(pairs.shape)
-        turned = (pairs * self.cosine.astype("float32") + across * self.sine.astype("float32")).astype(value.dtype)
-        return paddle.concat([turned, value], axis=2).flatten(2)
+        return rotary(qkv, self.sine, self.cosine, self.num_heads, self.halves)
 
     def mix(self, x):
         """Return the values that each token of `x`, [B, N, C], takes from all, [B, N, C]."""

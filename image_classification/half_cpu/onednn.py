@@ -16,6 +16,7 @@ from . import (
     compiled_norms,
     compiled_reduce,
     compiled_resample,
+    compiled_rotary,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -64,6 +65,7 @@ COMPILED_KERNELS = {
     **compiled_norms.KERNELS,
     **compiled_reduce.KERNELS,
     **compiled_resample.KERNELS,
+    **compiled_rotary.KERNELS,
 }
 
 

@@ -12,6 +12,7 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu, layers
+from image_classification.EVA02 import eva02
 from image_classification.half_cpu import onednn, onednn_primitives
 
 pytestmark = pytest.mark.skipif(
@@ -84,6 +85,12 @@ def assert_within_one_rounding(actual, expected, intermediates=0):
     largest = np.abs(expected).max()
     bound = rounding * np.abs(expected) + max(intermediates * rounding, 2.0**-16) * largest
     assert (np.abs(actual - expected) <= bound).all(), (np.abs(actual - expected) / bound).max()
+
+
+def angles(tokens, channels):
+    """Return sine and cosine of other angles for each channel."""
+    values = paddle.linspace(-7.0, 9.0, tokens * channels).reshape([tokens, 1, channels])
+    return values.sin(), values.cos()
 
 
 def shuffle(x):
@@ -309,6 +316,12 @@ CASES = {
     "reshape-of-a-part": ("reshape", lambda x: x[..., 1:4].reshape([0, -1]), [(3, 5, 33)], False),
     "reshape-after-conv": ("reshape", lambda x, w: F.conv2d(x, w).reshape([2, 120, 7]), [(2, 8, 5, 7), (24, 8, 1, 1)],
                            True),
+    "rotary-halves": (
+        "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, True), [(2, 5, 3 * 3 * 20)], False),
+    "rotary-neighbours": (
+        "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, False), [(2, 5, 3 * 3 * 20)], False),
+    "rotary-pair-of-one-token": (
+        "rotary", lambda qkv: eva02.rotary(qkv, *angles(1, 2), 1, False), [(1, 1, 3 * 2)], False),
     "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
 }
 

@@ -56,6 +56,8 @@ static inline Vector nearest(Vector a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 static inline Vector times_power_of_two(Vector a, Vector exponent) { return _mm512_scalef_ps(a, exponent); }
+// Each lane with the one beside it exchanged: 1, 0, 3, 2, ...
+static inline Vector neighbours(Vector a) { return _mm512_permute_ps(a, 0xB1); }
 static inline void transpose(Vector* r) {
     Vector t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -162,6 +164,7 @@ static inline Vector times_power_of_two(Vector a, Vector exponent) {
     a = a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(first, bias), 23));
     return a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23));
 }
+static inline Vector neighbours(Vector a) { return _mm256_permute_ps(a, 0xB1); }
 static inline void transpose(Vector* r) {
     Vector t[8];
     for (int i = 0; i < 8; i += 2) {
