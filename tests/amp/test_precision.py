@@ -387,6 +387,7 @@ def test_squared_norm_tells_large_finite_gradients_from_infinite_ones():
     assert squared_norm([large]) == pytest.approx(8e60)
     assert math.isinf(squared_norm([large, paddle.to_tensor([float("inf")])]))
     assert math.isnan(squared_norm([large, paddle.to_tensor([float("nan")])]))
+    assert not math.isfinite(squared_norm([paddle.to_tensor([float("nan")]), paddle.to_tensor([float("-inf")]), large]))
     assert squared_norm([]) == 0.0
     assert squared_norm([paddle.full([4], 60000.0, "float16")]) == pytest.approx(4 * 60000.0**2, rel=1e-3)
 
