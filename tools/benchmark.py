@@ -7,7 +7,9 @@
 Each mode runs in a fresh process, and the modes take turns, round by round, so that whatever else the machine does
 hits all of them alike. The speed-up is the median over the rounds of (seconds of the first row / seconds of the mode),
 both of the same round. CPU s/it is the processor time of all threads; with --threads 1 it hardly depends on what else
-the machine does. Memory is the peak above the idle process: Python with Paddle imported, no model.
+the machine does. "Of products" is the time that the model's products would take at the speed that a large product
+reaches here (last line) over the time of the fastest round: the rest is everything else. Memory is the peak above the
+idle process: Python with Paddle imported, no model.
 """
 
 import json
@@ -23,6 +25,7 @@ from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
 from image_classification.tools.parts.benchmark_report import (
+    add_shares,
     add_speedups,
     describe_products,
     machine,
@@ -58,6 +61,7 @@ def main(arguments):
     products = measure_products(options, entries[0]["environment"])
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
+    add_shares(rows, products, products_of(options))
     print(table(rows, options), "", rounds_table(rows), "", describe_products(products), sep="\n")
     result = {
         "machine": machine() | {"products_per_second": products},
@@ -145,6 +149,23 @@ def stock_paddle(task, environment):
         {"name": "stock Paddle, as installed", "mode": "fp32", "program": program, "environment": bare},
         {"name": f"stock Paddle, {threads} threads", "mode": "fp32", "program": program, "environment": given},
     ]
+
+
+def products_of(options):
+    """Return the operations of all products for one image, two for each multiply-add: forward, and when training both
+    gradients as well. 0 for a model whose products are not counted."""
+    from image_classification.config import load_config
+    from image_classification.multiply_adds import count_multiply_adds
+    from image_classification.zoo import find_config, make_model
+
+    path, build_model = find_config(options.cfg)
+    config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
+    size = options.image_size or config.DATA.IMAGE_SIZE
+    try:
+        counted = count_multiply_adds(lambda: make_model(config, build_model), size, config.DATA.IMAGE_CHANNELS)
+    except NotImplementedError:
+        return 0
+    return 2 * counted.total * (1 if options.evaluation else 3)
 
 
 def torch_peers(task, environment, options, in_float32):

@@ -47,6 +47,19 @@ def test_speedup_is_the_median_of_the_ratios_within_each_round():
     assert fast["speedup"] == pytest.approx(2.0) and fast["speedup_range"] == pytest.approx([2.0, 4.0])
 
 
+def test_share_of_products_is_that_of_the_fastest_round():
+    rows = rows_of([measured(4.0), measured(2.0)])
+    benchmark_report.add_shares(rows, {"float32": 1e9, "bfloat16": 4e9}, 5e8)  # 8 images take a second
+    assert rows[0]["share_of_products"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("words, factor", [([], 6), (["--evaluation"], 2)])
+def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
+    """torchvision states 1.814 billion for ResNet-18; training has two gradients of each product."""
+    options = benchmark.parse(["-cfg", "resnet18", *words])
+    assert benchmark.products_of(options) == pytest.approx(factor * 1.814e9, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "words, named", [(["--modes", "fp32,O4"], "O4"), (["--dtypes", "int8"], "int8"), (["--rounds", "0"], "-rounds")]
 )
@@ -135,6 +148,7 @@ def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
     assert [row["mode"] for row in content["rows"]] == ["fp32", "auto"]
     assert {"mode", "dtype", "backend", "images_per_second", "iterations_per_second", "seconds_per_iteration",
             "peak_memory_bytes", "phases"} <= set(content["rows"][0])  # fmt: skip
+    assert all(0 < row["share_of_products"] < 1.5 for row in content["rows"])
     assert content["machine"]["cores"] > 0
     assert chart.read_bytes().startswith(b"\x89PNG")
 

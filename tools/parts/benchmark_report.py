@@ -48,6 +48,13 @@ def add_speedups(rows):
         row["speedup_range"] = [min(ratios), max(ratios)]
 
 
+def add_shares(rows, products, operations):
+    """Add to each row the share of the machine's product speed that it reaches with so many operations an image."""
+    for row in rows:
+        wanted = operations * row["batch_size"] / products.get(row["dtype"], float("inf"))
+        row["share_of_products"] = wanted / min(row["seconds_of_rounds"])
+
+
 def table(rows, options):
     """Return the rows as a Markdown table."""
     what = "evaluation" if options.evaluation else "training"
@@ -55,9 +62,9 @@ def table(rows, options):
         f"{options.cfg}, {what}, batch {rows[0]['batch_size']}, {rows[0]['image_size']} pixels, "
         f"{rows[0]['threads']} threads, {options.rounds} rounds of {options.iterations} iterations",
         "",
-        "| mode | runs on | memory above idle | it/s | images/s | s/it | spread | CPU s/it | speed-up (rounds) "
-        "| data / forward / backward / optimizer / scaler, ms |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| mode | runs on | memory above idle | it/s | images/s | s/it | spread | CPU s/it | of products "
+        "| speed-up (rounds) | data / forward / backward / optimizer / scaler, ms |",
+        "| --- | --- " + "| --: " * 9 + "|",
     ]
     for row in rows:
         least, greatest = row["speedup_range"]
@@ -66,7 +73,7 @@ def table(rows, options):
             f"| {row['name']} | {row['backend']} | {row['memory_above_idle_bytes'] / 2**20:.0f} MiB "
             f"| {row['iterations_per_second']:.3f} | {row['images_per_second']:.2f} "
             f"| {row['seconds_per_iteration']:.3f} | {row['spread']:.1%} | {row['cpu_seconds_per_iteration']:.3f} "
-            f"| {row['speedup']:.2f} ({least:.2f}-{greatest:.2f}) | {phases} |"
+            f"| {row['share_of_products']:.2f} | {row['speedup']:.2f} ({least:.2f}-{greatest:.2f}) | {phases} |"
         )
     return "\n".join(lines)
 
