@@ -24,6 +24,7 @@ from .onednn_primitives import (
     numel,
     servable,
 )
+from .scope import cast_once
 
 _FLOAT32 = paddle.float32
 
@@ -117,7 +118,7 @@ def convert(tensor, out):
 
 def in_dtype(tensor, dtype):
     """Return the tensor itself or a copy in another number format; not recorded by autograd."""
-    return tensor if tensor.dtype is dtype else converted(tensor, dtype)
+    return tensor if tensor.dtype is dtype else cast_once(tensor, dtype, converted)
 
 
 def in_float32(tensor):

@@ -23,7 +23,7 @@ class Scope:
 
     def cast(self, tensor, dtype):
         """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
-        return made_once(tensor.data_ptr(), dtype, lambda: self._cast(tensor, dtype))
+        return cast_once(tensor, dtype, self._cast)
 
     def _cast(self, tensor, dtype):
         kernel = self.kernels.get("cast")
@@ -66,3 +66,14 @@ def made_once(pointer, key, make):
     """Return `make()`, a tensor made of what begins at a pointer, or, for a frozen weight, the one of the last call."""
     kept = active.frozen
     return make() if kept is None or paddle.is_grad_enabled() else kept.made(pointer, key, make)
+
+
+def cast_once(tensor, dtype, cast):
+    """Return `cast(tensor, dtype)`, or, for a frozen weight, the one of the last call.
+
+    Views of a weight may begin where it begins, so shape and strides belong to the key.
+    """
+    if active.frozen is None:
+        return cast(tensor, dtype)
+    key = (dtype, tuple(tensor.shape), tuple(tensor.strides))
+    return made_once(tensor.data_ptr(), key, lambda: cast(tensor, dtype))

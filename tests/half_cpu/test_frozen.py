@@ -6,7 +6,8 @@ import pytest
 from paddle import nn
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, onednn_convolution, onednn_matmul
+from image_classification.half_cpu import onednn, onednn_convolution, onednn_matmul, onednn_memory
+from image_classification.layers import linear_gelu
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 FORMATS = [("fp32", None), *(
@@ -17,10 +18,10 @@ FORMATS = [("fp32", None), *(
 class Net(nn.Layer):
     def __init__(self):
         super().__init__()
-        self.conv, self.fc = nn.Conv2D(3, 32, 3, padding=1), nn.Linear(32 * 64, 96)
+        self.conv, self.mlp, self.fc = nn.Conv2D(3, 32, 3, padding=1), nn.Linear(32 * 64, 80), nn.Linear(80, 96)
 
     def forward(self, images):
-        return self.fc(F.relu(self.conv(images)).flatten(1))
+        return self.fc(linear_gelu(self.mlp, F.relu(self.conv(images)).flatten(1)))
 
 
 @pytest.fixture
@@ -31,6 +32,9 @@ def prepared(monkeypatch):
         made_once = module.made_once
         monkeypatch.setattr(module, "made_once", lambda pointer, key, make, original=made_once: original(
             pointer, key, lambda: made.append(key) or make()))  # fmt: skip
+    converted, weights = onednn_memory.converted, [parameter.shape for parameter in Net().parameters()]
+    monkeypatch.setattr(onednn_memory, "converted", lambda tensor, dtype: (
+        tensor.shape in weights and made.append(tensor.shape), converted(tensor, dtype))[1])  # fmt: skip
     return made
 
 
@@ -50,6 +54,30 @@ def test_results_of_frozen_weights_are_the_same_bits(mode, dtype):
     model = precision.convert_model(Net())
     model.eval()
     batches = [paddle.randn([size, 3, 8, 8]) for size in (160, 160, 3)]  # the last one is small, as in an evaluation
+    expected = evaluate(model, precision, batches)
+    with half_cpu.frozen(model):
+        found = evaluate(model, precision, batches)
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+class Views(nn.Layer):
+    """Reads its weight whole, transposed, and its first rows: all of them begin at the same place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([64, 64])
+
+    def forward(self, x):
+        x = F.linear(F.linear(x, self.weight), self.weight.T)
+        return F.linear(x @ self.weight[:, :32], self.weight[:32], self.weight[0])
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_views_of_a_frozen_weight_are_not_taken_for_each_other(mode, dtype):
+    paddle.seed(0)
+    precision = amp.build_precision(mode, dtype)
+    model = precision.convert_model(Views())
+    batches = [paddle.randn([160, 64])] * 2
     expected = evaluate(model, precision, batches)
     with half_cpu.frozen(model):
         found = evaluate(model, precision, batches)
