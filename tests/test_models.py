@@ -16,6 +16,7 @@ from image_classification.optim.groups import layer_scales
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
 from image_classification.weights import load_pretrained, write_weights
+from image_classification.weights.registry import read_registry
 from tests.helpers.model_zoo import (
     CONFIGS,
     FOLDERS,
@@ -52,6 +53,17 @@ def test_config_begins_with_its_command_and_expected_result(path):
     assert first.startswith(f"# python main_single_gpu.py -cfg=./configs/{path.name}")
     assert second.startswith("# Expected: ")
     assert path.stem == load_config([f"-cfg={path}"], builder(path.parents[1])).MODEL.NAME
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if "_finetune]" in path.read_text()], ids=lambda path: path.stem
+)
+def test_fine_tuned_variant_names_weights_that_are_published(path):
+    begins = re.search(
+        r"^# Fine-tuning: (?:begin with -pretrained=(\S+)|of weights .* that .* not .*)$", path.read_text(), re.M
+    )
+    assert begins, "where its training begins"
+    assert begins[1] is None or begins[1] in read_registry()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -104,6 +104,20 @@ def test_rates_are_the_published_ones(name, batch_size, accum_iter, processes, f
         ("CrossViT/crossvit_15_240", (300, 30, 4e-3, 4096, 0.05, None, 0.1)),
         ("VOLO/volo_d5_224", (300, 20, 8e-4, 1024, 0.05, None, 0.75)),
         ("RepVGG/repvgg_b3", (200, 5, 0.1, 256, 1e-4, None, None)),
+        ("ConvNeXt/convnext_base", (300, 20, 4e-3, 4096, 0.05, None, 0.5)),
+        ("CaiT/cait_s24_224", (400, 5, 1e-3, 1024, 0.05, None, 0.1)),
+        # trained on from other weights
+        ("DeiT/deit_base_patch16_384", (30, 5, 5e-6, 512, 1e-8, None, 0.1)),
+        ("ViT/deit3_large_patch16_384", (20, 5, 1e-5, 512, 0.1, None, 0.4)),
+        ("ViT/vit_base_patch16_384", (8, 0.2, 1e-2, 512, 0.0, 1.0, None)),
+        ("Swin/swinv2_large_window12to24_192to384", (30, 5, 2e-5, 512, 1e-8, 5.0, 0.2)),
+        ("VOLO/volo_d2_384", (30, 5, 8e-6, 384, 1e-8, None, 0.2)),
+        ("MaxViT/maxvit_tiny_tf_384", (30, 0, 5e-5, 512, 1e-8, 1.0, 0.2)),
+        ("BEiT/beit_large_patch16_512", (30, 5, 2e-5, 512, 1e-8, None, 0.4)),
+        ("BEiT/beitv2_large_patch16_224", (20, 5, 7e-5, 1024, 0.05, None, 0.25)),
+        ("EVA02/eva02_large_patch14_448", (20, 2, 2e-5, 512, 0.05, None, 0.15)),
+        ("EVA02/eva_giant_patch14_336", (10, 2, 3e-5, 512, 0.05, None, 0.4)),
+        ("ConvNeXt/convnextv2_tiny", (300, 40, 8e-4, 256, 0.05, None, 0.2)),
     ],
 )
 def test_variant_trains_as_its_authors_did(variant, published):
