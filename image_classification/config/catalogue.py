@@ -1,10 +1,11 @@
 """The YAML files that the project brings, by name: each family's variants, and what they share in configs/.
 
-Knows no Paddle, so that a command answers a wrong name at once.
+Knows no Paddle, so that a command answers a wrong name at once. The folders are read once in a process.
 """
 
 import ast
 import difflib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,16 +17,19 @@ from ..runtime import UserError
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
+@functools.cache
 def model_folders() -> dict[str, Path]:
     """Return {folder's name: its path}, sorted: every folder of the package with an entry point."""
     return {path.parent.name: path.parent for path in sorted(PACKAGE.glob("*/main_single_gpu.py"))}
 
 
+@functools.cache
 def variants() -> dict[str, Path]:
     """Return {variant: path of its YAML} over all families."""
     return {path.stem: path for folder in model_folders().values() for path in sorted(folder.glob("configs/*.yaml"))}
 
 
+@functools.cache
 def shared() -> dict[str, Path]:
     """Return {name: path} of the recipes, the data sets and the precision modes in configs/."""
     return {path.stem: path for path in sorted(PACKAGE.glob("configs/*/*.yaml"))}

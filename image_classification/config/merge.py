@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,8 +168,13 @@ class _Schema:
         return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _flatten(kind: type, prefix: str = "") -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _flatten(hints[field.name], f"{prefix}{field.name}.")
@@ -177,14 +183,14 @@ def _flatten(kind: type, prefix: str = "") -> Iterator[tuple[str, tuple[Any, Map
 
 
 def _sections(kind: type, prefix: str = "") -> Iterator[tuple[str, type]]:
-    for name, hint in typing.get_type_hints(kind).items():
+    for name, hint in _hints(kind).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield f"{prefix}{name}", hint
             yield from _sections(hint, f"{prefix}{name}.")
 
 
 def _construct(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     arguments = {}
     for field in dataclasses.fields(kind):
         name = f"{prefix}{field.name}"
