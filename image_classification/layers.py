@@ -91,7 +91,13 @@ class ConvNorm(nn.Layer):
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False,
          padding: int | list[int] | str | None = None) -> nn.Conv2D:
-    """Return a convolution, normal over its fan-out (He et al. 2015), that keeps the image size at stride 1."""
+    """Return a convolution, normal over its fan-out (He et al. 2015), that keeps the image size at stride 1.
+
+    Raises:
+        UserError: a width or a ratio of the model leaves it no channel.
+    """
+    if min(in_channels, out_channels) < 1:
+        raise UserError(f"MODEL: a convolution would have {in_channels} channels in and {out_channels} out")
     fan_out = out_channels * kernel_size**2 // groups
     return nn.Conv2D(
         in_channels,

@@ -189,6 +189,9 @@ class Model(nn.Layer):
     not_weights: tuple[str, ...] = ()
     separate_heads: bool = False
 
+    def check_image(self, height: int, width: int):
+        """Raise UserError that names DATA.IMAGE_SIZE for images, in pixels, that the model cannot take."""
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, equal `forward`; each parameter belongs to one link.
 

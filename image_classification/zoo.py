@@ -109,7 +109,11 @@ def find_config(name, what="-cfg"):
 
 
 def make_model(config, build_model):
-    """Return the model in float32 with fresh weights."""
+    """Return the model in float32 with fresh weights.
+
+    Raises:
+        UserError: a value of MODEL, or DATA.IMAGE_SIZE, that the model cannot have.
+    """
     arguments = dict(config.MODEL.ARGUMENTS)
     filled_in = {
         "num_classes": config.MODEL.NUM_CLASSES,
@@ -119,11 +123,13 @@ def make_model(config, build_model):
     known = inspect.signature(build_model).parameters
     arguments.update((name, value) for name, value in filled_in.items() if name in known)
     try:
-        return build_model(**arguments)
+        model = build_model(**arguments)
     except UserError:
         raise
     except ValueError as error:
         raise UserError(f"MODEL: {error}") from None
+    model.check_image(config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    return model
 
 
 def load_model(name, pretrained=None, options=()):

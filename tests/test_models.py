@@ -17,6 +17,7 @@ from image_classification.runtime import UserError
 from image_classification.transformer import Attention
 from image_classification.weights import load_pretrained, write_weights
 from image_classification.weights.registry import read_registry
+from image_classification.zoo import make_model
 from tests.helpers.model_zoo import (
     CONFIGS,
     FOLDERS,
@@ -255,6 +256,22 @@ def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
         model(paddle.zeros([1, 3, 240, 224]))
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("side", [1, 33])
+def test_odd_image_size_is_refused_when_the_model_is_made_or_its_images_are_seen(folder, side):
+    config = load_config([f"-cfg={digits_config(folder)}", f"-image_size={side}"], builder(folder))
+    try:
+        model = make_model(config, builder(folder))
+    except UserError as error:
+        assert "IMAGE_SIZE" in str(error)
+        return
+    model.eval()
+    images = paddle.randn([2, config.DATA.IMAGE_CHANNELS, side, side])
+    with paddle.no_grad():
+        logits, others = model(images), model(9 * images)  # poolings that leave nothing would hide the difference
+    assert paddle.isfinite(logits).all() and not paddle.equal_all(logits, others)
+
+
 @pytest.mark.parametrize(
     ("folder", "arguments", "message"),
     [
@@ -271,6 +288,11 @@ def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
         ("MetaFormer", {"token_mixers": ("pool", "pool", "mean", "pool")}, "TOKEN_MIXERS .mean.: allowed are pool"),
         ("PVTv2", {"dims": (30, 64, 160, 256), "num_heads": (4, 4, 4, 4)}, "MODEL.NUM_HEADS 4 does not divide .*, 30"),
         ("MobileViT", {"dims": (16, 32, 48, 64, 80)}, "two inverted residuals more than MODEL.HIDDEN_DIMS"),
+        ("CrossViT", {"embed_dims": (3, 3), "multi_conv": True}, "MODEL: a convolution would have 3 channels in and 0"),
+        ("GMLP", {"mlp_ratio": 0.1, "embed_dim": 50}, "MLP_RATIO: gives 5 channels"),
+        ("RegNet", {"initial_width": 1}, "INITIAL_WIDTH 1 .* no width"),
+        ("RegNet", {"bottle_ratio": 0.0}, "BOTTLE_RATIO 0.0 leave"),
+        ("EVA02", {"image_size": 1}, "IMAGE_SIZE 1 is not a multiple of MODEL.PATCH_SIZE"),
     ],
 )
 def test_impossible_model_arguments_are_named(folder, arguments, message):

@@ -5,6 +5,7 @@ from paddle.nn import functional as F
 
 from image_classification.layers import Dropout
 from image_classification.model import Block, GradCam, Model, links
+from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
 
@@ -44,6 +45,11 @@ class AlexNet(Model):
             nn.Linear(hidden_dim, num_classes, **torch_uniform(hidden_dim)),
         )  # fmt: skip
 
+    def check_image(self, height, width):
+        """Raise UserError below 63 pixels, of which the poolings leave nothing."""
+        if min(height, width) < 63:
+            raise UserError(f"DATA.IMAGE_SIZE: image is {height}x{width} pixels, both must be at least 63")
+
     def flatten(self, x):
         """Return [B, 256 * 6 * 6] for features [B, 256, H, W]; 224-pixel images have H = W = 6 already."""
         if tuple(x.shape[2:]) != (6, 6):
@@ -52,6 +58,7 @@ class AlexNet(Model):
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 63 pixels."""
+        self.check_image(*images.shape[2:])
         return self.classifier(self.flatten(self.features(images)))
 
     def sequential_blocks(self) -> list[Block]:

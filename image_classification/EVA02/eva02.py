@@ -160,7 +160,8 @@ class Eva02(Encoder):
                 raise UserError(f"MODEL.EMBED_DIM {embed_dim} is not a multiple of 4 * MODEL.NUM_HEADS {num_heads}, "
                                 "which MODEL.ROPE needs")  # fmt: skip
             bands = embed_dim // num_heads // 4
-            angles = rotary_angles(image_size // max(patch_size, 1), bands, rope, rope_temperature, rope_grid, rope_xy)
+            grid = max(image_size // max(patch_size, 1), 1)  # what does not divide, the patches refuse
+            angles = rotary_angles(grid, bands, rope, rope_temperature, rope_grid, rope_xy)
             angles = np.tile(angles, 2) if rope == "centred" else angles.repeat(2, axis=1)
             angles = np.pad(angles, [(int(class_token) + reg_tokens, 0), (0, 0)])[:, None]  # a prefix has no place
             tables = np.sin(angles).astype("float32"), np.cos(angles).astype("float32")

@@ -10,6 +10,7 @@ import functools
 from paddle import nn
 
 from image_classification.layers import DropPath, linear, linear_gelu
+from image_classification.runtime import UserError
 from image_classification.token_mixer import TokenMixer
 
 from .dialects import DIALECTS
@@ -39,6 +40,8 @@ class GatedMlp(nn.Layer):
 
     def __init__(self, num_tokens: int, dim: int, hidden_dim: int):
         super().__init__()
+        if hidden_dim < 2 or hidden_dim % 2:
+            raise UserError(f"MODEL.MLP_RATIO: gives {hidden_dim} channels, which do not divide into two halves")
         self.fc1 = linear(dim, hidden_dim)
         self.gate = SpatialGate(num_tokens, hidden_dim // 2)
         self.fc2 = linear(hidden_dim // 2, dim)

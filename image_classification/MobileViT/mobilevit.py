@@ -204,11 +204,14 @@ class MobileViT(Model):
         self.final_conv = nn.Identity() if last is None else ConvNorm(residuals[-1], last, 1, activation=F.silu)
         self.head = Head(residuals[-1] if last is None else last, num_classes, dropout)
 
-    def embed(self, images):
-        """Return features of half the image's side, [B, C, H / 2, W / 2], for images [B, in_channels, H, W]."""
-        height, width = images.shape[2:]
+    def check_image(self, height, width):
+        """Raise UserError unless both are multiples of `step`: each transformer's map is cut into 2x2 patches."""
         if height % self.step or width % self.step:
             raise UserError(f"DATA.IMAGE_SIZE: image is {height}x{width} pixels, both must be multiples of {self.step}")
+
+    def embed(self, images):
+        """Return features of half the image's side, [B, C, H / 2, W / 2], for images [B, in_channels, H, W]."""
+        self.check_image(*images.shape[2:])
         return self.stem(images)
 
     def forward(self, images):

@@ -46,6 +46,8 @@ def stages_of(depth: int, initial_width: int, width_slope: float, width_factor: 
     stages = []
     for width, blocks in sorted(depths.items()):
         inner = int(width * bottle_ratio)
+        if inner < 1:
+            raise UserError(f"MODEL.INITIAL_WIDTH {initial_width} and BOTTLE_RATIO {bottle_ratio} leave no width")
         group = min(group_width, inner)
         rounded = round_channels(inner, group) if round_up else max(1, round(inner / group)) * group
         stages.append(Stage(blocks, int(rounded / bottle_ratio), group))

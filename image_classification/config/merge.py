@@ -25,8 +25,8 @@ Builder: TypeAlias = Callable[..., Any]
 # Arguments of build_model that other sections decide.
 FILLED_IN = {"num_classes", "image_size", "in_channels"}
 MOST_FILES = 100  # that a configuration is made of; each may name several
-# What holds for every argument of a model: it has sizes, counts, ratios and rates.
-SIZE, RATIO = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0}
+# What holds for every argument of a model: sizes, counts, ratios, rates; and no norm takes a larger epsilon.
+SIZE, RATIO, EPSILON = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0}, {"minimum": 0, "maximum": 1e-3}
 
 
 def build_config(layers: Iterable[Layer], build_model: Builder | None = None) -> Config:
@@ -120,7 +120,8 @@ class _Schema:
                 if kind is inspect.Parameter.empty:
                     kind = typing.Any if parameter.default is None else type(parameter.default)
                 part = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-                self.keys[f"MODEL.{name.upper()}"] = (kind, {int: SIZE, float: RATIO}.get(part, {}))
+                ratio = EPSILON if name.endswith("epsilon") else RATIO
+                self.keys[f"MODEL.{name.upper()}"] = (kind, {int: SIZE, float: ratio}.get(part, {}))
                 self.argument_names[f"MODEL.{name.upper()}"] = name
 
     def merge(self, values: dict[str, Any], source: str, mapping: Mapping[str, Any], prefix: str = "") -> None:

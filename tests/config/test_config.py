@@ -10,7 +10,8 @@ from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.runtime import UserError
 
 
-def build_model(num_classes: int = 10, embed_dim: int = 64, drop_rate: float = 0.0, stem: str = "patch", **_):
+def build_model(num_classes: int = 10, embed_dim: int = 64, drop_rate: float = 0.0, epsilon: float = 1e-6,
+                stem: str = "patch", **_):  # fmt: skip
     """A builder whose signature is a MODEL schema."""
 
 
@@ -84,6 +85,7 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("BASE_LR: 1", ["model.yaml", "BASE_LR", "TRAIN.BASE_LR"]),
         ("MODEL: {EMBED_DIMM: 1}", ["MODEL.EMBED_DIMM", "MODEL.EMBED_DIM"]),
         ("MODEL: {EMBED_DIM: big}", ["MODEL.EMBED_DIM", "an integer", "'big'"]),
+        ("MODEL: {EPSILON: 0.3}", ["MODEL.EPSILON", "at most 0.001", "0.3"]),
         ("TRAIN: {NUM_EPOCHS: 1.5}", ["TRAIN.NUM_EPOCHS", "an integer", "1.5"]),
         ("TRAIN: {BASE_LR: fast}", ["TRAIN.BASE_LR", "a number", "'fast'"]),
         ("TRAIN: {ACCUM_ITER: 0}", ["TRAIN.ACCUM_ITER", "at least 1"]),
