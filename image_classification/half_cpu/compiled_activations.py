@@ -66,18 +66,18 @@ def scale(original, args, kwargs):
 
 def power(original, args, kwargs):
     """Kernel of ``pow(x, 2)``; other powers are left to the reference."""
-    values = bound(args, kwargs, ("x", "y", "out"), (None,))
-    if values is None or values[2] is not None or not isinstance(values[1], (int, float)) or values[1] != 2:
+    values = bound(args, kwargs, ("x", "y"), ())
+    if values is None or not isinstance(values[1], (int, float)) or values[1] != 2:
         return NotImplemented
     return squared(original, values[:1], {})
 
 
 def clip(original, args, kwargs):
     """Kernel of ``clip(x, min, max)`` with plain numbers."""
-    values = bound(args, kwargs, ("x", "min", "max", "out"), (None,))
-    if values is None or values[3] is not None or not servable(values[0]):
+    values = bound(args, kwargs, ("x", "min", "max"), ())
+    if values is None or not servable(values[0]):
         return NotImplemented
-    x, low, high, _ = values
+    x, low, high = values
     if not all(isinstance(value, (int, float)) for value in (low, high)):
         return NotImplemented
     return Activation.apply(x, b"clip", float(low), float(high), "input")

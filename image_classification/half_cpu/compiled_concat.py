@@ -70,10 +70,10 @@ class Concat(PyLayer):
 
 def concat(original, args, kwargs):
     """Kernel of ``concat(tensors, axis)`` for tensors of one dtype."""
-    values = bound(args, kwargs, ("x", "axis", "out"), (0, None))
-    if values is None or values[2] is not None:
+    values = bound(args, kwargs, ("x", "axis"), (0,))
+    if values is None:
         return NotImplemented
-    tensors, axis, _ = values
+    tensors, axis = values
     if not isinstance(tensors, (list, tuple)) or not tensors or not isinstance(axis, int) or not servable(*tensors):
         return NotImplemented
     first = tensors[0]

@@ -110,10 +110,10 @@ class Softmax(PyLayer):
 
 def softmax(original, args, kwargs):
     """Kernel of ``softmax(x, axis)``."""
-    values = bound(args, kwargs, ("x", "axis", "out"), (-1, None))
-    if values is None or values[2] is not None or not servable(values[0]):
+    values = bound(args, kwargs, ("x", "axis"), (-1,))
+    if values is None or not servable(values[0]):
         return NotImplemented
-    x, axis, _ = values
+    x, axis = values
     if not -x.ndim <= axis < x.ndim or not (x.is_contiguous() or settled(x) is x):
         return NotImplemented
     order = memory_axes(x)

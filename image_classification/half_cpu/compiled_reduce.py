@@ -58,19 +58,19 @@ def _apply(x, axes, keepdim, dtype, mean):
 
 def mean(original, args, kwargs):
     """Kernel of ``mean(x, axis, keepdim)``."""
-    values = bound(args, kwargs, ("x", "axis", "keepdim", "out"), ([], False, None))
-    if values is None or values[3] is not None:
+    values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
+    if values is None:
         return NotImplemented
-    x, axes, keepdim, _ = values
+    x, axes, keepdim = values
     return _apply(x, axes, keepdim, x.dtype, True)
 
 
 def total(original, args, kwargs):
     """Kernel of ``sum(x, axis, dtype, keepdim)``."""
-    values = bound(args, kwargs, ("x", "axis", "dtype", "keepdim", "name"), ([], None, False, None))
+    values = bound(args, kwargs, ("x", "axis", "dtype", "keepdim"), ([], None, False))
     if values is None:
         return NotImplemented
-    x, axes, dtype, keepdim, _ = values
+    x, axes, dtype, keepdim = values
     dtype = x.dtype if dtype is None else DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     return _apply(x, axes, keepdim, dtype, False)
 

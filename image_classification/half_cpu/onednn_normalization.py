@@ -69,10 +69,10 @@ class Softmax(PyLayer):
 
 def softmax(original, args, kwargs):
     """Kernel of ``softmax(x, axis)``."""
-    values = bound(args, kwargs, ("x", "axis", "out"), (-1, None))
-    if values is None or values[2] is not None:
+    values = bound(args, kwargs, ("x", "axis"), (-1,))
+    if values is None:
         return NotImplemented
-    x, axis, _ = values
+    x, axis = values
     if not servable(x) or axis not in (-1, x.ndim - 1) or x.ndim == 0:
         return NotImplemented
     return Softmax.apply(x)

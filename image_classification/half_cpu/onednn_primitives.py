@@ -22,14 +22,17 @@ _CPU = paddle.CPUPlace()
 
 
 def bound(args, kwargs, names, defaults):
-    """Return the values of a call's parameters in the order of `names`, or None if the call names another one.
+    """Return the values of a call's parameters in the order of `names`, or None if the call has another one.
 
-    `defaults` belong to the last names.
+    `defaults` belong to the last names. A `name` or `out` of None, which Paddle passes along, is no argument.
     """
     missing = len(names) - len(args)
     if not kwargs and 0 <= missing <= len(defaults):  # the usual call, a microsecond instead of ten
         return [*args, *defaults[len(defaults) - missing :]]
     values = list(args)
+    while len(values) > len(names) and values[-1] is None:
+        values.pop()
+    kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in ("name", "out")}
     if len(values) > len(names) or len(kwargs) > len(names) - len(values):
         return None
     absent = object()
