@@ -54,6 +54,19 @@ class DropPath(Dropout):
     axis = 0  # one draw per sample, broadcast over the rest
 
 
+@composite("residual", casts_as="multiply add")
+def residual(x, branch, scale=None, drop_path=None):
+    """Return `x + drop_path(branch * scale)`; `drop_path` multiplies each sample by a number of its own choice."""
+    branch = branch if scale is None else branch * scale
+    return x + (branch if drop_path is None else drop_path(branch))
+
+
+@composite("scale_shift", casts_as="multiply add")
+def scale_shift(x, scale, shift):
+    """Return `x * scale + shift`."""
+    return x * scale + shift
+
+
 @composite("rearrange")
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, linear
+from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, linear, residual
 from image_classification.model import Column, Count, Dialect, Draw, Row, Slice, Whole
 from image_classification.runtime import UserError
 
@@ -208,8 +208,9 @@ class TransformerBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
+        x = residual(x, self.attn(self.norm1(x)), scales[0], self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), scales[1], self.drop_path)
 
 
 class ScaledBlock(nn.Layer):
@@ -234,7 +235,6 @@ class ScaledBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        branch = self.attn(self.norm1(x))
-        x = x + self.drop_path(branch * self.gamma_1 if self.has_scale else branch)
-        branch = self.mlp(self.norm2(x))
-        return x + self.drop_path(branch * self.gamma_2 if self.has_scale else branch)
+        scales = (self.gamma_1, self.gamma_2) if self.has_scale else (None, None)
+        x = residual(x, self.attn(self.norm1(x)), scales[0], self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), scales[1], self.drop_path)

@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, linear, linear_gelu
+from image_classification.layers import DropPath, linear, linear_gelu, residual
 from image_classification.runtime import UserError
 from image_classification.token_mixer import TokenMixer
 
@@ -60,7 +60,7 @@ class GatedBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        return x + self.drop_path(self.mlp_channels(self.norm(x)))
+        return residual(x, self.mlp_channels(self.norm(x)), drop_path=self.drop_path)
 
 
 class GMlp(TokenMixer):

@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, Mlp
+from image_classification.layers import DropPath, Mlp, residual
 from image_classification.token_mixer import TokenMixer
 from image_classification.transformer import SwiGlu
 
@@ -33,8 +33,8 @@ class MixerBlock(nn.Layer):
 
     def forward(self, x):
         mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
-        x = x + self.drop_path(mixed)
-        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+        x = residual(x, mixed, drop_path=self.drop_path)
+        return residual(x, self.mlp_channels(self.norm2(x)), drop_path=self.drop_path)
 
 
 class MlpMixer(TokenMixer):

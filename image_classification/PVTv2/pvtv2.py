@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, conv, drop_path_rates, linear
+from image_classification.layers import Dropout, DropPath, Mlp, conv, drop_path_rates, linear, residual
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row
 from image_classification.runtime import UserError
 
@@ -119,8 +119,8 @@ class PvtBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = residual(x, self.attn(self.norm1(x)), drop_path=self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), drop_path=self.drop_path)
 
 
 class Stage(nn.Layer):

@@ -7,7 +7,7 @@ Shapes use: B batch, N tokens, C = embed_dim.
 
 from paddle import nn
 
-from image_classification.layers import ZERO, DropPath, Mlp, linear
+from image_classification.layers import ZERO, DropPath, Mlp, linear, residual, scale_shift
 from image_classification.token_mixer import TokenMixer
 
 from .dialects import DIALECTS
@@ -22,7 +22,7 @@ class Affine(nn.Layer):
         self.beta = self.create_parameter([1, 1, dim], default_initializer=ZERO)
 
     def forward(self, x):
-        return x * self.alpha + self.beta
+        return scale_shift(x, self.alpha, self.beta)
 
 
 class ResBlock(nn.Layer):
@@ -44,8 +44,8 @@ class ResBlock(nn.Layer):
 
     def forward(self, x):
         mixed = self.linear_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
-        x = x + self.drop_path(mixed * self.ls1)
-        return x + self.drop_path(self.mlp_channels(self.norm2(x)) * self.ls2)
+        x = residual(x, mixed, self.ls1, self.drop_path)
+        return residual(x, self.mlp_channels(self.norm2(x)), self.ls2, self.drop_path)
 
 
 class ResMlp(TokenMixer):

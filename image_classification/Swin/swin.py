@@ -9,7 +9,7 @@ Shapes use: B batch, H and W the height and width of the feature map, C channels
 import paddle
 from paddle import nn
 
-from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange
+from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange, residual
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
 from image_classification.runtime import UserError
@@ -75,8 +75,9 @@ class SwinBlock(nn.Layer):
 
     def forward(self, x):
         attended = self.norm1(self.attend(x)) if self.post_norm else self.attend(self.norm1(x))
-        x = x + self.drop_path(attended)
-        return x + self.drop_path(self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x)))
+        x = residual(x, attended, drop_path=self.drop_path)
+        mixed = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
+        return residual(x, mixed, drop_path=self.drop_path)
 
     def attend(self, x):
         """Return window attention over the map, with the cyclic shift done and undone."""

@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, linear, rearrange
+from image_classification.layers import Dropout, DropPath, Mlp, linear, rearrange, residual
 from image_classification.model import Column, Count, Draw, Row
 from image_classification.runtime import UserError
 
@@ -82,5 +82,5 @@ class Outlooker(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = residual(x, self.attn(self.norm1(x)), drop_path=self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), drop_path=self.drop_path)

@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear
+from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear, residual
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention
@@ -123,9 +123,9 @@ class XcitBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x + self.drop_path(self.attn(self.norm1(x)) * self.gamma1)
-        x = x + self.drop_path(self.local_mp(self.norm3(x)) * self.gamma3)
-        return x + self.drop_path(self.mlp(self.norm2(x)) * self.gamma2)
+        x = residual(x, self.attn(self.norm1(x)), self.gamma1, self.drop_path)
+        x = residual(x, self.local_mp(self.norm3(x)), self.gamma3, self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), self.gamma2, self.drop_path)
 
 
 class ClassBlock(nn.Layer):
@@ -146,10 +146,10 @@ class ClassBlock(nn.Layer):
 
     def forward(self, x):
         normed = self.norm1(x)
-        x = x + paddle.concat([self.attn(normed), normed[:, 1:]], axis=1) * self.gamma1
+        x = residual(x, paddle.concat([self.attn(normed), normed[:, 1:]], axis=1), self.gamma1)
         normed = self.norm2(x)
         token, patches = normed[:, :1], (normed if self.tokens_norm else x)[:, 1:]
-        token = token + self.mlp(token) * self.gamma2
+        token = residual(token, self.mlp(token), self.gamma2)
         return paddle.concat([token, patches.astype(token.dtype) * 2], axis=1)
 
 

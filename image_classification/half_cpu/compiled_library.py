@@ -36,6 +36,8 @@ _SIGNATURES = {
     "expand": (_I, _I, _P, _P, _F, _P, _P),
     "kept": (_L, _P, _P),
     "mask": (_I, _L, _F, _P, _P, _P),
+    "scaled_sum": (_I, _I, _I, _L, _L, _L, _L, _P, _P, _P, _P, _P),
+    "scaled_sum_backward": (_I, _I, _L, _L, _L, _P, _P, _P, _P, _P, _P, _P),
     "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
     "softmax": (_I, _L, _L, _P, _P),
     "softmax_backward": (_I, _L, _L, _P, _P, _P),

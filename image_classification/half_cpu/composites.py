@@ -23,7 +23,7 @@ def composite(kernel, *, casts_as=None, inference_only=False):
             "linear_gelu", "rearrange"), or a function of one's own, `kernel(original, args, kwargs)`: it
             returns the result or NotImplemented, gets float32 tensors too, and the backend "reference" leaves it out.
         casts_as: the operator whose casts a policy wants for the tensors of the call, the first operator that the
-            function calls; None for no casts.
+            function calls, or several in one word each that it must treat alike; None for no casts.
         inference_only: with gradients the operators of the function are served one by one.
 
     Static programs (`paddle.jit.to_static`) get the function itself.
@@ -52,10 +52,12 @@ def _served(scope, kernel, casts_as, function, args, kwargs):
     tensors, half = scan(args, kwargs)
     args, kwargs = branched(scope, args, kwargs, tensors)
     if casts_as is not None and scope.policy_cast is not None:
-        wanted = scope.policy_cast(casts_as, tensors)
+        wanted, *others = (scope.policy_cast(name, tensors) for name in casts_as.split())
+        if any(other != wanted for other in others):
+            return NotImplemented
         if wanted in scope.half_dtypes:
             args, kwargs, _, half = scope.cast_inputs(replace_tensors, args, kwargs, wanted)
-        elif wanted is not None:
+        elif wanted is not None and not scope.mixes(kernel, wanted, tensors):
             return NotImplemented
     found = scope.composite_kernel(kernel, half)
     if found is None:

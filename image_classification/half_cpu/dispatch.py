@@ -70,6 +70,14 @@ def _serve(scope, operator, original, args, kwargs):
         if wanted is not None:
             if callable(wanted):
                 return _serve_product(scope, operator, original, args, kwargs, wanted)
+            if scope.mixes(operator.kernel_name, wanted, tensors):
+                active.scope = None
+                try:
+                    result = scope.kernels[operator.kernel_name](original, args, kwargs)
+                finally:
+                    active.scope = scope
+                if result is not NotImplemented:
+                    return result
             # Parameters and statistics of a normalisation are used as they are, like on a GPU.
             change = replace_first_tensor if operator.norm else replace_tensors
             args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)

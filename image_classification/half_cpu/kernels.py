@@ -21,7 +21,8 @@ class Backend:
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
     Without half dtypes it is asked for nothing else. `compact(args, tensors)` returns the positional
     arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
-    returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel.
+    returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
+    names the operators whose kernels take half and float32 tensors together, computed and returned in float32.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Backend:
     float32_kernels: frozenset = frozenset()
     compact: Callable = field(default=lambda args, tensors: args, repr=False)
     fork: Callable | None = field(default=None, repr=False)
+    mixed: frozenset = frozenset()
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})

@@ -16,6 +16,7 @@ from . import (
     compiled_norms,
     compiled_reduce,
     compiled_resample,
+    compiled_residual,
     compiled_rotary,
     kernels,
     onednn_attention,
@@ -66,6 +67,7 @@ COMPILED_KERNELS = {
     **compiled_reduce.KERNELS,
     **compiled_resample.KERNELS,
     **compiled_rotary.KERNELS,
+    **compiled_residual.KERNELS,
 }
 
 
@@ -116,17 +118,18 @@ def _backend():
     """
     if not available():
         return None
-    table = dict(KERNELS)
+    table, mixed = dict(KERNELS), frozenset[str]()
     if compiled.formats():
-        for name, kernel in COMPILED_KERNELS.items():
-            table[name] = _first_of(KERNELS[name], kernel) if name in KERNELS else kernel
+        for name, kernel in (*COMPILED_KERNELS.items(), *compiled_residual.MIXED_KERNELS.items()):
+            table[name] = _first_of(table[name], kernel) if name in table else kernel
+        mixed = frozenset((*compiled_residual.KERNELS, *compiled_residual.MIXED_KERNELS))
     names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
-    return kernels.Backend(NAME, descriptions, table, in_float32, onednn_memory.compact, onednn_binary.fork)
+    return kernels.Backend(NAME, descriptions, table, in_float32, onednn_memory.compact, onednn_binary.fork, mixed)
 
 
 def register():

@@ -18,6 +18,7 @@ class Scope:
         self.kernels = backend.kernels if backend.descriptions else {}
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
         self.fork = backend.fork
+        self.mixed = backend.mixed
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 
@@ -45,6 +46,10 @@ class Scope:
 
         args, kwargs = change(args, kwargs, replace)
         return args, kwargs, *scan(args, kwargs)
+
+    def mixes(self, kernel, wanted, tensors):
+        """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""
+        return wanted == "float32" and kernel in self.mixed and any(tensor.dtype is FLOAT32 for tensor in tensors)
 
     def composite_kernel(self, kernel, half):
         """Return the kernel of a composite for half or float32 tensors, given by name or as it is, or None."""

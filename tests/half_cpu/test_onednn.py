@@ -99,6 +99,11 @@ def shuffle(x):
     return x.reshape([x.shape[0], -1, *x.shape[3:]])
 
 
+def drop_middle(x):
+    """Return three samples without the middle one, as a drop path may do it."""
+    return x * paddle.to_tensor([1.25, 0.0, 1.25]).astype(x.dtype).reshape([3] + [1] * (x.ndim - 1))
+
+
 CASES = {
     "linear": ("linear", lambda x, w, b: F.linear(x, w, b), [(3, 5, 32), (32, 48), (48,)], False),
     "linear-no-bias": ("matmul", lambda x, w: paddle.matmul(x, w), [(3, 5, 32), (32, 48)], False),
@@ -325,14 +330,44 @@ CASES = {
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, False), [(2, 5, 3 * 3 * 20)], False),
     "rotary-pair-of-one-token": (
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(1, 2), 1, False), [(1, 1, 3 * 2)], False),
+    "residual": ("residual", lambda x, y, s: layers.residual(x, y, s), [(3, 5, 33), (3, 5, 33), (33,)], False),
+    "residual-strided": (
+        "residual", lambda x, y, s: layers.residual(x, y.transpose([0, 2, 1]), s, drop_middle),
+        [(3, 5, 33), (3, 33, 5), (1, 1, 33)], False),
+    "residual-drop-path": (
+        "residual", lambda x, y: layers.residual(x, y, drop_path=drop_middle), [(3, 5, 33), (3, 5, 33)], False),
+    "residual-images": (
+        "residual", lambda x, w, s: layers.residual(x, F.conv2d(x, w, padding=1), s, drop_middle),
+        [(3, 8, 9, 7), (8, 8, 3, 3), (8, 1, 1)], True),
+    "residual-many-rows": ("residual", lambda x, y, s: layers.residual(x, y, s), [(2100, 9), (2100, 9), (9,)], False),
+    "residual-one-row": ("residual", lambda x, y, s: layers.residual(x, y, s), [(1, 1, 2), (1, 1, 2), (2,)], False),
+    "scale_shift": (
+        "scale_shift", lambda x, s, t: layers.scale_shift(x, s, t), [(3, 5, 33), (1, 1, 33), (33,)], False),
     "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
 }
 
 
-# The reference rounds scores and biased scores, the kernel the sum only: each of them is allowed one more rounding.
-FEWER_ROUNDINGS = {"attention-bias", "attention-biases"}
+# A half tensor first, then float32 ones.
+MIXED = {
+    "residual-in-float32": ("residual", lambda y, x, s: layers.residual(x, y, s), [(3, 5, 33), (3, 5, 33), (33,)]),
+    "residual-without-scale": ("residual", lambda y, x: layers.residual(x, y), [(3, 5, 33), (3, 5, 33)]),
+    "residual-scale": (
+        "residual", lambda y, s: layers.residual(paddle.ones_like(y), y, s, drop_middle), [(3, 5, 33), (33,)]),
+    "scale_shift": ("scale_shift", lambda x, s, t: layers.scale_shift(x, s, t), [(3, 5, 33), (33,), (33,)]),
+    "add": ("add", lambda x, y: y + x, [(3, 5, 33), (3, 5, 33)]),
+    "add-strided": ("add", lambda x, y: x.transpose([1, 0]) + y, [(5, 33), (33, 5)]),
+    "add-row": ("add", lambda x, y: x + y, [(3, 5, 33), (1, 5, 33)]),
+    "add-channels": (
+        "add", lambda x, y: F.max_pool2d(x, 1) + y, [(2, 24, 9, 7), (1, 24, 1, 1)]),
+    "multiply-row": ("multiply", lambda x, y: x * y, [(3, 5, 33), (33,)]),
+}
+# The reference rounds between the operators that a kernel computes as one (scores and biased scores; a product, what
+# drop path makes of it, and a sum): each of them is allowed one more rounding.
+FEWER_ROUNDINGS = {"attention-bias", "attention-biases", "scale_shift"} | {
+    case for case in CASES if case.startswith("residual")
+}
 # What is added to, or multiplied, is a convolution's result that was rounded before.
-AFTER_CONVOLUTION = {"add-channels", "multiply-channels", "conv-residual"}
+AFTER_CONVOLUTION = {"add-channels", "multiply-channels", "conv-residual", "residual-images"}
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -600,7 +635,7 @@ def test_rearrange_that_does_not_fit_is_refused_as_paddle_refuses_it(split, orde
 
 
 @pytest.mark.parametrize("case", sorted(FEWER_ROUNDINGS))
-def test_attention_with_a_bias_is_closer_to_float64_than_the_reference(case):
+def test_kernel_that_rounds_less_is_closer_to_float64_than_the_reference(case):
     _, function, shapes, _ = CASES[case]
     inputs = tensors(shapes)
     with paddle.no_grad():
@@ -670,3 +705,32 @@ def test_convolution_results_lie_channels_last_and_read_as_ordinary_tensors():
     assert out.shape == [2, 16, 7, 5] and out.strides == [7 * 5 * 16, 1, 5 * 16, 16]
     flat = out.astype(FLOAT32).flatten(1)
     np.testing.assert_array_equal(flat.numpy(), out.astype(FLOAT32).numpy().reshape(2, -1))
+
+
+@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_tensor_and_float32_parameters_give_float32_in_one_pass(case, dtype, monkeypatch):
+    """Widening is exact, so nothing is rounded before the gradient of the half tensor."""
+    name, function, shapes = MIXED[case]
+    calls = Calls(monkeypatch, name)
+    inputs = [*tensors(shapes[:1], dtype), *tensors(shapes[1:], FLOAT32, seed=2)]
+    expected, expected_gradients = run(lambda x, *others: function(x.astype(FLOAT32), *others), inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served and actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual.numpy(), expected.numpy(), atol=1e-5 * float(expected.abs().max()))
+    assert_within_one_rounding(gradients[0], expected_gradients[0])
+    for gradient, wanted in zip(gradients[1:], expected_gradients[1:], strict=True):
+        np.testing.assert_allclose(gradient.numpy(), wanted.numpy(), atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_policy_that_wants_float32_for_one_operator_gets_it_from_its_kernel_alone():
+    """A sum that a user puts on the black list is float32, whatever its kernel could do."""
+    x, y, s = tensors([(3, 5, 33), (3, 5, 33), (33,)])
+
+    class Sums:
+        def cast(self, op_name, tensors):
+            return "float32" if op_name == "add" else None
+
+    with half_cpu.dispatch(Sums()):
+        assert layers.residual(x, y, s).dtype == paddle.float32
+        assert layers.residual(x.astype(FLOAT32), y, s).dtype == paddle.float32
