@@ -159,7 +159,7 @@ def _strides(shape, order):
     return tuple(dense[order.index(axis)] for axis in range(len(shape)))
 
 
-def _is_view(x, shape):
+def is_view(x, shape):
     """Return whether a tensor can be read as another shape without a copy."""
     sizes = [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size != 1]
     wanted = [size for size in shape if size != 1]
@@ -187,7 +187,7 @@ def reshape(original, args, kwargs):
     if min(shape, default=0) < -1 or known < 1 or numel(x) % known:
         return NotImplemented  # Paddle words the error
     shape = [numel(x) // known if size == -1 else size for size in shape]
-    if math.prod(shape) != numel(x) or _is_view(x, shape):
+    if math.prod(shape) != numel(x) or is_view(x, shape):
         return NotImplemented
     # Channels that were exchanged within each pixel.
     last = len(shape) == 4 and x.ndim > 4 and shape[2:] == x.shape[-2:] and shape[0] == x.shape[0]
@@ -195,4 +195,4 @@ def reshape(original, args, kwargs):
     return Reshape.apply(x, shape, last)
 
 
-KERNELS = {"concat": concat, "reshape": reshape, "split": split, "split_with_num": split}
+KERNELS = {"concat": concat, "split": split, "split_with_num": split}

@@ -18,6 +18,7 @@ from . import (
     compiled_resample,
     compiled_residual,
     compiled_rotary,
+    compiled_views,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -68,6 +69,7 @@ COMPILED_KERNELS = {
     **compiled_resample.KERNELS,
     **compiled_rotary.KERNELS,
     **compiled_residual.KERNELS,
+    **compiled_views.KERNELS,
 }
 
 

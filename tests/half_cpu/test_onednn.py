@@ -13,7 +13,7 @@ import pytest
 
 from image_classification import half_cpu, layers
 from image_classification.EVA02 import eva02
-from image_classification.half_cpu import onednn, onednn_primitives
+from image_classification.half_cpu import onednn, onednn_primitives, op_names
 
 pytestmark = pytest.mark.skipif(
     onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
@@ -330,6 +330,16 @@ CASES = {
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, False), [(2, 5, 3 * 3 * 20)], False),
     "rotary-pair-of-one-token": (
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(1, 2), 1, False), [(1, 1, 3 * 2)], False),
+    "reshape-view": ("reshape", lambda x: x.reshape([8, 65, -1]).transpose([0, 2, 1]), [(4, 130, 65)], False),
+    "reshape-view-of-images": (
+        "reshape", lambda x, w: F.conv2d(x.transpose([0, 2, 1]).reshape([2, 8, 45, 47]), w),
+        [(2, 45 * 47, 8), (5, 8, 1, 1)], True),
+    "flatten-after-conv": (
+        "flatten", lambda x, w: F.conv2d(x, w).flatten(-2).transpose([0, 2, 1]), [(2, 8, 45, 47), (9, 8, 1, 1)], True),
+    "part": (op_names.GET_ITEM, lambda x: x[:, 1:].transpose([1, 0, 2]), [(4, 130, 65)], False),
+    "part-one": (op_names.GET_ITEM, lambda x: x[-1], [(4, 130, 65)], False),
+    "part-of-all-axes": (op_names.GET_ITEM, lambda x: x[1:3, None, ..., 5, -9:-1], [(4, 130, 65)], False),
+    "part-strided": (op_names.GET_ITEM, lambda x: x.transpose([2, 0, 1])[3:, 1], [(4, 130, 65)], False),
     "residual": ("residual", lambda x, y, s: layers.residual(x, y, s), [(3, 5, 33), (3, 5, 33), (33,)], False),
     "residual-strided": (
         "residual", lambda x, y, s: layers.residual(x, y.transpose([0, 2, 1]), s, drop_middle),

@@ -1,0 +1,101 @@
+"""Views whose gradients are copied by vectors: other shapes, and parts of a tensor, on all formats; nothing is rounded.
+
+The view itself costs nothing. But a gradient comes back in the memory order of whatever read the view, such as that of
+images, and Paddle's own gradient of a reshape copies it element by element; that of a part pads it so.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from . import op_names, paddle_names
+from .compiled_concat import is_view
+from .compiled_concat import reshape as copied
+from .onednn_memory import contiguous, reorder_like
+from .onednn_primitives import bound, numel, servable
+
+_CPU = paddle.CPUPlace()
+LARGE = 1 << 15  # elements: below, Paddle's copy takes less time than a PyLayer
+
+
+class View(PyLayer):
+    """A tensor read as another shape without a copy."""
+
+    @staticmethod
+    def forward(ctx, x, view):
+        """Return `view(x)`."""
+        ctx.shape = x.shape
+        return view(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient in the shape of x, copied only where no strides say that."""
+        gradient = gradient if is_view(gradient, ctx.shape) else contiguous(gradient)
+        return paddle_names.reshape(gradient, ctx.shape)
+
+
+class Part(PyLayer):
+    """A part of a tensor, as an index of whole numbers and ranges names it."""
+
+    @staticmethod
+    def forward(ctx, x, part):
+        """Return `part(x)`."""
+        ctx.shape, ctx.part = x.shape, part
+        return part(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x, zero beside the part."""
+        out = paddle_names.full(ctx.shape, 0.0, gradient.dtype, _CPU)
+        reorder_like(gradient, ctx.part(out))
+        return out
+
+
+def _pays(x):
+    """Return whether the gradient of a view of x is large enough, and will be asked for."""
+    return not x.stop_gradient and paddle.is_grad_enabled() and numel(x) >= LARGE and servable(x)
+
+
+def reshape(original, args, kwargs):
+    """Kernel of ``reshape(x, shape)``: a copy where a strided tensor needs one, else a view."""
+    result = copied(original, args, kwargs)
+    if result is not NotImplemented:
+        return result
+    values = bound(args, kwargs, ("x", "shape"), ())
+    if values is None or not _pays(values[0]):
+        return NotImplemented
+    x, shape = values
+    return View.apply(x, lambda x: original(x, shape))
+
+
+def flatten(original, args, kwargs):
+    """Kernel of ``flatten(x, start_axis, stop_axis)``."""
+    values = bound(args, kwargs, ("x", "start_axis", "stop_axis"), ())
+    if values is None or not _pays(values[0]) or not all(isinstance(axis, int) for axis in values[1:]):
+        return NotImplemented
+    x, first, last = values
+    first, last = first % x.ndim, last % x.ndim + 1
+    shape = x.shape
+    return reshape(paddle_names.reshape, (x, [*shape[:first], -1, *shape[last:]]), {})
+
+
+def get_item(original, args, kwargs):
+    """Kernel of ``x[index]`` for whole numbers, ranges without a step, an ellipsis and new axes."""
+    if kwargs or len(args) != 2 or not _pays(args[0]):
+        return NotImplemented
+    x, index = args
+    if not all(map(_is_basic, index if isinstance(index, tuple) else (index,))):
+        return NotImplemented
+    with paddle.no_grad():
+        part = original(x, index)
+    if not part.ndim or not numel(part):
+        return NotImplemented
+    return Part.apply(x, lambda x: original(x, index))
+
+
+def _is_basic(entry):
+    if isinstance(entry, slice):
+        return entry.step in (None, 1) and all(type(end) in (int, type(None)) for end in (entry.start, entry.stop))
+    return type(entry) is int or entry is None or entry is Ellipsis
+
+
+KERNELS = {"reshape": reshape, "flatten": flatten, op_names.GET_ITEM: get_item}
