@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.half_cpu import composite
+from image_classification.half_cpu import composite, is_plain
 from image_classification.model import Column, Draw, Row
 from image_classification.runtime import UserError
 
@@ -97,9 +97,47 @@ class ConvNorm(nn.Layer):
         self.bn = nn.BatchNorm2D(out_channels, epsilon=epsilon, weight_attr=start)
         self.activation = activation
 
+    def forward(self, x, residual=None):
+        """Return activation(norm(convolution) + residual)."""
+        return conv_norm(x, self.conv, self.bn, self.activation, residual)
+
+
+def conv_norm(x, conv: nn.Layer, norm: nn.Layer, activation: Callable | None = None, residual=None):
+    """Return activation(norm(conv(x)) + residual), [B, C, H, W] -> [B, C', H', W']."""
+    return _conv_norm(x, getattr(conv, "weight", None), conv, norm, activation, residual)
+
+
+# With gradients in two: the backward pass needs what goes into the norm. The weight stands here for a policy's casts.
+@composite("conv_norm", casts_as="conv2d", then=("depthwise_conv2d", "batch_norm", "add"), inference_only=True)
+def _conv_norm(x, weight, conv, norm, activation, residual):
+    return norm_activation(conv(x), norm, activation, residual)
+
+
+@composite("norm_activation", casts_as="batch_norm", then=("add",))
+def norm_activation(x, norm: nn.Layer, activation: Callable | None = None, residual=None):
+    """Return activation(norm(x) + residual), [B, C, H, W] -> [B, C, H, W]."""
+    x = norm(x)
+    if residual is not None:
+        x = x + residual
+    return x if activation is None else activation(x)
+
+
+class ConvSequence(nn.Sequential):
+    """A sequence that offers a convolution, the BatchNorm after it and the ReLU after that to one kernel."""
+
     def forward(self, x):
-        x = self.bn(self.conv(x))
-        return x if self.activation is None else self.activation(x)
+        layers = list(self)
+        while layers:
+            first, *layers = layers
+            if not isinstance(first, nn.Conv2D) or not layers or not isinstance(layers[0], nn.BatchNorm2D):
+                x = first(x)
+                continue
+            norm, *layers = layers
+            if layers and is_plain(layers[0], nn.ReLU):
+                x, layers = conv_norm(x, first, norm, F.relu), layers[1:]
+            else:
+                x = conv_norm(x, first, norm)
+        return x
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False,

@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Dropout
+from image_classification.layers import ZERO, Dropout, conv_norm, norm_activation
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -35,8 +35,8 @@ class DenseLayer(nn.Layer):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        new = self.conv1(F.relu(self.norm1(x)))
-        new = self.conv2(F.relu(self.norm2(new)))
+        new = conv_norm(norm_activation(x, self.norm1, F.relu), self.conv1, self.norm2, F.relu)
+        new = self.conv2(new)
         return paddle.concat([x, self.dropout(new)], axis=1)
 
 
@@ -48,7 +48,7 @@ class Transition(nn.Layer):
         self.norm, self.conv = nn.BatchNorm2D(in_channels), conv(in_channels, in_channels // 2, 1)
 
     def forward(self, x):
-        return F.avg_pool2d(self.conv(F.relu(self.norm(x))), kernel_size=2, stride=2)
+        return F.avg_pool2d(self.conv(norm_activation(x, self.norm, F.relu)), kernel_size=2, stride=2)
 
 
 class DenseNet(Model):
@@ -81,12 +81,12 @@ class DenseNet(Model):
 
     def stem(self, images):
         """Return features at a quarter of the image's side."""
-        x = F.relu(self.features["norm0"](self.features["conv0"](images)))
+        x = conv_norm(images, self.features["conv0"], self.features["norm0"], F.relu)
         return F.max_pool2d(x, kernel_size=3, stride=2, padding=1)
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
-        return self.classifier(F.relu(self.features["norm5"](x)).mean(axis=[2, 3]))
+        return self.classifier(norm_activation(x, self.features["norm5"], F.relu).mean(axis=[2, 3]))
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""

@@ -7,7 +7,7 @@ stages use fused blocks. The weights that come from TensorFlow need its padding 
 """
 
 from image_classification.inverted_residual import BLOCKS, InvertedResidualNet, Style, classifier, round_channels
-from image_classification.layers import Dropout
+from image_classification.layers import Dropout, conv_norm
 
 STAGES = (
     "ds_r1_k3_s1_c16_se0.25",
@@ -41,7 +41,7 @@ class EfficientNet(InvertedResidualNet):
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
-        x = self.act(self.bn2(self.conv_head(x)))
+        x = conv_norm(x, self.conv_head, self.bn2, self.act)
         return self.classifier(self.dropout(x.mean(axis=[2, 3])))
 
 

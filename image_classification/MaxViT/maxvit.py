@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
-from image_classification.layers import DropPath, SqueezeExcite, check_image_size, drop_path_rates, linear
+from image_classification.layers import DropPath, SqueezeExcite, check_image_size, conv_norm, drop_path_rates, linear
 from image_classification.model import Block, GradCam, Model, RelativePositions
 from image_classification.runtime import UserError
 
@@ -61,7 +61,7 @@ class Stem(nn.Layer):
         self.conv2 = style.conv(widths[0], widths[1], 3, bias=design.conv_bias)
 
     def forward(self, images):
-        return self.conv2(self.act(self.norm1(self.conv1(images))))
+        return self.conv2(conv_norm(images, self.conv1, self.norm1, self.act))
 
 
 class PooledShortcut(nn.Layer):
@@ -95,8 +95,8 @@ class MbConv(nn.Layer):
 
     def forward(self, x):
         shortcut = x
-        x = self.act(self.norm1(self.conv1_1x1(self.pre_norm(x))))
-        x = self.se(self.act(self.norm2(self.conv2_kxk(x))))
+        x = conv_norm(self.pre_norm(x), self.conv1_1x1, self.norm1, self.act)
+        x = self.se(conv_norm(x, self.conv2_kxk, self.norm2, self.act))
         return self.drop_path(self.conv3_1x1(x)) + self.shortcut(shortcut)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paddle import nn
 
-from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv
+from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv, conv_norm, norm_activation
 
 
 class Options(NamedTuple):
@@ -95,9 +95,9 @@ class PreBottleneck(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        shortcut = self.activation(self.norm1(x))
-        x = self.conv2(self.activation(self.norm2(self.conv1(shortcut))))
-        x = self.conv3(self.activation(self.norm3(self.se(x))))
+        shortcut = norm_activation(x, self.norm1, self.activation)
+        x = self.conv2(conv_norm(shortcut, self.conv1, self.norm2, self.activation))
+        x = self.conv3(norm_activation(self.se(x), self.norm3, self.activation))
         return self.downsample(shortcut) + self.drop_path(x)
 
 

@@ -10,7 +10,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, SqueezeExcite, conv
+from image_classification.layers import ZERO, ConvNorm, SqueezeExcite, conv, norm_activation
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -29,8 +29,10 @@ class Branches(nn.Layer):
         self.attn = squeeze_excite(channels, se_ratio)
 
     def forward(self, x):
-        total = self.conv_kxk(x) + self.conv_1x1(x)
-        return F.relu(self.attn(total if self.identity is None else total + self.identity(x)))
+        total = self.conv_1x1(x, residual=self.conv_kxk(x))
+        if self.identity is not None:
+            total = norm_activation(x, self.identity, residual=total)
+        return F.relu(self.attn(total))
 
 
 class Plain(nn.Layer):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
+from image_classification.layers import ConvSequence, conv_norm
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -53,9 +54,9 @@ class Options(NamedTuple):
         if stride == 1 and in_channels == out_channels and not convolve:
             return nn.Identity()
         if not self.pooled_shortcut:
-            return nn.Sequential(conv(in_channels, out_channels, 1, stride), batch_norm(out_channels))
+            return ConvSequence(conv(in_channels, out_channels, 1, stride), batch_norm(out_channels))
         pool = nn.AvgPool2D(2, 2, ceil_mode=True) if stride > 1 else nn.Identity()
-        return nn.Sequential(pool, conv(in_channels, out_channels, 1), batch_norm(out_channels))
+        return ConvSequence(pool, conv(in_channels, out_channels, 1), batch_norm(out_channels))
 
 
 class BasicBlock(nn.Layer):
@@ -74,9 +75,8 @@ class BasicBlock(nn.Layer):
         self.downsample = options.shortcut(in_channels, width, stride, convolve)
 
     def forward(self, x):
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        return F.relu(out + self.downsample(x))
+        out = conv_norm(x, self.conv1, self.bn1, F.relu)
+        return conv_norm(out, self.conv2, self.bn2, F.relu, residual=self.downsample(x))
 
 
 class Bottleneck(nn.Layer):
@@ -97,18 +97,17 @@ class Bottleneck(nn.Layer):
         self.downsample = options.shortcut(in_channels, out_channels, stride, convolve)
 
     def forward(self, x):
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        return F.relu(out + self.downsample(x))
+        out = conv_norm(x, self.conv1, self.bn1, F.relu)
+        out = conv_norm(out, self.conv2, self.bn2, F.relu)
+        return conv_norm(out, self.conv3, self.bn3, F.relu, residual=self.downsample(x))
 
 
-def deep_stem(in_channels: int, widths: tuple[int, ...]) -> nn.Sequential:
+def deep_stem(in_channels: int, widths: tuple[int, ...]) -> ConvSequence:
     """Return 3x3 convolutions, the first of stride 2, with BatchNorm and ReLU between them."""
     layers = [conv(in_channels, widths[0], 3, stride=2)]
     for before, after in itertools.pairwise(widths):
         layers += [batch_norm(before), nn.ReLU(), conv(before, after, 3)]
-    return nn.Sequential(*layers)
+    return ConvSequence(*layers)
 
 
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
@@ -149,7 +148,7 @@ class ResNet(Model):
 
     def stem(self, images):
         """Return features at a quarter of the image's side, or at its full side with the small stem."""
-        x = F.relu(self.bn1(self.conv1(images)))
+        x = conv_norm(images, self.conv1, self.bn1, F.relu)
         return x if self.small_stem else F.max_pool2d(x, kernel_size=3, stride=2, padding=1)
 
     def forward_head(self, x):

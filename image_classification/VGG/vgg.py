@@ -3,7 +3,7 @@
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Dropout
+from image_classification.layers import ZERO, ConvSequence, Dropout
 from image_classification.model import Block, GradCam, Model, links
 from image_classification.runtime import UserError
 
@@ -50,7 +50,7 @@ class VGG(Model):
                 features += [conv3x3(channels, width), *norm, nn.ReLU()]
                 channels = width
             features.append(nn.MaxPool2D(2, 2))
-        self.features = nn.Sequential(*features)
+        self.features = ConvSequence(*features)
         self.classifier = nn.Sequential(
             linear(channels * 7 * 7, hidden_dim), nn.ReLU(), Dropout(dropout),
             linear(hidden_dim, hidden_dim), nn.ReLU(), Dropout(dropout),

@@ -14,7 +14,16 @@ Shapes use: B batch, H and W the height and width of a grid of patches, N patche
 import paddle
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Mlp, check_image_size, conv, drop_path_rates, linear
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    ZERO,
+    ConvSequence,
+    Mlp,
+    check_image_size,
+    conv,
+    drop_path_rates,
+    linear,
+)
 from image_classification.model import Block, Column, GradCam, Model, PositionEmbedding
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention, TransformerBlock
@@ -65,7 +74,7 @@ class PatchEmbed(nn.Layer):
         layers = []
         for before, kernel_size, stride in ((in_channels, 7, 2), (width, 3, 1), (width, 3, 1)):
             layers += [conv(before, width, kernel_size, stride), nn.BatchNorm2D(width), nn.ReLU()]
-        self.conv = nn.Sequential(*layers)
+        self.conv = ConvSequence(*layers)
         side = PATCH_SIZE // 2
         self.proj = nn.Conv2D(width, embed_dim, side, side, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
 

@@ -11,9 +11,10 @@ from . import onednn
 from .composites import composite
 from .dispatch import backend_name, dispatch
 from .frozen import frozen
+from .paddle_names import is_plain
 from .products import Operand
 from .reference import UnsupportedOperator
 
-__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen"]
+__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen", "is_plain"]
 
 onednn.register()

@@ -11,7 +11,15 @@ import math
 from . import onednn_library as onednn
 from .compiled_library import CompiledError, load, numbers
 
-_ACTIVATIONS = {onednn.RELU_USE_DST: b"relu", onednn.GELU_ERF: b"gelu", onednn.GELU_TANH: b"gelu_tanh"}
+_ACTIVATIONS = {
+    onednn.RELU: b"relu",
+    onednn.RELU_USE_DST: b"relu",
+    onednn.CLIP: b"relu6",
+    onednn.HARDSWISH: b"hardswish",
+    onednn.SWISH: b"silu",
+    onednn.GELU_ERF: b"gelu",
+    onednn.GELU_TANH: b"gelu_tanh",
+}
 _ARITHMETIC = {onednn.BINARY_ADD: b"add", onednn.BINARY_MUL: b"multiply"}
 
 
@@ -109,12 +117,19 @@ def _batch_norm_constants(images, epsilon, flags):
     return images.data_type, *shape, epsilon, bool(flags & onednn.USE_GLOBAL_STATS)
 
 
-def batch_norm(images, epsilon, flags):
-    return Primitive(_partial("batch_norm", *_batch_norm_constants(images, epsilon, flags)), 6)
+def batch_norm(images, epsilon, flags, activation=None, has_residual=False):
+    name = (activation or "identity").encode()
+    call = _partial("batch_norm", *_batch_norm_constants(images, epsilon, flags), name)
+    return Primitive(call, 7) if has_residual else Primitive(lambda *pointers: call(*pointers, None), 6)
 
 
-def batch_norm_backward(images, epsilon, flags):
-    return Primitive(_partial("batch_norm_backward", *_batch_norm_constants(images, epsilon, flags)), 8)
+def batch_norm_backward(images, epsilon, flags, activation=None, has_residual=False):
+    """With an activation of the sum with a residual it gets the result, and writes the residual's gradient."""
+    name = (activation or "identity").encode()
+    call = _partial("batch_norm_backward", *_batch_norm_constants(images, epsilon, flags), name)
+    if activation and has_residual:
+        return Primitive(call, 11)
+    return Primitive(lambda *pointers: call(*pointers, None, None), 9)
 
 
 def matmul(left, right, bias, out, post_ops):
@@ -153,7 +168,7 @@ _FILTER_ORDER = {"forward": (0, 3, 4, 2, 1), "backward_data": (0, 3, 4, 1, 2), "
 _DEPTHWISE_ORDER = (3, 4, 0, 1, 2)
 
 
-def filters_reorder(name, source, filters, target, geometry):
+def filters_reorder(name, source, filters, target, geometry, post_ops=()):
     """The copy between plain filters and those that a pass wants, or, for backward_weights, writes."""
     shape, strides = filters.shape, filters.strides
     if len(shape) == 4:
@@ -167,7 +182,9 @@ def filters_reorder(name, source, filters, target, geometry):
     return reorder(ordered, plain) if name == "backward_weights" else reorder(plain, ordered)
 
 
-def convolution(name, source, filters, target, geometry):
+def convolution(name, source, filters, target, geometry, post_ops=()):
+    """A pass of a convolution; the forward one may end with a product and a sum for each channel, the sum with a
+    residual and an activation, in this order."""
     groups = filters.shape[0] if len(filters.shape) == 5 else 1
     outputs, inputs, *window = filters.shape[-4:]
     strides, dilations, before, _ = geometry
@@ -176,13 +193,17 @@ def convolution(name, source, filters, target, geometry):
         *window, *strides, *(dilation + 1 for dilation in dilations), *before,
     )  # fmt: skip
     number = ("forward", "backward_data", "backward_weights").index(name)
-    call = _partial("convolution", source.data_type, number, constants)
+    activation = None
+    if post_ops:
+        kind, algorithm, *_ = post_ops[-1]
+        activation = _ACTIVATIONS[algorithm] if kind == "eltwise" else b"identity"
+    call = _partial("convolution", source.data_type, number, constants, activation)
 
-    def run(first, filters, last):
+    def run(first, filters, last, factor=None, addend=None, residual=None):
         if name == "backward_weights":
-            call(first, last, filters)
+            call(first, last, filters, None, None, None)
         else:
-            call(first, filters, last)
+            call(first, filters, last, factor, addend, residual)
 
     # Filters of a single tap are taken as they are.
     return Primitive(run, 3, (0, 2 * math.prod(filters.shape), 0) if math.prod(window) > 1 or inputs == 1 else ())

@@ -7,15 +7,22 @@ Outside of a dispatch, and for what the kernel declines, the function itself run
 """
 
 import functools
+import types
 
 import paddle
+from paddle.nn import functional as F
 
-from .arguments import replace_tensors, scan
+from .arguments import HALF_NAMES, replace_tensors, scan
 from .branches import branched
 from .scope import active
 
+# The operators of the activations that a composite may be given.
+ACTIVATIONS: dict[object, str] = {
+    F.relu: "relu", F.relu6: "relu6", F.hardswish: "hardswish", F.silu: "silu", F.gelu: "gelu"
+}  # fmt: skip
 
-def composite(kernel, *, casts_as=None, inference_only=False):
+
+def composite(kernel, *, casts_as=None, then=(), inference_only=False):
     """Return a decorator that offers each call of a function to a kernel while a dispatch is active.
 
     Args:
@@ -24,6 +31,9 @@ def composite(kernel, *, casts_as=None, inference_only=False):
             returns the result or NotImplemented, gets float32 tensors too, and the backend "reference" leaves it out.
         casts_as: the operator whose casts a policy wants for the tensors of the call, the first operator that the
             function calls, or several in one word each that it must treat alike; None for no casts.
+        then: the operators that follow. Where there are any, the first of them reads the tensors that the call begins
+            with, and others are left as they are. The function itself runs where the policy wants casts for what
+            follows, the activations among the arguments too.
         inference_only: with gradients the operators of the function are served one by one.
 
     Static programs (`paddle.jit.to_static`) get the function itself.
@@ -37,7 +47,7 @@ def composite(kernel, *, casts_as=None, inference_only=False):
             scope = active.scope
             if scope is None or inference_only and paddle.is_grad_enabled():
                 return function(*args, **kwargs)
-            result = _served(scope, kernel, casts_as, function, args, kwargs)
+            result = _served(scope, kernel, casts_as, then, function, args, kwargs)
             return function(*args, **kwargs) if result is NotImplemented else result
 
         return wrapper
@@ -45,19 +55,24 @@ def composite(kernel, *, casts_as=None, inference_only=False):
     return decorate
 
 
-def _served(scope, kernel, casts_as, function, args, kwargs):
+def _served(scope, kernel, casts_as, then, function, args, kwargs):
     """Return the kernel's result, or NotImplemented where there is no kernel, or one that declines."""
     if scope.composite_kernel(kernel, True) is None and scope.composite_kernel(kernel, False) is None:
         return NotImplemented
     tensors, half = scan(args, kwargs)
+    if not tensors:
+        return NotImplemented
     args, kwargs = branched(scope, args, kwargs, tensors)
     if casts_as is not None and scope.policy_cast is not None:
         wanted, *others = (scope.policy_cast(name, tensors) for name in casts_as.split())
         if any(other != wanted for other in others):
             return NotImplemented
         if wanted in scope.half_dtypes:
-            args, kwargs, _, half = scope.cast_inputs(replace_tensors, args, kwargs, wanted)
-        elif wanted is not None and not scope.mixes(kernel, wanted, tensors):
+            change = _replace_first_tensors if then else replace_tensors
+            args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
+        elif wanted is not None and (half or wanted != "float32") and not scope.mixes(kernel, wanted, tensors):
+            return NotImplemented
+        if then and not _stays(scope.policy_cast, (*then, *map(_operator, args)), tensors):
             return NotImplemented
     found = scope.composite_kernel(kernel, half)
     if found is None:
@@ -67,3 +82,20 @@ def _served(scope, kernel, casts_as, function, args, kwargs):
         return found(function, args, kwargs)
     finally:
         active.scope = scope
+
+
+def _replace_first_tensors(args, kwargs, replace):
+    """Return (args, kwargs) with `replace(tensor)` in place of the tensors that the arguments begin with."""
+    count = next((index for index, value in enumerate(args) if not isinstance(value, paddle.Tensor)), len(args))
+    return [*replace_tensors(args[:count], {}, replace)[0], *args[count:]], kwargs
+
+
+def _operator(value):
+    """Return the operator of an activation, None for an argument that is no function and "" for another function."""
+    return ACTIVATIONS.get(value, "") if isinstance(value, types.FunctionType) else None
+
+
+def _stays(policy_cast, operators, tensors):
+    """Return whether a policy leaves the tensors as they are for all of the operators."""
+    own = (None, HALF_NAMES.get(tensors[0].dtype, "float32"))
+    return all(name is None or name and policy_cast(name, tensors) in own for name in operators)

@@ -46,6 +46,8 @@ KERNELS = {
     "multiply": onednn_binary.multiply,
     "rearrange": onednn_memory.rearrange,
     "attention": onednn_attention.attention,
+    "conv_norm": onednn_batch_norm.conv_norm,
+    "norm_activation": onednn_batch_norm.norm_activation,
     "batch_norm": onednn_batch_norm.batch_norm,
     "batch_norm_": onednn_batch_norm.batch_norm,
     "conv2d": onednn_convolution.conv2d,

@@ -1,20 +1,41 @@
-"""Batch normalisation of image batches [B, C, H, W] on bfloat16 or float32 tensors, with float32 statistics."""
+"""Batch normalisation of image batches [B, C, H, W], with float32 statistics; with what comes before or after it, too.
 
+Where a convolution comes before and nothing is trained, normalisation, sum and activation are done on the convolution's
+float32 sums. Otherwise the sum with a residual and the activation are done in the pass that normalises, and in the one
+that computes its gradient.
+"""
+
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, settled
-from .onednn_primitives import (
-    bound,
-    cache,
-    layout,
-    new_tensor,
-    servable,
+from .composites import ACTIVATIONS
+from .onednn_convolution import geometry_and_groups, new_result, run, runs_in_float32
+from .onednn_memory import (
+    channels_last,
+    contiguous,
+    in_dtype,
+    in_float32,
+    new_like,
+    ordered_like,
+    own_result,
+    settled,
 )
+from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
+from .scope import made_once
 
-_FLOAT32 = paddle.float32
+_CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
+# activation -> the post operation of a convolution
+_POST_OPS = {
+    "relu": ("eltwise", onednn.RELU, 0.0, 0.0),
+    "relu6": ("eltwise", onednn.CLIP, 0.0, 6.0),
+    "hardswish": ("eltwise", onednn.HARDSWISH, 1 / 6, 0.5),
+    "silu": ("eltwise", onednn.SWISH, 1.0, 0.0),
+    "gelu": ("eltwise", onednn.GELU_ERF, 0.0, 0.0),
+}
+_BY_THEIR_RESULT = (None, "relu", "relu6")  # know their gradient by it
 _NAMES = ("x", "mean", "variance", "scale", "bias", "is_test", "momentum", "epsilon", "data_format",
           "use_global_stats", "trainable_statistics")  # fmt: skip
 
@@ -31,13 +52,15 @@ def _forward(builder, images, epsilon, flags):
 
 
 @compiled.counterpart(compiled.batch_norm, _always)
-def _describe(library, builder, images, epsilon, flags):
+def _describe(library, builder, images, epsilon, flags, activation=None, has_residual=False):
+    if activation or has_residual:
+        raise onednn.OneDNNError("the compiled kernel has these")
     numbers = (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
     return library.description(*_forward(builder, images, epsilon, flags)), numbers
 
 
 @compiled.counterpart(compiled.batch_norm_backward, _always)
-def _describe_backward(library, builder, images, epsilon, flags):
+def _describe_backward(library, builder, images, epsilon, flags, activation=None, has_residual=False):
     md = builder.md(images)
     hint = builder.hint(*_forward(builder, images, epsilon, flags))
     description = library.description(
@@ -51,38 +74,43 @@ def _describe_backward(library, builder, images, epsilon, flags):
 
 
 class BatchNorm(PyLayer):
-    """Normalisation of each channel by the batch's statistics, or by given ones."""
+    """Normalisation of each channel by the batch's statistics, or by given ones; then maybe a sum and an activation."""
 
     @staticmethod
-    def forward(ctx, x, scale, shift, mean, variance, epsilon, flags):
-        """Return the normalised images in the dtype of x; `mean` and `variance` are written unless the flags say
-        that they are given."""
-        ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
+    def forward(ctx, x, scale, shift, mean, variance, epsilon, flags, activation, residual):
+        """Return activation(normalised x + residual) in the dtype of x; `mean` and `variance` are written unless the
+        flags say that they are given."""
+        inputs = (x, scale, shift) if residual is None else (x, scale, shift, residual)
+        ctx.needs = [not tensor.stop_gradient for tensor in inputs]
         ctx.parameter_dtype = scale.dtype
         x = settled(x)
         scale, shift = in_float32(scale), in_float32(shift)
         out = new_like(x)
-        ctx.key = (layout(x), epsilon, flags)
-        cache.get(_describe, *ctx.key)(
-            *(tensor.data_ptr() for tensor in (x, scale, shift, out, mean, variance))
-        )
-        ctx.save_for_backward(x, scale, mean, variance)
+        ctx.key = (layout(x), epsilon, flags, activation, residual is not None)
+        operands = [x, scale, shift, out, mean, variance]
+        if residual is not None:
+            operands.append(ordered_like(residual, x))
+        cache.get(_describe, *ctx.key)(*(tensor.data_ptr() for tensor in operands))
+        ctx.masks = residual is not None and activation is not None
+        ctx.save_for_backward(x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
         return out
 
     @staticmethod
     def backward(ctx, gradient):
-        """Return the gradients of x, scale and shift; statistics get none."""
-        x, scale, mean, variance = ctx.saved_tensor()
+        """Return the gradients of x, scale, shift and residual; statistics get none."""
+        x, scale, shift, mean, variance, *out = ctx.saved_tensor()
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
+        operands = [x, mean, variance, scale, gradient, *results, shift]
+        if ctx.masks:
+            gradient = new_like(x)
+            operands += [*out, gradient]
         primitive = cache.get(_describe_backward, *ctx.key)
-        pointers = [tensor.data_ptr() for tensor in (x, mean, variance, scale, gradient, *results)]
-        if primitive.arity > len(pointers):
-            pointers.append(scale.data_ptr())
-        primitive(*pointers)
+        primitive(*(tensor.data_ptr() for tensor in operands[: primitive.arity]))
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
-        gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=True)]
-        return (*gradients, None, None)
+        results.append(gradient)
+        gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=False)]
+        return (*gradients[:3], None, None, *gradients[3:])
 
 
 def batch_norm(original, args, kwargs):
@@ -91,18 +119,100 @@ def batch_norm(original, args, kwargs):
     if values is None:
         return NotImplemented
     x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, _ = values
+    given = is_test or use_global_stats
+    return _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given)
+
+
+def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, activation=None, residual=None):
+    """Return what the operator returns, its first result after the sum and the activation."""
     if not servable(x) or x.ndim != 4 or data_format != "NCHW" or scale is None or shift is None:
         return NotImplemented
     if not servable(scale, shift) or not servable(mean, variance) or mean.dtype is not _FLOAT32:
         return NotImplemented
     flags = onednn.USE_SCALE | onednn.USE_SHIFT
-    if is_test or use_global_stats:
-        out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), flags | onednn.USE_GLOBAL_STATS)
+    last = activation, residual
+    if given:
+        out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), flags | onednn.USE_GLOBAL_STATS, *last)
         return out, mean, variance, None, None, None
     batch_mean, batch_variance = new_tensor(_FLOAT32, mean.shape), new_tensor(_FLOAT32, mean.shape)
-    out = BatchNorm.apply(x, scale, shift, batch_mean, batch_variance, float(epsilon), flags)
+    out = BatchNorm.apply(x, scale, shift, batch_mean, batch_variance, float(epsilon), flags, *last)
     with paddle.no_grad():
         for running, batch in ((mean, batch_mean), (variance, batch_variance)):
             paddle_names.scale_(running, momentum, 0.0, True)
             paddle_names.add_(running, paddle_names.scale(batch, 1.0 - momentum, 0.0, True))
     return out, mean, variance, batch_mean, batch_variance, None
+
+
+def norm_activation(original, args, kwargs):
+    """Kernel of ``norm_activation(x, norm, activation, residual)`` for a plain BatchNorm."""
+    values = bound(args, kwargs, ("x", "norm", "activation", "residual"), (None, None))
+    if values is None or not compiled.formats():
+        return NotImplemented
+    x, norm, activation, residual = values
+    if not paddle_names.is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
+        return NotImplemented
+    activation = ACTIVATIONS.get(activation)
+    if residual is not None and (
+        residual.dtype is not x.dtype or residual.shape != x.shape or activation not in _BY_THEIR_RESULT
+    ):
+        return NotImplemented
+    arguments = (*paddle_names.norm_arguments(norm), activation, residual)
+    result = _normalised(x, norm.weight, norm.bias, *arguments)
+    return result if result is NotImplemented else result[0]
+
+
+def _knows(activation):
+    return activation is None or activation in ACTIVATIONS
+
+
+def conv_norm(original, args, kwargs):
+    """Kernel of ``_conv_norm(x, weight, conv, norm, activation, residual)`` for plain layers, without gradients, where
+    the norm's statistics are given."""
+    values = bound(args, kwargs, ("x", "weight", "conv", "norm", "activation", "residual"), (None, None))
+    if values is None:
+        return NotImplemented
+    x, weight, conv, norm, activation, residual = values
+    is_plain = paddle_names.is_plain
+    if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
+        return NotImplemented
+    *_, data_format, given = paddle_names.norm_arguments(norm)
+    arguments = paddle_names.convolution_arguments(conv)
+    if not given or data_format != "NCHW" or norm.weight is None or norm.bias is None or arguments is None:
+        return NotImplemented
+    found = geometry_and_groups(x, weight, *arguments)
+    bias = conv.bias
+    if found is None or norm.weight.shape != weight.shape[:1] or bias is not None and bias.dtype is not x.dtype:
+        return NotImplemented  # a float32 bias makes the sum float32
+    x, weight = channels_last(x), contiguous(weight)
+    out, key = new_result(x, weight, *found)
+    if residual is not None and (residual.dtype is not x.dtype or residual.shape != out.shape):
+        return NotImplemented
+    dtype = x.dtype
+    if runs_in_float32(key[1]):
+        x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
+        residual = None if residual is None else in_dtype(residual, _FLOAT32)
+        out, key = new_result(x, weight, *found)
+    affine = made_once(
+        norm.weight.data_ptr(), ("affine", None if bias is None else bias.data_ptr()), lambda: _affine(norm, bias)
+    )
+    channels = weight.shape[0]
+    each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, 1, 1))
+    post_ops: list[tuple] = [("binary", onednn.BINARY_MUL, each), ("binary", onednn.BINARY_ADD, each)]
+    operands = [affine.data_ptr(), affine.data_ptr() + 4 * channels]
+    if residual is not None:
+        residual = channels_last(residual)
+        post_ops.append(("binary", onednn.BINARY_ADD, layout(residual)))
+        operands.append(residual.data_ptr())
+    if activation is not None:
+        post_ops.append(_POST_OPS[ACTIVATIONS[activation]])
+    run("forward", (*key, tuple(post_ops)), x, weight, out, operands)
+    return in_dtype(out, dtype)
+
+
+def _affine(norm, bias):
+    """Return the factors and the addends of the channels, float32 [2, C], of a convolution's bias and a norm."""
+    mean, variance, epsilon, *_ = paddle_names.norm_arguments(norm)
+    scale, shift, mean, variance = (in_float32(each).numpy() for each in (norm.weight, norm.bias, mean, variance))
+    factor = scale / np.sqrt(variance + np.float32(epsilon))
+    center = mean if bias is None else mean - in_float32(bias).numpy()
+    return paddle.to_tensor(np.stack([factor, shift - center * factor]), place=_CPU)

@@ -20,6 +20,7 @@ from .onednn_primitives import (
     cache,
     layout,
     new_tensor,
+    operand_numbers,
     servable,
 )
 from .scope import made_once
@@ -50,7 +51,7 @@ def output_size(size, window, stride, dilation, before, after):
     return (size + before + after - (dilation + 1) * (window - 1) - 1) // stride + 1
 
 
-def _forward(builder, source, weights, target, geometry):
+def _forward(builder, source, weights, target, geometry, post_ops=()):
     md = builder.md
     return (
         "convolution_forward",
@@ -61,7 +62,7 @@ def _forward(builder, source, weights, target, geometry):
         None,
         md(target),
         *map(onednn.dimensions, geometry),
-        None,
+        builder.attributes(post_ops),
     )
 
 
@@ -102,7 +103,7 @@ _PASSES = {
 }
 
 
-def _is_depthwise_gradient(name, source, filters, target, geometry):
+def _is_depthwise_gradient(name, source, filters, *key):
     """oneDNN takes three times as long for these in bfloat16."""
     single = len(filters.shape) == 5 and filters.shape[1:3] == (1, 1)
     return name != "forward" and single and filters.data_type == onednn.BFLOAT16
@@ -111,7 +112,7 @@ def _is_depthwise_gradient(name, source, filters, target, geometry):
 @compiled.counterpart(compiled.convolution, _is_depthwise_gradient)
 def _describe(library, builder, name, *key):
     arguments, numbers = _PASSES[name]
-    return library.description(*arguments(builder, *key)), numbers
+    return library.description(*arguments(builder, *key)), [*numbers, *operand_numbers(key[4] if key[4:] else ())]
 
 
 @compiled.counterpart(compiled.filters_reorder, _is_depthwise_gradient)
@@ -125,12 +126,13 @@ def _describe_weights(library, builder, name, *key):
     return library.description("reorder", *ends, None), (onednn.SRC, onednn.DST)
 
 
-def _is_grouped(filters):
-    return len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
+def runs_in_float32(filters):
+    """Return whether a convolution runs on widened copies: compiled products of a few channels are slower."""
+    return filters.data_type in compiled.formats() and len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
 
 
 def _run_in_float32(name, key, first, weight, last):
-    """Run one pass of a grouped convolution on widened copies: compiled products of a few channels are slower."""
+    """Run one pass on widened copies."""
     wide_key = [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
     operands = [first, weight, last]
     written = 1 if name == "backward_weights" else 2
@@ -138,11 +140,11 @@ def _run_in_float32(name, key, first, weight, last):
         new_like(tensor, _FLOAT32) if index == written else in_dtype(tensor, _FLOAT32)
         for index, tensor in enumerate(operands)
     ]
-    _run(name, wide_key, *wide)
+    run(name, wide_key, *wide)
     convert(wide[written], operands[written])
 
 
-def _is_product(name, source, filters, target, geometry):
+def _is_product(name, source, filters, target, geometry, post_ops=()):
     """Gradients of a convolution of single pixels are products of matrices, which need no other order of the filters;
     with large ones that is 1.0 to 1.8 times as fast at batch 8, 1.1 to 4 times at batch 2."""
     large = filters.shape[2:] == (1, 1) and geometry == _PIXELS and math.prod(filters.shape) >= 1 << 18
@@ -163,17 +165,21 @@ def _run_as_product(name, first, weight, last):
         multiply(rows(last).transposed, rows(first), filters)
 
 
-def _run(name, key, first, weight, last):
-    """Run one pass; `weight` is a plain tensor, read, or written by backward_weights."""
+def run(name, key, first, weight, last, operands=()):
+    """Run one pass; `weight` is a plain tensor, read, or written by backward_weights.
+
+    `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
+    `operands` are the pointers to the second operands of the binary ones among these.
+    """
     if _is_product(name, *key):
         _run_as_product(name, first, weight, last)
         return
-    if _is_grouped(key[1]) and key[1].data_type in compiled.formats():
+    if runs_in_float32(key[1]):
         _run_in_float32(name, key, first, weight, last)
         return
     primitive = cache.get(_describe, name, *key)
     if not primitive.sizes:  # a compiled kernel that takes the filters as they are
-        primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr())
+        primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr(), *operands)
         return
     rearrange = cache.get(_describe_weights, name, *key)
     if name == "backward_weights":
@@ -188,7 +194,7 @@ def _run(name, key, first, weight, last):
         return blocked
 
     blocked = made_once(weight.data_ptr(), (name, *key), block)
-    primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
+    primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr(), *operands)
 
 
 def _grouped(weight, groups):
@@ -200,6 +206,17 @@ def _grouped(weight, groups):
     return Layout(filters.data_type, shape, (shape[1] * filters.strides[0], *filters.strides))
 
 
+def new_result(x, weight, geometry, groups):
+    """Return a tensor for the result of a convolution of images that lie as [B, H, W, C], and the key of the pass."""
+    strides, dilations, before, after = geometry
+    sizes = [
+        output_size(*numbers)
+        for numbers in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
+    ]
+    out = new_channels_last(x.dtype, [x.shape[0], weight.shape[0], *sizes])
+    return out, (layout(x), _grouped(weight, groups), layout(out), geometry)
+
+
 class Convolution(PyLayer):
     """x [B, C, H, W] with filters [O, C // groups, kh, kw]."""
 
@@ -208,14 +225,8 @@ class Convolution(PyLayer):
         """Return [B, O, H', W'] in the dtype of x."""
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
         x, weight = channels_last(x), contiguous(weight)
-        strides, dilations, before, after = geometry
-        sizes = [
-            output_size(*numbers)
-            for numbers in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
-        ]
-        out = new_channels_last(x.dtype, [x.shape[0], weight.shape[0], *sizes])
-        ctx.key = (layout(x), _grouped(weight, groups), layout(out), geometry)
-        _run("forward", ctx.key, x, weight, out)
+        out, ctx.key = new_result(x, weight, geometry, groups)
+        run("forward", ctx.key, x, weight, out)
         ctx.save_for_backward(x, weight)
         return out
 
@@ -232,11 +243,11 @@ def _gradients(ctx, gradient, of_images, transposed):
     x_gradient = weight_gradient = None
     if ctx.needs[0]:
         x_gradient = new_channels_last(x.dtype, x.shape)
-        _run(of_images, ctx.key, gradient, weight, x_gradient)
+        run(of_images, ctx.key, gradient, weight, x_gradient)
     if ctx.needs[1]:
         weight_gradient = new_tensor(weight.dtype, weight.shape)
         images, results = (gradient, x) if transposed else (x, gradient)
-        _run("backward_weights", ctx.key, images, weight_gradient, results)
+        run("backward_weights", ctx.key, images, weight_gradient, results)
     return x_gradient, weight_gradient
 
 
@@ -257,21 +268,27 @@ def depthwise_conv2d(original, args, kwargs):
     return _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format)
 
 
-def _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format):
+def _convolution(x, weight, *arguments):
+    found = geometry_and_groups(x, weight, *arguments)
+    return NotImplemented if found is None else Convolution.apply(x, weight, *found)
+
+
+def geometry_and_groups(x, weight, strides, padding, algorithm, dilations, groups, data_format):
+    """Return oneDNN's numbers of a convolution and its groups, or None for one that is not served."""
     if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW":
-        return NotImplemented
+        return None
     if algorithm == "SAME":
         dilations = [1, 1]  # Paddle ignores others here
         padding = same_padding(x.shape[2:], weight.shape[2:], strides)
     elif algorithm != "EXPLICIT":
-        return NotImplemented
+        return None
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
-        return NotImplemented
+        return None
     geometry = geometry_of(strides, dilations, padding)
     for numbers in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True):
         if output_size(*numbers) < 1:
-            return NotImplemented  # Paddle words the error
-    return Convolution.apply(x, weight, geometry, groups)
+            return None  # Paddle words the error
+    return geometry, groups
 
 
 class TransposedConvolution(PyLayer):
@@ -284,7 +301,7 @@ class TransposedConvolution(PyLayer):
         x, weight = channels_last(x), contiguous(weight)
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
         ctx.key = (layout(out), _grouped(weight, groups), layout(x), geometry)
-        _run("backward_data", ctx.key, x, weight, out)
+        run("backward_data", ctx.key, x, weight, out)
         ctx.save_for_backward(x, weight)
         return out
 

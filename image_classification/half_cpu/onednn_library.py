@@ -21,7 +21,8 @@ AVX2, AVX512_BF16, AMX_BF16 = 0x7, 0xE7, 0xFEF  # bits of instruction sets
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD, BACKWARD_DATA = 0x40, 0x60, 0x80, 0xA0
 
 CONVOLUTION_DIRECT = 0x1
-LINEAR, GELU_TANH, GELU_ERF, RELU_USE_DST = 0x26, 0x2B, 0x31, 0x100
+RELU, LINEAR, GELU_TANH, SWISH, CLIP, GELU_ERF, HARDSWISH = 0x20, 0x26, 0x2B, 0x2C, 0x2F, 0x31, 0x34
+RELU_USE_DST = 0x100
 POOL_MAX, POOL_AVG_INCLUDE_PADDING, POOL_AVG_EXCLUDE_PADDING = 0x1FF, 0x2FF, 0x3FF
 BINARY_ADD, BINARY_MUL = 0x1FFF0, 0x1FFF1
 SOFTMAX = 0x30000
@@ -42,7 +43,11 @@ _EXPECTED_NAMES = (
         "dnnl_alg_kind2str",
         {
             CONVOLUTION_DIRECT: b"convolution_direct",
+            RELU: b"eltwise_relu",
             RELU_USE_DST: b"eltwise_relu_use_dst_for_bwd",
+            SWISH: b"eltwise_swish",
+            CLIP: b"eltwise_clip_v2",
+            HARDSWISH: b"eltwise_hardswish",
             LINEAR: b"eltwise_linear",
             GELU_TANH: b"eltwise_gelu_tanh",
             GELU_ERF: b"eltwise_gelu_erf",

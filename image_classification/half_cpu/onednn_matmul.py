@@ -21,6 +21,7 @@ from .onednn_primitives import (
     layout,
     new_tensor,
     numel,
+    operand_numbers,
     servable,
 )
 from .scope import made_once
@@ -76,10 +77,7 @@ def _describe(library, builder, *key):
     names = [onednn.SRC, onednn.WEIGHTS, onednn.DST]
     if bias is not None:
         names.append(onednn.BIAS)
-    for number, (kind, *_) in enumerate(post_ops, 1):
-        if kind == "binary":
-            names.append(number * onednn.POST_OP + onednn.SRC_1)
-    return library.description(*_arguments(builder, *key)), names
+    return library.description(*_arguments(builder, *key)), names + operand_numbers(post_ops)
 
 
 def _describe_packing(library, builder, *key):

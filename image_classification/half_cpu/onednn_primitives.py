@@ -87,6 +87,13 @@ def served_types():
     return {dtype: number for dtype, number in DATA_TYPES.items() if number in known}
 
 
+def operand_numbers(post_ops):
+    """Return the argument numbers of the second operands of binary post operations."""
+    return [
+        number * onednn.POST_OP + onednn.SRC_1 for number, (kind, *_) in enumerate(post_ops, 1) if kind == "binary"
+    ]
+
+
 def servable(tensor, *others):
     """Return True for tensors that are not empty and share a number format that is computed here."""
     dtype = tensor.dtype

@@ -44,6 +44,26 @@ def has_hooks(layer):
     return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
 
 
+def is_plain(layer, kind):
+    """Return whether calling the layer does what the class `kind` does, and nothing else."""
+    return type(layer) is kind and not has_hooks(layer) and "forward" not in vars(layer)
+
+
+def convolution_arguments(conv):
+    """Return (strides, padding, padding algorithm, dilations, groups, data format) of a convolution layer, or None for
+    one that pads with other numbers than zero."""
+    if conv._padding_mode != "zeros":
+        return None
+    return (conv._stride, conv._updated_padding, conv._padding_algorithm, conv._dilation, conv._groups,
+            conv._data_format)  # fmt: skip
+
+
+def norm_arguments(norm):
+    """Return (mean, variance, epsilon, momentum, data format, are the statistics given) of a BatchNorm layer."""
+    given = not norm.training if norm._use_global_stats is None else norm._use_global_stats
+    return norm._mean, norm._variance, norm._epsilon, norm._momentum, norm._data_format, given
+
+
 def is_parameter(tensor):
     """Return whether the tensor is a parameter of a layer."""
     return isinstance(tensor, EagerParamBase)

@@ -5,12 +5,13 @@ arguments; those that come before are the same for all.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, DropPath, conv
+from image_classification.layers import ZERO, ConvNorm, DropPath, conv, conv_norm
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -63,9 +64,10 @@ class Style(NamedTuple):
         """Return a BatchNorm; Paddle's momentum 0.9 is what PyTorch calls 0.1."""
         return nn.BatchNorm2D(channels, momentum=0.9, epsilon=self.norm_epsilon)
 
-    def act(self, x):
-        """Return the activation of `x`."""
-        return ACTIVATIONS[self.activation](x)
+    @property
+    def act(self) -> Callable:
+        """The activation."""
+        return ACTIVATIONS[self.activation]
 
 
 def round_channels(channels: float, divisor: int = 8) -> int:
@@ -129,7 +131,7 @@ class ConvBlock(Residual):
         self.bn1 = style.norm(out_channels)
 
     def branch(self, x):
-        return self.act(self.bn1(self.conv(x)))
+        return conv_norm(x, self.conv, self.bn1, self.act)
 
 
 class DepthwiseSeparable(Residual):
@@ -144,10 +146,11 @@ class DepthwiseSeparable(Residual):
         self.se = squeeze_excite(in_channels, squeeze_ratio, 1.0, style)
         self.conv_pw = style.conv(in_channels, out_channels, 1)
         self.bn2 = style.norm(out_channels)
+        self.last_act = None
 
     def branch(self, x):
-        x = self.se(self.act(self.bn1(self.conv_dw(x))))
-        return self.bn2(self.conv_pw(x))
+        x = self.se(conv_norm(x, self.conv_dw, self.bn1, self.act))
+        return conv_norm(x, self.conv_pw, self.bn2, self.last_act)
 
 
 class ActivatedSeparable(DepthwiseSeparable):
@@ -157,9 +160,7 @@ class ActivatedSeparable(DepthwiseSeparable):
                  kernel_size: int, squeeze_ratio: float = 0.0):
         super().__init__(in_channels, out_channels, stride, style, drop_path, kernel_size=kernel_size,
                          squeeze_ratio=squeeze_ratio, skip=False)  # fmt: skip
-
-    def branch(self, x):
-        return self.act(super().branch(x))
+        self.last_act = style.act
 
 
 class InvertedResidual(Residual):
@@ -179,9 +180,9 @@ class InvertedResidual(Residual):
         self.bn3 = style.norm(out_channels)
 
     def branch(self, x):
-        x = self.act(self.bn1(self.conv_pw(x)))
-        x = self.se(self.act(self.bn2(self.conv_dw(x))))
-        return self.bn3(self.conv_pwl(x))
+        x = conv_norm(x, self.conv_pw, self.bn1, self.act)
+        x = self.se(conv_norm(x, self.conv_dw, self.bn2, self.act))
+        return conv_norm(x, self.conv_pwl, self.bn3)
 
 
 class FusedInvertedResidual(Residual):
@@ -199,8 +200,8 @@ class FusedInvertedResidual(Residual):
         self.bn2 = style.norm(out_channels)
 
     def branch(self, x):
-        x = self.se(self.act(self.bn1(self.conv_exp(x))))
-        return self.bn2(self.conv_pwl(x))
+        x = self.se(conv_norm(x, self.conv_exp, self.bn1, self.act))
+        return conv_norm(x, self.conv_pwl, self.bn2)
 
 
 BLOCKS = {

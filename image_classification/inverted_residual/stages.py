@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from paddle import nn
 
+from image_classification.layers import conv_norm
 from image_classification.model import Block, GradCam, Model
 from image_classification.runtime import UserError
 
@@ -132,7 +133,7 @@ class InvertedResidualNet(Model):
 
     def stem(self, images):
         """Return features of half the image's side, [B, C, H, W]."""
-        return self.act(self.bn1(self.conv_stem(images)))
+        return conv_norm(images, self.conv_stem, self.bn1, self.act)
 
     def forward(self, images):
         """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""

@@ -1,8 +1,11 @@
-// Batch normalisation of [outer, channels, inner]: inner is 1 where the channels lie side by side, outer * inner the
+// Batch normalisation, maybe with a sum and an activation, of [outer, channels, inner]: inner is 1 where the channels lie side by side, outer * inner the
 // number of elements of a channel. Statistics are float32: each part of the rows has its own mean and squared
 // deviations, which are then merged (Chan et al.), so nothing cancels and one pass over memory is enough.
+#include "activations.h"
 #include "interface.h"
 #include "parallel.h"
+
+#include <type_traits>
 
 namespace {
 
@@ -23,6 +26,14 @@ void run(bool small, long tasks, F f) {
 template <class F>
 void for_parts(const Shape& s, F f) {
     run(s.small(), s.parts(), [&](long p) { f(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p); });
+}
+
+// Rows of channels: call f(channel, lanes, N) for blocks of N vectors, whose sums the processor adds side by side.
+template <class F>
+void for_columns(long C, F f) {
+    long c = 0;
+    for (; c + 4 * W <= C; c += 4 * W) f(c, (long)W, std::integral_constant<int, 4>{});
+    walk(C - c, [&](long i, long count) { f(c + i, count, std::integral_constant<int, 1>{}); });
 }
 
 template <class T>
@@ -55,16 +66,24 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
     for_parts(s, [&](long first, long last, long p) {
         float *means = partial + p * 2 * C, *squares = means + C;
-        walk(C, [&](long c, long count) {
-            Vector total = all(0.0f), deviations = all(0.0f);
-            for (long r = first; r < last; r++) total = total + take(x + r * C + c, count);
-            Vector center = total * all(1.0f / (last - first));
-            for (long r = first; r < last; r++) {
-                Vector v = take(x + r * C + c, count) - center;
-                deviations = fma(v, v, deviations);
+        for_columns(C, [&](long c, long count, auto n) {
+            constexpr int N = decltype(n)::value;
+            Vector center[N], deviations[N];
+            for (int k = 0; k < N; k++) center[k] = deviations[k] = all(0.0f);
+            for (long r = first; r < last; r++)
+#pragma GCC unroll 4
+                for (int k = 0; k < N; k++) center[k] = center[k] + take(x + r * C + c + k * W, count);
+            for (int k = 0; k < N; k++) center[k] = center[k] * all(1.0f / (last - first));
+            for (long r = first; r < last; r++)
+#pragma GCC unroll 4
+                for (int k = 0; k < N; k++) {
+                    Vector v = take(x + r * C + c + k * W, count) - center[k];
+                    deviations[k] = fma(v, v, deviations[k]);
+                }
+            for (int k = 0; k < N; k++) {
+                give(means + c + k * W, center[k], count);
+                give(squares + c + k * W, deviations[k], count);
             }
-            give(means + c, center, count);
-            give(squares + c, deviations, count);
         });
     });
     walk(C, [&](long c, long count) {
@@ -105,39 +124,63 @@ void for_elements(const Shape& s, F f) {
     });
 }
 
-template <class T>
-void batch_norm(const Shape& s, float epsilon, bool given, const T* x, const float* scale, const float* shift, T* y,
-                float* mean, float* variance) {
+// y = activation(normalised x + residual), where there is a residual.
+template <class T, class A>
+void batch_norm(const Shape& s, float epsilon, bool given, A activation, const T* x, const float* scale,
+                const float* shift, T* y, float* mean, float* variance, const T* residual) {
     if (!given) statistics(s, x, mean, variance);
     float* factor = (float*)malloc(s.channels * sizeof(float));
     for (long c = 0; c < s.channels; c++) factor[c] = scale[c] / std::sqrt(variance[c] + epsilon);
     for_elements<T>(s, [&](long at, long count, auto of) {
-        give(y + at, fma(take(x + at, count) - of(mean), of(factor), of(shift)), count);
+        Vector v = fma(take(x + at, count) - of(mean), of(factor), of(shift));
+        if (residual) v = v + take(residual + at, count);
+        give(y + at, activation.forward(v), count);
     });
     free(factor);
 }
 
-template <class T>
-void batch_norm_backward(const Shape& s, float epsilon, bool given, const T* x, const float* mean,
+// With a residual the gradient that passes through the activation, found by the result `y`, is written to `passed`: it is
+// the residual's. Otherwise the activation's input is computed anew, which takes less time than reading it.
+template <class T, class A>
+void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation, const T* x, const float* mean,
                          const float* variance, const float* scale, const T* gradient, T* out, float* scale_gradient,
-                         float* shift_gradient) {
+                         float* shift_gradient, const float* shift, const T* y, T* passed) {
     long C = s.channels;
-    float* root = (float*)malloc(3 * C * sizeof(float));
-    for (long c = 0; c < C; c++) root[c] = 1.0f / std::sqrt(variance[c] + epsilon);
+    float* root = (float*)malloc(4 * C * sizeof(float));
+    float *slope = root + C, *addend = root + 2 * C, *factor = root + 3 * C, n = (float)s.outer * s.inner;
+    for (long c = 0; c < C; c++) root[c] = 1.0f / std::sqrt(variance[c] + epsilon), factor[c] = scale[c] * root[c];
+    auto arriving = [&](long at, long count, Vector deviation, auto of) {
+        Vector g = take(gradient + at, count);
+        if (!passed) return activation.backward(fma(deviation, of(factor), of(shift)), g);
+        g = activation.backward(take(y + at, count), g);
+        give(passed + at, g, count);
+        return g;
+    };
     if (s.inner == 1) {
         long parts = s.parts();
         float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
         for_parts(s, [&](long first, long last, long p) {
             float *dots = partial + p * 2 * C, *sums = dots + C;
-            walk(C, [&](long c, long count) {
-                Vector dot = all(0.0f), total = all(0.0f), center = take(mean + c, count);
-                for (long r = first; r < last; r++) {
-                    Vector g = take(gradient + r * C + c, count);
-                    dot = fma(g, take(x + r * C + c, count) - center, dot);
-                    total = total + g;
+            for_columns(C, [&](long c, long count, auto n) {
+                constexpr int N = decltype(n)::value;
+                Vector dot[N], total[N], center[N];
+                for (int k = 0; k < N; k++) {
+                    dot[k] = total[k] = all(0.0f);
+                    center[k] = take(mean + c + k * W, count);
                 }
-                give(dots + c, dot, count);
-                give(sums + c, total, count);
+                for (long r = first; r < last; r++)
+#pragma GCC unroll 4
+                    for (int k = 0; k < N; k++) {
+                        long from = c + k * W, at = r * C + from;
+                        Vector deviation = take(x + at, count) - center[k];
+                        Vector g = arriving(at, count, deviation, [&](const float* of) { return take(of + from, count); });
+                        dot[k] = fma(g, deviation, dot[k]);
+                        total[k] = total[k] + g;
+                    }
+                for (int k = 0; k < N; k++) {
+                    give(dots + c + k * W, dot[k], count);
+                    give(sums + c + k * W, total[k], count);
+                }
             });
         });
         for (long c = 0; c < C; c++) {
@@ -151,16 +194,18 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, const T* x, 
         run(s.small(), C, [&](long c) {
             double dot = 0, total = 0;
             for (long o = 0; o < s.outer; o++) {
-                long at = (o * C + c) * s.inner;
-                Vector dots = all(0.0f), sums = all(0.0f), center = all(mean[c]);
+                long from = (o * C + c) * s.inner;
+                Vector dots = all(0.0f), sums = all(0.0f);
                 walk(s.inner, [&](long i, long count) {
-                    Vector g = take(gradient + at + i, count);
-                    Vector v = count == W ? load(x + at + i) - center : (take(x + at + i, count) - center);
+                    Vector deviation = take(x + from + i, count) - all(mean[c]);
+                    Vector g = arriving(from + i, count, deviation, [&](const float* of) { return all(of[c]); });
+                    Vector product = g * deviation;
                     if (count < W) {  // beyond the end g is zero, and the mean times zero may be NaN
-                        float some[W] = {};
-                        store(some, g * v, count);
-                        dots = dots + load(some);
-                    } else dots = fma(g, v, dots);
+                        float some[2][W] = {};
+                        store(some[0], product, count), store(some[1], g, count);
+                        product = load(some[0]), g = load(some[1]);
+                    }
+                    dots = dots + product;
                     sums = sums + g;
                 });
                 dot += sum(dots), total += sum(sums);
@@ -170,37 +215,51 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, const T* x, 
         });
     }
     // scale / deviation * (g - mean of g - normalised x * mean of (g * normalised x)); given statistics have no part
-    float *slope = root + C, *addend = root + 2 * C, n = (float)s.outer * s.inner;
     for (long c = 0; c < C; c++) {
         slope[c] = given ? 0 : scale_gradient[c] * root[c] / n;
         addend[c] = given ? 0 : shift_gradient[c] / n;
-        root[c] *= scale[c];
     }
     for_elements<T>(s, [&](long at, long count, auto of) {
-        Vector g = take(gradient + at, count) - of(addend);
-        if (!given) g = fma(of(mean) - take(x + at, count), of(slope), g);
-        give(out + at, g * of(root), count);
+        Vector deviation = take(x + at, count) - of(mean), g;
+        if (passed) g = take(passed + at, count);
+        else g = activation.backward(fma(deviation, of(factor), of(shift)), take(gradient + at, count));
+        g = g - of(addend);
+        if (!given) g = fma(-deviation, of(slope), g);
+        give(out + at, g * of(factor), count);
     });
     free(root);
 }
 
 }  // namespace
 
-// `given`: the statistics are read; otherwise they are computed and written.
-EXPORT int batch_norm(int format, long outer, long channels, long inner, float epsilon, int given, const void* x,
-                      const float* scale, const float* shift, void* y, float* mean, float* variance) {
-    return for_format(format, [&](auto number) {
+// `given`: the statistics are read; otherwise they are computed and written. `residual` may be null.
+EXPORT int batch_norm(int format, long outer, long channels, long inner, float epsilon, int given,
+                      const char* activation, const void* x, const float* scale, const float* shift, void* y,
+                      float* mean, float* variance, const void* residual) {
+    int unknown = 0;
+    unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
-        batch_norm(Shape{outer, channels, inner}, epsilon, given, (const T*)x, scale, shift, (T*)y, mean, variance);
+        unknown |= for_fused(activation, [&](auto f) {
+            batch_norm(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, scale, shift, (T*)y, mean,
+                       variance, (const T*)residual);
+        });
     });
+    return unknown;
 }
 
+// `y` and `passed` are null where the activation has no residual before it.
 EXPORT int batch_norm_backward(int format, long outer, long channels, long inner, float epsilon, int given,
-                               const void* x, const float* mean, const float* variance, const float* scale,
-                               const void* gradient, void* out, float* scale_gradient, float* shift_gradient) {
-    return for_format(format, [&](auto number) {
+                               const char* activation, const void* x, const float* mean, const float* variance,
+                               const float* scale, const void* gradient, void* out, float* scale_gradient,
+                               float* shift_gradient, const float* shift, const void* y, void* passed) {
+    int unknown = 0;
+    unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
-        batch_norm_backward(Shape{outer, channels, inner}, epsilon, given, (const T*)x, mean, variance, scale,
-                            (const T*)gradient, (T*)out, scale_gradient, shift_gradient);
+        unknown |= for_fused(activation, [&](auto f) {
+            batch_norm_backward(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, mean, variance, scale,
+                                (const T*)gradient, (T*)out, scale_gradient, shift_gradient, shift, (const T*)y,
+                                (T*)passed);
+        });
     });
+    return unknown;
 }

@@ -4,6 +4,7 @@
 // Filters are given as [tap][input channel][output channel] forward, [tap][output][input] for the gradient of the
 // images; the gradient of the filters comes out as [output channel][tap][input channel]. Filters of a single tap, and the
 // gradient of such, are [output channel][input channel] throughout.
+#include "activations.h"
 #include "gemm.h"
 #include "interface.h"
 
@@ -120,24 +121,44 @@ struct Numbers {
     long height, width, out_height, out_width, taps[2], stride[2], dilation[2], before[2];
 };
 
+// What follows the sums before they are rounded: activation(factor * sum + addend + residual), or nothing.
+template <class T>
+struct Ending {
+    const float *factor = nullptr, *addend = nullptr;  // of each channel
+    const T* residual = nullptr;
+    Vector (*activation)(Vector) = nullptr;
+
+    Vector operator()(Vector v, long channel, long at, long count) const {
+        if (!factor) return v;
+        v = fma(v, take(factor + channel, count), take(addend + channel, count));
+        if (residual) v = v + take(residual + at, count);
+        return activation(v);
+    }
+};
+
 template <class T>
 struct Pixels {
     T* data;
     long pixel;
     const Grid* grid;
     long image_height, image_width, step[2], first[2];  // where grid pixel (i, j) is written
+    long channel = 0;                                   // that `data` begins with
+    Ending<T> ending = {};
 
     T* row(long m) const {
         long j = m % grid->width, i = m / grid->width % grid->height, b = m / grid->width / grid->height;
         return data + ((b * image_height + i * step[0] + first[0]) * image_width + j * step[1] + first[1]) * pixel;
     }
     void write(T* place, long, long n, long count, float* sums) const {
-        walk(count, [&](long k, long lanes) { give(place + n + k, load(sums + k), lanes); });
+        walk(count, [&](long k, long lanes) {
+            T* to = place + n + k;
+            give(to, ending(load(sums + k), channel + n + k, to - data + channel, lanes), lanes);
+        });
     }
 };
 
 template <class T>
-void convolve(const Numbers& s, const T* x, const T* filters, T* y) {
+void convolve(const Numbers& s, const T* x, const T* filters, T* y, const Ending<T>& ending) {
     Grid grid{s.out_height, s.out_width, s.height, s.width, {s.stride[0], s.stride[1]}, {}, {}};
     for (long h = 0; h < s.taps[0]; h++)
         for (long w = 0; w < s.taps[1]; w++) {
@@ -150,7 +171,8 @@ void convolve(const Numbers& s, const T* x, const T* filters, T* y) {
     auto left = [&](long group) { return Gathered<T>(x + group * C, s.groups * C, C, &grid); };
     auto right = [&](long group) { return RightMatrix<T>{filters + group * taps * C * O, row, column}; };
     auto finish = [&](long group) {
-        return Pixels<T>{y + group * O, s.groups * O, &grid, s.out_height, s.out_width, {1, 1}, {0, 0}};
+        return Pixels<T>{y + group * O, s.groups * O, &grid, s.out_height, s.out_width, {1, 1}, {0, 0},
+                         group * O, ending};
     };
     products(s.groups, s.batch * s.out_height * s.out_width, O, taps * C, left, right, finish);
 }
@@ -218,7 +240,7 @@ void filters_gradient(const Numbers& s, const T* x, const T* gradient, T* out) {
 
 // One filter for each channel: filters are [tap][channel].
 template <class T>
-void depthwise(const Numbers& s, const T* x, const T* filters, T* y) {
+void depthwise(const Numbers& s, const T* x, const T* filters, T* y, const Ending<T>& ending = {}) {
     constexpr long SEVERAL = 8;  // pixels of a row that share each load of a filter
     long C = s.groups, reach = (s.taps[1] - 1) * s.dilation[1];
     for_ranges(s.batch * s.out_height, 16384 / (C * s.out_width), [&](long first, long last) {
@@ -246,7 +268,10 @@ void depthwise(const Numbers& s, const T* x, const T* filters, T* y) {
                         }
                     }
                 }
-                for (long q = 0; q < many; q++) give(y + (r * s.out_width + j + q) * C + c, sums[q], count);
+                for (long q = 0; q < many; q++) {
+                    long at = (r * s.out_width + j + q) * C + c;
+                    give(y + at, ending(sums[q], c, at, count), count);
+                }
             };
             walk(C, [&](long c, long count) {
                 for (long j = 0; j < s.out_width; j += SEVERAL) {
@@ -330,16 +355,26 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
 }  // namespace
 
 // numbers: the fields of Numbers in their order. pass: 0 forward (images, filters, result), 1 gradient of the images
-// (gradient, filters, result), 2 gradient of the filters (images, gradient, result).
-EXPORT int convolution(int format, int pass, const long* numbers, const void* first, const void* second, void* out) {
+// (gradient, filters, result), 2 gradient of the filters (images, gradient, result). Forward with an activation's name:
+// activation(factor * convolution + addend + residual); the residual may be null.
+EXPORT int convolution(int format, int pass, const long* numbers, const char* activation, const void* first,
+                       const void* second, void* out, const float* factor, const float* addend, const void* residual) {
     Numbers s;
     memcpy(&s, numbers, sizeof(s));
     bool single = s.in_channels == 1 && s.out_channels == 1;
-    return for_format(format, [&](auto number) {
+    int unknown = 0;
+    unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
         const T *a = (const T*)first, *b = (const T*)second;
-        if (pass == 0) (single ? depthwise<T> : convolve<T>)(s, a, b, (T*)out);
+        Ending<T> ending{factor, addend, (const T*)residual};
+        if (activation)
+            unknown |= for_fused(activation, [&](auto f) {
+                ending.activation = [](Vector v) { return decltype(f){}.forward(v); };
+            });
+        if (unknown) return;
+        if (pass == 0) (single ? depthwise<T> : convolve<T>)(s, a, b, (T*)out, ending);
         else if (pass == 1) (single ? depthwise_back<T> : convolve_back<T>)(s, a, b, (T*)out);
         else (single ? depthwise_filters<T> : filters_gradient<T>)(s, a, b, (T*)out);
     });
+    return unknown;
 }

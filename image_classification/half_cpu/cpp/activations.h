@@ -1,0 +1,182 @@
+// Elementwise functions and their gradients.
+#pragma once
+#include "vector.h"
+
+namespace {
+
+// An activation: forward(x), and backward(kept, gradient), where what is kept is the result or the input.
+struct Identity {
+    static constexpr const char* NAME = "identity";
+    Vector forward(Vector x) const { return x; }
+    Vector backward(Vector, Vector g) const { return g; }
+};
+struct Relu {
+    static constexpr const char* NAME = "relu";
+    Vector forward(Vector x) const { return maximum(all(0.0f), x); }
+    Vector backward(Vector y, Vector g) const { return choose(less(all(0.0f), y), g, all(0.0f)); }
+};
+struct Relu6 {
+    static constexpr const char* NAME = "relu6";
+    Vector forward(Vector x) const { return minimum(all(6.0f), maximum(all(0.0f), x)); }
+    Vector backward(Vector y, Vector g) const {
+        return choose(less(all(0.0f), y), choose(less(y, all(6.0f)), g, all(0.0f)), all(0.0f));
+    }
+};
+struct LeakyRelu {
+    static constexpr const char* NAME = "leaky_relu";
+    float slope, unused;
+    Vector forward(Vector x) const { return choose(less(x, all(0.0f)), x * all(slope), x); }
+    Vector backward(Vector x, Vector g) const { return choose(less(all(0.0f), x), g, g * all(slope)); }
+};
+struct Gelu {
+    static constexpr const char* NAME = "gelu";
+    Vector forward(Vector x) const { return x * normal_below(x); }
+    Vector backward(Vector x, Vector g) const {
+        Vector density = exponential(x * x * all(-0.5f)) * all(0.39894228f);
+        return g * fma(x, density, normal_below(x));
+    }
+};
+struct GeluTanh {
+    static constexpr const char* NAME = "gelu_tanh";
+    // tanh(u) = 2 sigmoid(2u) - 1, so the factor of x is a sigmoid, exact in the tails.
+    static Vector twice(Vector x) { return x * fma(x * x, all(2 * 0.035677408f), all(2 * 0.79788456f)); }
+    Vector forward(Vector x) const { return x * sigmoid(twice(x)); }
+    Vector backward(Vector x, Vector g) const {
+        Vector s = sigmoid(twice(x));
+        Vector slope = fma(x * x, all(6 * 0.035677408f), all(2 * 0.79788456f));
+        return g * fma(x * s * (all(1.0f) - s), slope, s);
+    }
+};
+struct Sigmoid {
+    static constexpr const char* NAME = "sigmoid";
+    Vector forward(Vector x) const { return sigmoid(x); }
+    Vector backward(Vector y, Vector g) const { return g * y * (all(1.0f) - y); }
+};
+struct Silu {
+    static constexpr const char* NAME = "silu";
+    Vector forward(Vector x) const { return x * sigmoid(x); }
+    Vector backward(Vector x, Vector g) const {
+        Vector s = sigmoid(x);
+        return g * s * fma(x, all(1.0f) - s, all(1.0f));
+    }
+};
+struct Tanh {
+    static constexpr const char* NAME = "tanh";
+    Vector forward(Vector x) const { return tanh(x); }
+    Vector backward(Vector y, Vector g) const { return g * fma(-y, y, all(1.0f)); }
+};
+struct HardSwish {
+    static constexpr const char* NAME = "hardswish";
+    Vector forward(Vector x) const {
+        return x * minimum(all(6.0f), maximum(all(0.0f), x + all(3.0f))) * all(1.0f / 6);
+    }
+    Vector backward(Vector x, Vector g) const {
+        Vector slope = choose(less(all(-3.0f), x), fma(x, all(1.0f / 3), all(0.5f)), all(0.0f));
+        return g * choose(less(x, all(3.0f)), slope, all(1.0f));
+    }
+};
+struct HardSigmoid {
+    static constexpr const char* NAME = "hardsigmoid";
+    float slope, offset;
+    Vector forward(Vector x) const {
+        return minimum(all(1.0f), maximum(all(0.0f), fma(x, all(slope), all(offset))));
+    }
+    Vector backward(Vector y, Vector g) const {
+        return choose(less(all(0.0f), y), choose(less(y, all(1.0f)), g * all(slope), all(0.0f)), all(0.0f));
+    }
+};
+
+struct Elu {
+    static constexpr const char* NAME = "elu";
+    float alpha, unused;
+    Vector forward(Vector x) const { return choose(less(x, all(0.0f)), all(alpha) * (exponential(x) - all(1.0f)), x); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(0.0f)), g * all(alpha) * exponential(x), g);
+    }
+};
+struct Mish {
+    static constexpr const char* NAME = "mish";
+    // tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), and 1 from x = 20 on, where n would overflow.
+    static Vector ratio(Vector e) {
+        Vector n = e * (e + all(2.0f));
+        return n / (n + all(2.0f));
+    }
+    Vector forward(Vector x) const { return choose(less(all(20.0f), x), x, x * ratio(exponential(minimum(all(20.0f), x)))); }
+    Vector backward(Vector x, Vector g) const {
+        Vector e = exponential(minimum(all(20.0f), x)), t = ratio(e);
+        Vector slope = fma(x * (e / (e + all(1.0f))), fma(-t, t, all(1.0f)), t);
+        return g * choose(less(all(20.0f), x), all(1.0f), slope);
+    }
+};
+struct Square {
+    static constexpr const char* NAME = "square";
+    Vector forward(Vector x) const { return x * x; }
+    Vector backward(Vector x, Vector g) const { return g * (x + x); }
+};
+struct Sqrt {
+    static constexpr const char* NAME = "sqrt";
+    Vector forward(Vector x) const { return root(x); }
+    Vector backward(Vector y, Vector g) const { return all(0.5f) * g / y; }
+};
+struct Rsqrt {
+    static constexpr const char* NAME = "rsqrt";
+    Vector forward(Vector x) const { return all(1.0f) / root(x); }
+    Vector backward(Vector y, Vector g) const { return all(-0.5f) * g * y * y * y; }
+};
+struct Exp {
+    static constexpr const char* NAME = "exp";
+    Vector forward(Vector x) const { return exponential(x); }
+    Vector backward(Vector y, Vector g) const { return g * y; }
+};
+struct Abs {
+    static constexpr const char* NAME = "abs";
+    Vector forward(Vector x) const { return magnitude(x); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(0.0f)), -g, choose(less(all(0.0f), x), g, all(0.0f) * g));
+    }
+};
+struct Clip {
+    static constexpr const char* NAME = "clip";
+    float low, high;
+    Vector forward(Vector x) const { return minimum(all(high), maximum(all(low), x)); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(x, all(low)), all(0.0f), choose(less(all(high), x), all(0.0f), g));
+    }
+};
+
+struct Scale {  // the gradient needs nothing kept
+    static constexpr const char* NAME = "scale";
+    float factor, addend;
+    Vector forward(Vector x) const { return x * all(factor) + all(addend); }
+    Vector backward(Vector, Vector g) const { return g * all(factor); }
+};
+
+template <class F>
+int for_activation(const char* name, float alpha, float beta, F f) {
+    bool found = false;
+    auto attempt = [&](auto activation) {
+        if (found || strcmp(name, decltype(activation)::NAME)) return;
+        found = true;
+        f(activation);
+    };
+    attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu{}), attempt(GeluTanh{});
+    attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
+    attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
+    attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});
+    return found ? 0 : 1;
+}
+
+// The ones that a normalisation ends with: all of them know their gradient by their input.
+template <class F>
+int for_fused(const char* name, F f) {
+    if (!strcmp(name, Identity::NAME)) f(Identity{});
+    else if (!strcmp(name, Relu::NAME)) f(Relu{});
+    else if (!strcmp(name, Relu6::NAME)) f(Relu6{});
+    else if (!strcmp(name, HardSwish::NAME)) f(HardSwish{});
+    else if (!strcmp(name, Silu::NAME)) f(Silu{});
+    else if (!strcmp(name, Gelu::NAME)) f(Gelu{});
+    else return 1;
+    return 0;
+}
+
+}  // namespace
