@@ -6,8 +6,10 @@ The formats and stock Paddle take turns, round by round. Each figure is the medi
 one thread of processor time, which depends less on what else the machine does, otherwise of time; `spread` is the
 distance between the quartiles, relative to the median. `stock` is Paddle's own float32 operator on as many threads,
 without this project's kernels; `ratio` is our time over stock's, so below 1 is faster. `limit` is the time in which the
-inputs and results would pass a plain copy of memory, which no kernel can beat unless they stay in the cache. Images lie
-in memory as [B, H, W, C] in our formats, as the operator before leaves them, and as [B, C, H, W] in stock Paddle.
+inputs and results would pass a plain copy of memory, which no kernel can beat unless they stay in the cache. `kept` is
+the memory, in MB, that is in use between the passes and was not before: the result and what the backward pass needs.
+Images lie in memory as [B, H, W, C] in our formats, as the operator before leaves them, and as [B, C, H, W] in stock
+Paddle.
 """
 
 import contextlib
@@ -54,6 +56,10 @@ def cases(batch):
         pairs = x.reshape([batch, 2, x.shape[1] // 2, *x.shape[2:]])
         return pairs.transpose([0, 2, 1, 3, 4]).reshape(x.shape)
 
+    def dot_product(*operands, **options):
+        operands = (operand.reshape([batch, -1, 12, 64]) for operand in operands)
+        return F.scaled_dot_product_attention(*operands, **options)
+
     def drop(x):
         return F.dropout(x, 0.1)
 
@@ -62,8 +68,9 @@ def cases(batch):
     found = {
         "linear 768 to 3072": (F.linear, [tokens, (768, 3072), (3072,)]),
         "linear 3072 to 768": (F.linear, [hidden, (3072, 768), (768,)]),
-        "attention 12 heads": (lambda qkv: layers.attention(qkv, 12, 0.125), [(batch, 197, 2304)]),
-        "scaled_dot_product_attention": (F.scaled_dot_product_attention, [heads] * 3),
+        "scaled_dot_product_attention": (dot_product, [tokens] * 3),
+        "scaled_dot_product_attention, causal, 1024 tokens": (
+            lambda *operands: dot_product(*operands, is_causal=True), [(batch, 1024, 768)] * 3),
         "rotary embedding": (rotate, [(batch, 12, 197, 64), (197, 64), (197, 64)]),
         "gelu": (F.gelu, [hidden]),
         "layer_norm": (lambda x, w, b: F.layer_norm(x, 768, w, b), [tokens, (768,), (768,)]),
@@ -110,6 +117,9 @@ def cases(batch):
         "interpolate bilinear": (lambda x: F.interpolate(x, [56, 56], mode="bilinear"), [pyramid]),
         "interpolate bicubic": (lambda x: F.interpolate(x, [40, 40], mode="bicubic"), [pyramid]),
     }  # fmt: skip
+    for length in (197, 577, 1025):
+        found[f"attention 12 heads, {length} tokens"] = (
+            lambda qkv: layers.attention(qkv, 12, 0.125), [(batch, length, 2304)])
     activations = ("relu", "relu6", "leaky_relu", "hardswish", "hardsigmoid", "silu", "sigmoid", "tanh", "elu", "mish")
     found |= {name: (getattr(F, name), [gated]) for name in activations}
     for channels, size, window, stride in (
@@ -134,7 +144,8 @@ def main(arguments):
     bandwidth = copy_bandwidth()
     by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
     print(f"{by}; {os.environ['OMP_NUM_THREADS']} threads; a copy moves {bandwidth / 1e9:.1f} GB/s; milliseconds")
-    print("| operator | pass | format | ours | spread | stock | ratio | limit |\n" + "| --- " * 3 + "| --: " * 5 + "|")
+    print("| operator | pass | format | ours | spread | stock | ratio | limit | kept |")
+    print("| --- " * 3 + "| --: " * 6 + "|")
     for name, (function, shapes) in cases(options.batch_size).items():
         if options.operators and not any(word in name for word in options.operators):
             continue
@@ -147,7 +158,8 @@ def main(arguments):
                 print(
                     f"| {name} | {direction} | {dtype} | {1e3 * middle:.2f} "
                     f"| {100 * (seconds[-1 - quarter] - seconds[quarter]) / middle:.0f} % | {1e3 * stock:.2f} "
-                    f"| {middle / stock:.2f} | {1e3 * rows[dtype]['bytes'][index] / bandwidth:.2f} |",
+                    f"| {middle / stock:.2f} | {1e3 * rows[dtype]['bytes'][index] / bandwidth:.2f} "
+                    f"| {rows[dtype]['kept'] / 1e6:.1f} |",
                     flush=True,
                 )
     return 0
@@ -174,7 +186,8 @@ def parse(words):
 
 
 def measure(function, shapes, options):
-    """Return {format or "stock": {"seconds": [forward, backward], "bytes": [forward, backward]}}."""
+    """Return {format or "stock": {"seconds": [forward, backward], "bytes": [forward, backward], "kept": bytes}}."""
+    import paddle
 
     from image_classification import half_cpu
 
@@ -182,7 +195,7 @@ def measure(function, shapes, options):
     inputs, rows = {}, {}
     for name in (STOCK, *options.formats):
         inputs[name] = [leaf(shape, name, options.batch_size) for shape in shapes]
-        rows[name] = {"seconds": ([], []), "bytes": [0, 0]}
+        rows[name] = {"seconds": ([], []), "bytes": [0, 0], "kept": 0}
     # Each turn runs three times and counts the fastest: the first ones find caches and allocator as the operator before
     # left them, and a page of memory that is touched for the first time costs more than what is computed in it.
     for turn, name in itertools.product(range(options.rounds + 1), inputs):
@@ -192,9 +205,11 @@ def measure(function, shapes, options):
                 tensor.clear_gradient(False)
             arguments = [ordered(tensor, name, options.batch_size) for tensor in tensors]
             with contextlib.nullcontext() if name == STOCK else half_cpu.dispatch():
+                before = paddle.base.core.host_memory_stat_current_value("Allocated", 0)
                 start = clock()
                 result = function(*arguments)
                 middle = clock()
+                rows[name]["kept"] = paddle.base.core.host_memory_stat_current_value("Allocated", 0) - before
             end_of_graph = ends_with(result)
             begin = clock()
             end_of_graph.backward()

@@ -133,14 +133,17 @@ def batch_norm_backward(images, epsilon, flags, activation=None, has_residual=Fa
 
 
 def matmul(left, right, bias, out, post_ops):
-    """A product; its post operations may be a scale, then an addend [.., M, N], or GELU alone."""
-    scale, addend, gelu = 1.0, None, False
-    for kind, algorithm, *details in post_ops:
+    """A product, in the format of its factors or float32; its post operations may be a scale, then an addend
+    [.., M, N] or what the result holds already, or GELU alone."""
+    scale, addend, gelu, adds_to_result = 1.0, None, False, False
+    for kind, *details in post_ops:
         if kind == "binary" and addend is None and not gelu:
-            (addend,) = details
-        elif algorithm == onednn.LINEAR and bias is None and addend is None and not gelu:
-            scale = details[0]
-        elif algorithm == onednn.GELU_ERF and not gelu:
+            addend = details[1]
+        elif kind == "sum" and addend is None and not gelu:
+            addend, adds_to_result = out, True
+        elif details[0] == onednn.LINEAR and bias is None and addend is None and not gelu:
+            scale = details[1]
+        elif details[0] == onednn.GELU_ERF and not gelu:
             gelu = True
         else:
             raise CompiledError(f"no product with {post_ops}")
@@ -151,16 +154,19 @@ def matmul(left, right, bias, out, post_ops):
     sizes = numbers(*(1,) * leading, *out.shape, left.shape[-1])
     strides = []
     for one in layouts:
-        steps = [0 if size == 1 and axis < len(one.shape) - 2 else step
+        repeated = len(one.shape) - (1 if one is addend else 2)
+        steps = [0 if size == 1 and axis < repeated else step
                  for axis, (size, step) in enumerate(zip(one.shape, one.strides, strict=True))]  # fmt: skip
         strides += [0] * leading + steps
-    call = _partial("matmul", out.data_type, sizes, numbers(*strides))
+    if any(one.data_type != out.data_type for one in (bias, addend) if one is not None):
+        raise CompiledError("what is added has another format than the result")
+    call = _partial("matmul", left.data_type, out.data_type, sizes, numbers(*strides))
 
     def run(left, right, out, *others):
-        given = iter(others)
+        given = iter((*others, out) if adds_to_result else others)
         call(left, right, out, scale, bias and next(given), addend and next(given), gelu)
 
-    return Primitive(run, 3 + (bias is not None) + (addend is not None))
+    return Primitive(run, 3 + (bias is not None) + (addend is not None and not adds_to_result))
 
 
 # where each axis of filters [group, output, input, height, width] goes

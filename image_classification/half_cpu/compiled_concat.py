@@ -140,7 +140,7 @@ class Reshape(PyLayer):
         batch, *channels, height, width = range(x.ndim)
         target = (batch, height, width, *channels) if last else tuple(range(x.ndim))
         ctx.target = Layout(DATA_TYPES[x.dtype], tuple(x.shape), _strides(x.shape, target))
-        copy_layout(layout(x), ctx.target, x, out)
+        copy_layout(layout(x), ctx.target, x.data_ptr(), out.data_ptr())
         return out
 
     @staticmethod
@@ -149,7 +149,7 @@ class Reshape(PyLayer):
         gradient, shape = ctx.ordered(gradient), ctx.target.shape
         out = new_tensor(gradient.dtype, [shape[axis] for axis in ctx.order])
         out = paddle_names.transpose(out, [ctx.order.index(axis) for axis in range(len(shape))])
-        copy_layout(ctx.target, layout(out), gradient, out)
+        copy_layout(ctx.target, layout(out), gradient.data_ptr(), out.data_ptr())
         return out
 
 

@@ -49,7 +49,7 @@ _SIGNATURES = {
     "batch_norm_backward": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "group_norm": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
-    "matmul": (_I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
+    "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "rotary": (_I, _P, _I, _I, _P, _P, _P, _P),

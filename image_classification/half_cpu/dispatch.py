@@ -13,6 +13,7 @@ import paddle
 from . import inplace, kernels, native, op_names, paddle_names, products, reference
 from .arguments import BFLOAT16, FLOATING, KINDS, TENSOR, replace_first_tensor, replace_tensors, scan
 from .branches import branched
+from .composites import composite
 from .references import References
 from .scope import Scope, active
 
@@ -192,6 +193,9 @@ def _references():
         (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),
         (paddle_names.LEGACY_OPERATORS, {name: _operator(name, legacy[name], True) for name in op_names.LEGACY}),
     ]
+    attention, name = paddle_names.ATTENTION_MODULE, paddle_names.ATTENTION
+    whole = composite("dot_product_attention", casts_as="matmul")(getattr(attention, name))
+    tables.append((attention, {name: whole}))
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})

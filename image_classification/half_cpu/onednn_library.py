@@ -105,6 +105,7 @@ _SIGNATURES = {
     "dnnl_post_ops_create": (_HANDLE,),
     "dnnl_post_ops_destroy": (c_void_p,),
     "dnnl_post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
+    "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int, c_int),
     "dnnl_post_ops_append_binary": (c_void_p, c_int, c_void_p),
 }
 
@@ -182,6 +183,10 @@ class Library:
         function = self._dll.dnnl_get_effective_cpu_isa
         function.argtypes, function.restype = (), c_uint
         return function()
+
+    def threads(self):
+        """Return how many threads a primitive may use."""
+        return self._dll.omp_get_max_threads()  # of the OpenMP runtime that the library is linked to
 
     @staticmethod
     def check(status, what):

@@ -14,6 +14,7 @@ from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype
 from .onednn_primitives import (
     DATA_TYPES,
+    ELEMENT_SIZE,
     Layout,
     bound,
     cache,
@@ -42,11 +43,15 @@ class View(NamedTuple):
         strides = self.layout.strides
         return strides[-1] != 1 and strides[-2] == 1
 
-    def samples(self, first, count, element_size):
-        """Return the view of `count` entries of the first axis, from `first` on."""
+    def part(self, *ranges):
+        """Return the view of a part: one (first, count), or None for all, for each of the first axes."""
         data_type, shape, strides = self.layout
-        pointer = self.pointer + first * strides[0] * element_size
-        return View(pointer, Layout(data_type, (count, *shape[1:]), strides))
+        pointer, sizes = self.pointer, list(shape)
+        for axis, given in enumerate(ranges):
+            if given is not None:
+                pointer += given[0] * strides[axis] * ELEMENT_SIZE[data_type]
+                sizes[axis] = given[1]
+        return View(pointer, Layout(data_type, tuple(sizes), strides))
 
     @property
     def transposed(self):

@@ -38,13 +38,13 @@ def reorder_like(tensor, out):
     """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
     if 0 in tensor.strides:
         tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
-    copy_layout(layout(tensor), layout(out), tensor, out)
+    copy_layout(layout(tensor), layout(out), tensor.data_ptr(), out.data_ptr())
     return out
 
 
-def copy_layout(source, target, tensor, out):
-    """Copy the memory of a tensor to that of another one, each read by its layout."""
-    cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
+def copy_layout(source, target, pointer, out_pointer):
+    """Copy numbers from one place to another, each read by its layout."""
+    cache.get(_describe_reorder, source, target)(pointer, out_pointer)
 
 
 def contiguous(tensor):
@@ -237,7 +237,7 @@ class Rearrange(PyLayer):
         ctx.layouts = (source, target)
         ctx.shape = x.shape
         out = new_tensor(x.dtype, shape)
-        copy_layout(source, target, x, out)
+        copy_layout(source, target, x.data_ptr(), out.data_ptr())
         return out
 
     @staticmethod
@@ -246,7 +246,7 @@ class Rearrange(PyLayer):
         gradient = contiguous(gradient)
         source, target = ctx.layouts
         out = new_tensor(gradient.dtype, ctx.shape)
-        copy_layout(target, source, gradient, out)
+        copy_layout(target, source, gradient.data_ptr(), out.data_ptr())
         return out
 
 

@@ -16,6 +16,7 @@ from . import onednn_library as onednn
 from .compiled_library import CompiledError
 
 DATA_TYPES = {paddle.float16: onednn.FLOAT16, paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
+ELEMENT_SIZE = {onednn.FLOAT16: 2, onednn.BFLOAT16: 2, onednn.FLOAT32: 4}
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
 _CPU = paddle.CPUPlace()
@@ -203,18 +204,22 @@ class Builder:
     def attributes(self, post_ops):
         """Return attributes with post operations, None for none.
 
-        Each is ``("eltwise", algorithm, alpha, beta)`` or ``("binary", algorithm, layout of the second operand)``.
+        Each is ``("eltwise", algorithm, alpha, beta)``, ``("binary", algorithm, layout of the second operand)`` or
+        ``("sum",)``: what the destination holds is added.
         """
         if not post_ops:
             return None
         library = self._library
         chain = library.new("post operations", library.post_ops_create)
         self._post_ops.append(chain)
-        for kind, algorithm, *details in post_ops:
+        for kind, *details in post_ops:
             if kind == "eltwise":
-                status = library.post_ops_append_eltwise(chain, algorithm, *details)
+                status = library.post_ops_append_eltwise(chain, *details)
+            elif kind == "sum":
+                status = library.post_ops_append_sum(chain, 1.0, 0, 0)  # no zero point, the destination's own format
             else:
-                status = library.post_ops_append_binary(chain, algorithm, self.md(*details))
+                algorithm, operand = details
+                status = library.post_ops_append_binary(chain, algorithm, self.md(operand))
             library.check(status, kind)
         attributes = library.new("attributes", library.primitive_attr_create)
         self._attributes.append(attributes)

@@ -29,6 +29,10 @@ squeeze = OPERATORS.squeeze
 transpose = OPERATORS.transpose
 unsqueeze = OPERATORS.unsqueeze
 
+# scaled_dot_product_attention out of single operators, what it is on a CPU
+ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
+ATTENTION = "_math_attention"
+
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
 

@@ -353,6 +353,13 @@ CASES = {
     "residual-one-row": ("residual", lambda x, y, s: layers.residual(x, y, s), [(1, 1, 2), (1, 1, 2), (2,)], False),
     "scale_shift": (
         "scale_shift", lambda x, s, t: layers.scale_shift(x, s, t), [(3, 5, 33), (1, 1, 33), (33,)], False),
+    "dot-product": ("dot_product_attention", F.scaled_dot_product_attention, [(2, 13, 3, 8)] * 3, True),
+    "dot-product-causal": (
+        "dot_product_attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [(2, 13, 3, 8)] * 3, True),
+    "dot-product-mask": (
+        "dot_product_attention", F.scaled_dot_product_attention,
+        [(2, 13, 3, 8), (2, 9, 3, 8), (2, 9, 3, 8), (1, 3, 13, 9)], True),
     "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
 }
 
@@ -374,7 +381,7 @@ MIXED = {
 # The reference rounds between the operators that a kernel computes as one (scores and biased scores; a product, what
 # drop path makes of it, and a sum): each of them is allowed one more rounding.
 FEWER_ROUNDINGS = {"attention-bias", "attention-biases", "scale_shift"} | {
-    case for case in CASES if case.startswith("residual")
+    case for case in CASES if case.startswith(("residual", "dot-product"))
 }
 # What is added to, or multiplied, is a convolution's result that was rounded before.
 AFTER_CONVOLUTION = {"add-channels", "multiply-channels", "conv-residual", "residual-images"}
@@ -477,6 +484,7 @@ def test_kernel_with_inf_and_nan_hides_neither(case, dtype):
         ("add", [(0,), (0,)], ()),
         ("layer_norm", [(0, 3), (3,), (3,)], (1e-6, 1)),
         ("attention", [(2, 0, 24)], (2, 0.5)),
+        ("dot_product_attention", [(2, 0, 3, 8)] * 3, ()),
         ("cast", [(0, 3)], (paddle.float32,)),
         ("hardswish", [(0, 3)], ()),
         ("multiply", [(2, 0), (2, 1)], ()),

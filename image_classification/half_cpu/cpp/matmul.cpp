@@ -36,7 +36,7 @@ struct Operand {
     long batch[2], row, column;  // strides in elements
 };
 
-template <class T>
+template <class T, class Out>
 void multiply(const long* sizes, const Operand* strides, const void* left, const void* right, void* out, float scale,
               const void* bias, const void* addend, int gelu) {
     long outer = sizes[0], inner = sizes[1], M = sizes[2], N = sizes[3], K = sizes[4];
@@ -46,8 +46,8 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
     };
     auto matrix = [&](long index) { return RightMatrix<T>{(const T*)right + at(b, index), b.row, b.column}; };
     auto finish = [&](long index) {
-        const T* add = addend ? (const T*)addend + at(d, index) : nullptr;
-        return Ending<T>{(T*)out + at(c, index), c.row, c.column, scale, (const T*)bias, add, d.row, gelu != 0};
+        const Out* add = addend ? (const Out*)addend + at(d, index) : nullptr;
+        return Ending<Out>{(Out*)out + at(c, index), c.row, c.column, scale, (const Out*)bias, add, d.row, gelu != 0};
     };
     auto multiply_by = [&](auto columns) {
         auto rows = [&](long index) {
@@ -61,10 +61,14 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
 
 }  // namespace
 
+// Factors in one format; result, bias and addend in the same or in float32. The addend may be the result itself.
 // sizes: batch, batch, M, N, K; strides: of left, right, out and addend, each batch, batch, row, column.
-EXPORT int matmul(int format, const long* sizes, const long* strides, const void* left, const void* right, void* out,
-                  float scale, const void* bias, const void* addend, int gelu) {
+EXPORT int matmul(int format, int out_format, const long* sizes, const long* strides, const void* left,
+                  const void* right, void* out, float scale, const void* bias, const void* addend, int gelu) {
+    if (out_format != format && out_format != FLOAT32) return 1;
     return for_format(format, [&](auto number) {
-        multiply<decltype(number)>(sizes, (const Operand*)strides, left, right, out, scale, bias, addend, gelu);
+        using T = decltype(number);
+        auto run = out_format == FLOAT32 ? multiply<T, float> : multiply<T, T>;
+        run(sizes, (const Operand*)strides, left, right, out, scale, bias, addend, gelu);
     });
 }
