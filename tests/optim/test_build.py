@@ -1,15 +1,17 @@
 """Optimizers against NumPy implementations in float64, parameter groups, and the state by structured names."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import paddle
 import pytest
 
+from image_classification import half_cpu
 from image_classification.config import Config
 from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
 from image_classification.optim.build import NAMES
-from image_classification.optim.rules import norms
+from image_classification.optim.rules import adam_direction, descend, norms
 from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
@@ -140,10 +142,12 @@ def lion(w, g, lr, wd, step, slots):
         ("Lion", {}, lion),
     ],
 )
-def test_own_rules_equal_the_published_ones_to_1e_6(name, options, update):
+@pytest.mark.parametrize("context", [contextlib.nullcontext, half_cpu.dispatch])
+def test_own_rules_equal_the_published_ones_to_1e_6(context, name, options, update):
     named = named_tensors()
     section = train(name, BETAS=(0.9, 0.99), EPS=1e-6, **options)
-    run(build_optimizer(named, section, {"pos_embed"}), named, steps=5)
+    with context():
+        run(build_optimizer(named, section, {"pos_embed"}), named, steps=5)
     for key, expected in reference(update).items():
         np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=0, atol=1e-6, err_msg=key)
 
@@ -154,6 +158,22 @@ def test_lamb_with_decay_on_all_tensors_is_the_rule_without_exclusions():
     run(build_optimizer(named, section, {"pos_embed"}), named, steps=5)
     for key, expected in reference(lamb(False), decayed=SHAPES).items():
         np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=0, atol=1e-6, err_msg=key)
+
+
+def test_one_pass_over_a_large_tensor_is_what_its_operators_compute():
+    """Same float32 arithmetic, fused multiply-adds aside; betas whose difference from 1 float32 would round off."""
+    results = []
+    for context in (contextlib.nullcontext, half_cpu.dispatch):
+        paddle.seed(0)
+        weights, grad, average, square = (paddle.randn([40007]) for _ in range(4))
+        square = square * square
+        lacks = [paddle.full([1], 0.1), paddle.full([1], 1e-3)]
+        with context():
+            direction = adam_direction(weights, grad, average, square, lacks, (0.9, 0.999), 1e-6, 0.1)
+            descend(weights, paddle.to_tensor(0.5), direction)
+        results.append([tensor.numpy() for tensor in (average, square, direction, weights)])
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_norm_of_millions_of_numbers_is_exact():
