@@ -36,7 +36,7 @@ TOLERANCES = {"float32": 1e-4, "float16": 16 * 2.0**-11, "bfloat16": 16 * 2.0**-
 # the default optimize_tool would install further packages from another index at run time
 CONVERT = """
 import sys, paddle2onnx
-prefix, path = sys.argv[1:]
+prefix, path, epsilon = sys.argv[1:]
 files = f"{prefix}.json", f"{prefix}.pdiparams", path
 paddle2onnx.export(*files, opset_version=17, optimize_tool="None", verbose=False)
 import onnx
@@ -44,6 +44,9 @@ model = onnx.load(path)
 graph = model.graph
 old = graph.output[0].name
 for node in graph.node:
+    for attribute in node.attribute:
+        if node.op_type == "InstanceNormalization" and attribute.name == "epsilon":
+            attribute.f = float(epsilon)  # the converter leaves what was in its memory
     for names in (node.input, node.output):
         names[:] = ["logits" if name == old else name for name in names]
 graph.output[0].name = "logits"
@@ -99,6 +102,10 @@ def export(options):
     images = normalised(config, pixels)
     with paddle.no_grad():
         expected = model(paddle.to_tensor(images)).numpy()
+    norms = [layer for layer in model.sublayers() if isinstance(layer, (paddle.nn.LayerNorm, paddle.nn.GroupNorm))]
+    for norm in norms:
+        if norm.weight is not None and norm.bias is None:  # paddle.inference forgets the weight, too
+            norm.bias = norm.create_parameter(norm.weight.shape, is_bias=True)
     write_preprocessing(options.output / "preprocessing.json", config, class_names(config, options.class_names))
     prefix = options.output / "inference"
     spec = InputSpec([None, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "float32", name="images")
@@ -108,7 +115,8 @@ def export(options):
     if options.dtype == "bfloat16":
         yield report("paddle.inference bfloat16 (oneDNN)", expected, run_paddle_bfloat16(prefix, images), "bfloat16")
     if options.onnx:
-        yield report("onnxruntime", expected, run_onnx(prefix, images))
+        epsilons = {norm._epsilon for norm in norms if isinstance(norm, paddle.nn.GroupNorm)}
+        yield report("onnxruntime", expected, run_onnx(prefix, images, epsilons))
     if options.dtype == "float16":
         yield report("onnxruntime float16", expected, run_onnx_float16(prefix, images), "float16")
 
@@ -179,13 +187,17 @@ def run_paddle_bfloat16(prefix, images):
     return found
 
 
-def run_onnx(prefix, images):
-    """Write inference.onnx and return its logits by onnxruntime."""
+def run_onnx(prefix, images, epsilons):
+    """Write inference.onnx and return its logits by onnxruntime; `epsilons` are those of the model's GroupNorms."""
     path = f"{prefix}.onnx"
+    if len(epsilons) > 1:
+        raise UserError(f"-onnx: the model's GroupNorms have several epsilons, {sorted(epsilons)}; paddle2onnx has one")
     # in a process of its own: paddle2onnx aborts its process at an operator that it does not know
-    done = subprocess.run([sys.executable, "-c", CONVERT, str(prefix), path], capture_output=True, text=True)
+    words = [str(prefix), path, str(max(epsilons, default=0.0))]
+    done = subprocess.run([sys.executable, "-c", CONVERT, *words], capture_output=True, text=True)
     if done.returncode:
-        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), f"exit code {done.returncode}")
+        said = (done.stdout + done.stderr).splitlines()
+        reason = next((line for line in said if "ERROR" in line), f"exit code {done.returncode}")
         raise UserError(f"-onnx: paddle2onnx cannot convert this model: {reason}")
     return answer_of_onnxruntime(path, images)
 
@@ -206,8 +218,12 @@ def answer_of_onnxruntime(path, images):
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # it warns of each constant that the conversion left unused
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: images})[0]
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return session.run(None, {session.get_inputs()[0].name: images})[0]
+    except Exception as error:  # its errors have no class in common
+        reason = " ".join(str(error).split())
+        raise UserError(f"-onnx: onnxruntime cannot run what paddle2onnx made of this model: {reason}") from None
 
 
 def report(engine, expected, found, dtype="float32"):

@@ -73,13 +73,14 @@ class ReducedAttention(nn.Layer):
         x = self.norm(convolved(layer, x))
         return F.gelu(x) if self.pools else x
 
-    def heads(self, x):
-        """Return places of a map of C' channels, [B, H, W, C'], as [B, C' // d, H * W, d]."""
-        return x.reshape([x.shape[0], x.shape[1] * x.shape[2], -1, self.head_dim]).transpose([0, 2, 1, 3])
+    def heads(self, x, count):
+        """Return places of a map of `count` heads' channels, [B, H, W, count * d], as [B, count, H * W, d]."""
+        return x.reshape([x.shape[0], x.shape[1] * x.shape[2], count, self.head_dim]).transpose([0, 2, 1, 3])
 
     def forward(self, x):
-        query = self.heads(self.q(x)) * self.head_dim**-0.5  # [B, h, N, d]
-        key, value = paddle.split(self.heads(self.kv(self.reduced(x))), 2, axis=1)  # 2 x [B, h, M, d]
+        query = self.heads(self.q(x), self.num_heads) * self.head_dim**-0.5  # [B, h, N, d]
+        both = self.heads(self.kv(self.reduced(x)), 2 * self.num_heads)
+        key, value = paddle.split(both, 2, axis=1)  # 2 x [B, h, M, d]
         weights = self.attn_drop(F.softmax(paddle.matmul(query, key, transpose_y=True), axis=-1))  # [B, h, N, M]
         taken = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([*x.shape[:3], -1])
         return self.proj_drop(self.proj(taken))

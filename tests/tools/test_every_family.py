@@ -24,10 +24,14 @@ def path(request):
 
 @pytest.fixture(scope="module")
 def weights(path, tmp_path_factory):
-    """Return the path of weights of that variant."""
+    """Return the path of weights of that variant, none of whose factors and biases is where it began."""
     paddle.seed(0)
     file = tmp_path_factory.mktemp("weights") / f"{path.stem}.safetensors"
-    write_weights(file, export_tensors(build(path), "torch"))
+    model = build(path)
+    for parameter in model.parameters():
+        if parameter.ndim == 1 and not parameter.stop_gradient:
+            parameter.set_value(parameter + 0.1 * paddle.randn(parameter.shape))
+    write_weights(file, export_tensors(model, "torch"))
     return file
 
 
@@ -47,6 +51,18 @@ def test_predict_draws_where_the_model_looks(path, weights, tmp_path, capsys):
 def test_export_answers_as_the_model(path, weights, tmp_path, capfd):
     assert export.main([path.stem, f"-pretrained={weights}", "-output", str(tmp_path)]) == 0
     assert "paddle.inference: 10 images, largest difference" in capfd.readouterr().out
+
+
+@pytest.mark.slow  # in an environment with the two packages
+def test_export_to_onnx_answers_as_the_model_or_says_that_it_does_not_convert(path, weights, tmp_path, capfd):
+    pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
+    pytest.importorskip("onnxruntime")
+    code = export.main([path.stem, f"-pretrained={weights}", "-output", str(tmp_path), "-onnx"])
+    said = capfd.readouterr()
+    if code == 0:
+        assert "onnxruntime: 10 images, largest difference" in said.out
+    else:
+        assert code == 2 and "error: -onnx: " in said.err and "paddle2onnx" in said.err
 
 
 def test_convert_weights_there_and_back_is_bit_equal(path, weights, tmp_path, capsys):
