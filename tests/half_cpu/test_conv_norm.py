@@ -9,15 +9,11 @@ import pytest
 from paddle import nn
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, onednn_primitives
+from image_classification.half_cpu import onednn_primitives
 from image_classification.layers import ConvNorm, ConvSequence, norm_activation
+from tests.helpers.onednn_runs import ALL, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn
 
-from .test_onednn import FLOAT32, HALVES, ROUNDING, Calls
-
-pytestmark = pytest.mark.skipif(
-    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
-)
-ALL = [*HALVES, FLOAT32]
+pytestmark = needs_onednn
 ACTIVATIONS = (None, F.relu, F.relu6, F.hardswish, F.silu, F.gelu)
 # input channels, output channels, window, stride, groups; images of odd sides
 SHAPES = {

@@ -21,6 +21,7 @@ FAST_PARAMETERS = 30e6  # larger models are built and run by `make test-slow`
 FAST_VARIANTS = 2  # and so are all but the smallest of a family of many
 GIANT_PARAMETERS = 7e8  # models that take more memory than a small machine has are built with few of their equal blocks
 GIANT_DEPTH = 2
+GIANT_LINE = 5
 
 
 def digits_config(folder):
@@ -87,9 +88,17 @@ def size_of(path):
 
 
 def shallow(path):
-    """Return changes to a giant that make it one of few blocks, {} for any other variant."""
-    is_giant = size_of(path) > GIANT_PARAMETERS and "depth" in inspect.signature(builder(path.parents[1])).parameters
-    return {"depth": GIANT_DEPTH} if is_giant else {}
+    """Return changes to a giant that make it one of few blocks, {} for any other variant.
+
+    A model whose widths lie on a line over its blocks gets a steeper one, that of as many stages.
+    """
+    known = inspect.signature(builder(path.parents[1])).parameters
+    if size_of(path) <= GIANT_PARAMETERS or "depth" not in known:
+        return {}
+    if "width_slope" not in known:
+        return {"depth": GIANT_DEPTH}
+    own = load_config([f"-cfg={path}"], builder(path.parents[1])).MODEL.ARGUMENTS
+    return {"depth": GIANT_LINE, "width_slope": own["width_slope"] * (own["depth"] - 1) / (GIANT_LINE - 1)}
 
 
 def by_cost(paths=CONFIGS, fast=FAST_VARIANTS):

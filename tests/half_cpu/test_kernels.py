@@ -1,0 +1,51 @@
+"""Which kernels a machine gets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image_classification import half_cpu
+from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, needs_onednn
+
+pytestmark = needs_onednn
+
+PROBE = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import paddle
+from image_classification import half_cpu
+from image_classification.amp import build_precision
+x, w = paddle.rand([8, 32]), paddle.rand([32, 16])
+with half_cpu.dispatch():
+    wide, half = paddle.matmul(x, w), paddle.matmul(x.astype("bfloat16"), w.astype("bfloat16"))
+exact = paddle.matmul(x.astype("float64"), w.astype("float64"))
+print(float((wide - exact.astype("float32")).abs().max()) < 1e-5, half.dtype == paddle.bfloat16)
+print(build_precision("fp32").describe())
+for dtype in ("bfloat16", "float16"):
+    print(build_precision("auto", dtype=dtype).describe())
+"""
+
+COMPILED = half_cpu.backend_name(FLOAT16)
+
+
+@pytest.mark.parametrize(("isa", "compiler", "float32_by", "bfloat16_by", "float16_by"), [
+    ("ALL", "c++", "onednn", half_cpu.backend_name(BFLOAT16), COMPILED),
+    ("ALL", "none", "onednn", half_cpu.backend_name(BFLOAT16), "reference"),
+    ("AVX512_CORE", "c++", "onednn", COMPILED, COMPILED),
+    ("AVX2", "c++", "onednn", COMPILED, COMPILED),
+    ("AVX2", "none", "onednn", "reference", "reference"),
+    ("SSE41", "c++", "paddle", "reference", "reference"),
+])  # fmt: skip
+def test_machine_with_less_computes_and_says_by_what(isa, compiler, float32_by, bfloat16_by, float16_by):
+    """oneDNN itself is told to use no newer instructions; $CXX names a compiler that is not there."""
+    chosen = os.environ.get("CXX", compiler) if compiler == "c++" else compiler
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1", "CXX": chosen}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-4:] == [
+        "True True", f"fp32/float32 on cpu ({float32_by})", f"auto/bfloat16 on cpu ({bfloat16_by})",
+        f"auto/float16 on cpu ({float16_by})",
+    ], done.stderr  # fmt: skip

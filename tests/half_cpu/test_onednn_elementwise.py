@@ -1,0 +1,84 @@
+"""Element-wise operators by oneDNN where a comparison of numbers does not say all."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu, layers
+from tests.helpers.onednn_cases import MIXED
+from tests.helpers.onednn_runs import (
+    ALL,
+    FLOAT32,
+    HALVES,
+    Calls,
+    assert_within_one_rounding,
+    needs_onednn,
+    run,
+    tensors,
+)
+
+pytestmark = needs_onednn
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_dropout_leaves_out_the_elements_that_the_reference_leaves_out(dtype, monkeypatch):
+    calls = Calls(monkeypatch, "dropout")
+    inputs = tensors([(3, 5, 333)], dtype)
+    results = []
+    for backend in ("reference", "counted"):
+        paddle.seed(1)
+        results.append(run(lambda x: F.dropout(x, 0.3), inputs, backend))
+    assert calls.served == 1
+    (expected, (expected_gradient,)), (actual, (gradient,)) = results
+    assert_within_one_rounding(actual, expected)
+    assert_within_one_rounding(gradient, expected_gradient)
+    assert 0.65 < float((actual != 0).astype(FLOAT32).mean()) < 0.75
+
+
+@pytest.mark.parametrize("axis", [[0, 0], [0, -2], [2]], ids=str)
+def test_sum_over_axes_that_paddle_refuses_raises_paddles_error(axis):
+    with pytest.raises((ValueError, RuntimeError)) as plain:
+        paddle.sum(paddle.ones([2, 3]), axis=axis)
+    with half_cpu.dispatch(), pytest.raises(plain.type):
+        paddle.sum(paddle.ones([2, 3], "bfloat16"), axis=axis)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_activation_inside_paddles_old_layers_is_served_too(dtype, monkeypatch):
+    """`paddle.vision`'s densenet asks the legacy table for it."""
+    calls = Calls(monkeypatch, "relu")
+    (x,) = tensors([(2, 8, 5, 3)], dtype)
+    with half_cpu.dispatch(backend="counted"):
+        y = paddle._legacy_C_ops.relu(x, "use_cudnn", False)
+    assert calls.served == 1
+    assert (y.astype(FLOAT32).numpy() == np.maximum(x.astype(FLOAT32).numpy(), 0)).all()
+
+
+@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_tensor_and_float32_parameters_give_float32_in_one_pass(case, dtype, monkeypatch):
+    """Widening is exact, so nothing is rounded before the gradient of the half tensor."""
+    name, function, shapes = MIXED[case]
+    calls = Calls(monkeypatch, name)
+    inputs = [*tensors(shapes[:1], dtype), *tensors(shapes[1:], FLOAT32, seed=2)]
+    expected, expected_gradients = run(lambda x, *others: function(x.astype(FLOAT32), *others), inputs, "reference")
+    actual, gradients = run(function, inputs, "counted")
+    assert calls.served and actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual.numpy(), expected.numpy(), atol=1e-5 * float(expected.abs().max()))
+    assert_within_one_rounding(gradients[0], expected_gradients[0])
+    for gradient, wanted in zip(gradients[1:], expected_gradients[1:], strict=True):
+        np.testing.assert_allclose(gradient.numpy(), wanted.numpy(), atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_policy_that_wants_float32_for_one_operator_gets_it_from_its_kernel_alone():
+    """A sum that a user puts on the black list is float32, whatever its kernel could do."""
+    x, y, s = tensors([(3, 5, 33), (3, 5, 33), (33,)])
+
+    class Sums:
+        def cast(self, op_name, tensors):
+            return "float32" if op_name == "add" else None
+
+    with half_cpu.dispatch(Sums()):
+        assert layers.residual(x, y, s).dtype == paddle.float32
+        assert layers.residual(x.astype(FLOAT32), y, s).dtype == paddle.float32

@@ -1,0 +1,73 @@
+"""Products by oneDNN: their errors, what they keep for the backward pass, and GELU in the same primitive."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu, layers
+from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn, run, tensors
+
+pytestmark = needs_onednn
+
+
+def test_linear_without_matching_shapes_raises_paddles_error():
+    x, weight = tensors([(3, 8), (7, 4)])
+    with half_cpu.dispatch(), pytest.raises(ValueError, match="(?i)dim|shape"):
+        F.linear(x, weight)
+
+
+def test_gradients_of_frozen_inputs_are_not_computed():
+    x, weight, bias = tensors([(3, 8), (8, 4), (4,)])
+    x.stop_gradient = bias.stop_gradient = True
+    _, (x_gradient, weight_gradient, bias_gradient) = run(F.linear, [x, weight, bias], "onednn")
+    assert x_gradient is None and bias_gradient is None and weight_gradient is not None
+
+
+def test_linear_keeps_bfloat16_activations_only():
+    x, weight = tensors([(4, 8), (8, 4)])
+    with half_cpu.dispatch():
+        node = F.linear(x, weight).grad_fn
+    assert node.name() == "GradNodePyLayer_Linear"
+
+
+def gelu_layer(dtype, bias=True):
+    paddle.seed(0)
+    layer = paddle.nn.Linear(96, 160, bias_attr=None if bias else False)
+    layer.weight.set_value(layer.weight * 4)
+    return layer if dtype == FLOAT32 else layer.to(dtype=dtype)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", ALL)
+def test_linear_gelu_in_evaluation_is_one_product_of_the_same_value(dtype, bias, monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu")
+    layer = gelu_layer(dtype, bias)
+    (x,) = tensors([(2, 75, 96)], dtype)
+    with paddle.no_grad(), half_cpu.dispatch(backend="counted"):
+        actual = layers.linear_gelu(layer, x)
+    assert calls.served == 1
+    assert actual.dtype == x.dtype
+    weights = [parameter.astype("float64") for parameter in layer.parameters()]
+    exact = F.gelu(F.linear(x.astype("float64"), *weights)).numpy()
+    # One rounding of the exact value, half a unit in the last place; float32: a sum of 96 terms and oneDNN's erf.
+    bound = ROUNDING[dtype] / 2 * np.abs(exact) + 1e-5 if dtype in HALVES else 1e-5 * np.abs(exact).max()
+    assert (np.abs(actual.astype("float64").numpy() - exact) <= bound).all()
+
+
+def test_linear_gelu_with_gradients_keeps_what_its_backward_needs(monkeypatch):
+    calls = Calls(monkeypatch, "linear_gelu", "linear", "gelu")
+    layer = gelu_layer(BFLOAT16)
+    (x,) = tensors([(2, 3, 96)])
+    with half_cpu.dispatch(backend="counted"):
+        layers.linear_gelu(layer, x).sum().backward()
+    assert calls.served == 2  # linear and GELU, one by one
+    assert layer.weight.grad is not None and x.grad is not None
+
+
+def test_linear_gelu_of_a_layer_with_hooks_calls_them():
+    layer, seen = gelu_layer(FLOAT32), []
+    layer.register_forward_post_hook(lambda layer, inputs, output: seen.append(output.shape))
+    with paddle.no_grad(), half_cpu.dispatch():
+        layers.linear_gelu(layer, paddle.ones([2, 96]))
+    assert seen == [[2, 160]]

@@ -1,0 +1,71 @@
+"""Casts and rearrangements by oneDNN, and the order in which feature maps lie in memory."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu, layers
+from image_classification.half_cpu import onednn
+from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, tensors
+
+pytestmark = needs_onednn
+
+
+def test_cast_to_bfloat16_equals_paddle_bit_for_bit():
+    values = np.concatenate([
+        np.random.default_rng(0).standard_normal(1000).astype("float32") * 10.0 ** np.arange(-30, 20).repeat(20),
+        [0.0, -0.0, np.inf, -np.inf, 3.3895e38, 1.00390625, 1.01171875],  # largest, and ties to even
+    ]).astype("float32")
+    x = paddle.to_tensor(values)
+    result = onednn.KERNELS["cast"](None, (x, paddle.bfloat16), {})
+    assert (result.view("int16").numpy() == x.astype(BFLOAT16).view("int16").numpy()).all()
+    back = onednn.KERNELS["cast"](None, (result, paddle.float32), {})
+    assert (back.numpy() == result.astype(FLOAT32).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "split, order, shape",
+    [([3, 6], [1, 0], [18]), ([3, 5], [1, 0], [16]), ([3, 5], [0, 0], [15]), ([3, 5], [1], [15])],
+)
+def test_rearrange_that_does_not_fit_is_refused_as_paddle_refuses_it(split, order, shape):
+    """The kernel reads memory by these numbers, so it must not take wrong ones."""
+    (x,) = tensors([(3, 5)])
+    with half_cpu.dispatch(backend="onednn"), pytest.raises(ValueError):
+        layers.rearrange(x, split, order, shape)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_cast_of_a_feature_map_keeps_its_memory_order(dtype):
+    """Otherwise a bias that `auto` adds in float32 would send every feature map back to [B, C, H, W]."""
+    (x,) = tensors([(2, 9, 7, 8)], dtype)
+    features = x.transpose([0, 3, 1, 2])
+    other = BFLOAT16 if dtype == FLOAT32 else FLOAT32
+    result = onednn.KERNELS["cast"](None, (features, getattr(paddle, other)), {})
+    assert result.strides == features.strides
+    assert (result.numpy() == features.astype(other).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_operator_without_a_kernel_gets_dense_images_and_returns_the_gradient_in_their_order(dtype):
+    """Paddle's operators would copy strided images element by element, and layers before would rearrange gradients."""
+    x, weight = tensors([(2, 8, 9, 7), (16, 8, 3, 3)], dtype)
+    orders = []
+    with half_cpu.dispatch(backend="onednn"):
+        features = F.conv2d(x, weight)
+        features.register_hook(lambda gradient: orders.append(gradient.strides))
+        out = F.softsign(features)
+    out.backward(paddle.ones_like(out))
+    assert out.is_contiguous() and orders == [features.strides]
+    with half_cpu.dispatch(backend="reference"):
+        expected = F.softsign(features.detach().contiguous())
+    assert (out.astype(FLOAT32).numpy() == expected.astype(FLOAT32).numpy()).all()
+
+
+def test_convolution_results_lie_channels_last_and_read_as_ordinary_tensors():
+    x, weight = tensors([(2, 8, 9, 7), (16, 8, 3, 3)])
+    with half_cpu.dispatch():
+        out = F.conv2d(x, weight)
+    assert out.shape == [2, 16, 7, 5] and out.strides == [7 * 5 * 16, 1, 5 * 16, 16]
+    flat = out.astype(FLOAT32).flatten(1)
+    np.testing.assert_array_equal(flat.numpy(), out.astype(FLOAT32).numpy().reshape(2, -1))
