@@ -256,6 +256,16 @@ def test_image_of_sides_that_a_model_cannot_take_names_them(folder, message):
         model(paddle.zeros([1, 3, 240, 224]))
 
 
+@pytest.mark.parametrize("name", ["mixer", "resmlp", "gmlp"])
+def test_head_of_a_token_mixer_reads_the_mean_of_all_tokens(name):
+    model = build(next(path for path in CONFIGS if path.stem == f"{name}_tiny_digits"))
+    model.eval()
+    tokens = paddle.randn([2, model.stem.num_patches, model.head.weight.shape[0]])
+    mean = model.norm(tokens).numpy().mean(axis=1)
+    expected = mean @ model.head.weight.numpy() + model.head.bias.numpy()
+    np.testing.assert_allclose(model.forward_head(tokens).numpy(), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("side", [1, 33])
 def test_odd_image_size_is_refused_when_the_model_is_made_or_its_images_are_seen(folder, side):
