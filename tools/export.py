@@ -9,6 +9,9 @@ paddle2onnx and onnxruntime), and preprocessing.json: what must be done to an im
 model for ten images are compared with the model's own, and the largest difference is printed; more than 1e-4 of the
 largest logit is an error. The batch size stays free.
 
+-fold makes one layer of a convolution and the BatchNorm after it first, where nothing else reads what is between them;
+the logits are compared with those of the model as it was.
+
 -dtype float16 adds inference.float16.onnx (with -onnx; needs onnxconverter-common too): half weights and arithmetic,
 float32 images and logits. -dtype bfloat16 checks the paddle.inference model with oneDNN's bfloat16, which is switched
 on when the model is loaded and not in its file. Half logits may differ by 16 roundings of their format, relative to the
@@ -74,6 +77,7 @@ def main(arguments):
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
     parser.add_argument("-output", type=Path, required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
+    parser.add_argument("-fold", action="store_true", help="fold BatchNorms into the convolutions before them")
     parser.add_argument("-dtype", choices=tuple(TOLERANCES), default="float32", help="also export in this format")
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
@@ -92,6 +96,7 @@ def export(options):
     import paddle
     from paddle.static import InputSpec
 
+    from image_classification.fold import fold_batch_norms
     from image_classification.preview import class_names, normalised
     from image_classification.zoo import load_model
 
@@ -106,6 +111,8 @@ def export(options):
     for norm in norms:
         if norm.weight is not None and norm.bias is None:  # paddle.inference forgets the weight, too
             norm.bias = norm.create_parameter(norm.weight.shape, is_bias=True)
+    if options.fold:
+        yield f"BatchNorms folded into the layers before them: {fold_batch_norms(model, paddle.to_tensor(images[:2]))}"
     write_preprocessing(options.output / "preprocessing.json", config, class_names(config, options.class_names))
     prefix = options.output / "inference"
     spec = InputSpec([None, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "float32", name="images")

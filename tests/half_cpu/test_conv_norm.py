@@ -195,7 +195,7 @@ def test_layer_that_is_watched_or_replaced_is_called(place):
 def test_every_mode_returns_the_dtype_that_the_layers_one_by_one_return(mode, options, dtype):
     found = []
     for hooked in (False, True):
-        made = nn.Sequential(layer(), ConvSequence(nn.Conv2D(48, 8, 1), nn.BatchNorm2D(8), nn.ReLU()))
+        made = nn.Sequential(layer(), ConvSequence(nn.Conv2D(48, 8, 1, bias_attr=False), nn.BatchNorm2D(8), nn.ReLU()))
         made.eval()
         precision = amp.build_precision(mode, None if mode == "O0" else dtype, options=options)
         made = precision.convert_model(made)

@@ -24,7 +24,7 @@ ORDER = [
     ["weights"],
     ["checkpoint_schema"],
     ["checkpoint", "run_folder", "class_files", "curves"],
-    ["evaluation", "hooks", "progress", "report", "freeze", "zoo"],
+    ["evaluation", "hooks", "progress", "report", "freeze", "fold", "zoo"],
     ["trainer", "foreign"],
     ["build"],
     ["dry_run", "evaluate_only"],

@@ -5,8 +5,6 @@
 #include "interface.h"
 #include "parallel.h"
 
-#include <type_traits>
-
 namespace {
 
 struct Shape {
@@ -26,14 +24,6 @@ void run(bool small, long tasks, F f) {
 template <class F>
 void for_parts(const Shape& s, F f) {
     run(s.small(), s.parts(), [&](long p) { f(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p); });
-}
-
-// Rows of channels: call f(channel, lanes, N) for blocks of N vectors, whose sums the processor adds side by side.
-template <class F>
-void for_columns(long C, F f) {
-    long c = 0;
-    for (; c + 4 * W <= C; c += 4 * W) f(c, (long)W, std::integral_constant<int, 4>{});
-    walk(C - c, [&](long i, long count) { f(c + i, count, std::integral_constant<int, 1>{}); });
 }
 
 template <class T>
@@ -66,25 +56,17 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
     for_parts(s, [&](long first, long last, long p) {
         float *means = partial + p * 2 * C, *squares = means + C;
-        for_columns(C, [&](long c, long count, auto n) {
-            constexpr int N = decltype(n)::value;
-            Vector center[N], deviations[N];
-            for (int k = 0; k < N; k++) center[k] = deviations[k] = all(0.0f);
-            for (long r = first; r < last; r++)
-#pragma GCC unroll 4
-                for (int k = 0; k < N; k++) center[k] = center[k] + take(x + r * C + c + k * W, count);
-            for (int k = 0; k < N; k++) center[k] = center[k] * all(1.0f / (last - first));
-            for (long r = first; r < last; r++)
-#pragma GCC unroll 4
-                for (int k = 0; k < N; k++) {
-                    Vector v = take(x + r * C + c + k * W, count) - center[k];
-                    deviations[k] = fma(v, v, deviations[k]);
-                }
-            for (int k = 0; k < N; k++) {
-                give(means + c + k * W, center[k], count);
-                give(squares + c + k * W, deviations[k], count);
-            }
-        });
+        memset(means, 0, 2 * C * sizeof(float));
+        for (long r = first; r < last; r++)
+            walk(C, [&](long c, long count) {
+                give(means + c, take(means + c, count) + take(x + r * C + c, count), count);
+            });
+        for (long c = 0; c < C; c++) means[c] *= 1.0f / (last - first);
+        for (long r = first; r < last; r++)
+            walk(C, [&](long c, long count) {
+                Vector v = take(x + r * C + c, count) - take(means + c, count);
+                give(squares + c, fma(v, v, take(squares + c, count)), count);
+            });
     });
     walk(C, [&](long c, long count) {
         Vector center = take(partial + c, count), deviations = take(partial + C + c, count);
@@ -161,27 +143,14 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
         float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
         for_parts(s, [&](long first, long last, long p) {
             float *dots = partial + p * 2 * C, *sums = dots + C;
-            for_columns(C, [&](long c, long count, auto n) {
-                constexpr int N = decltype(n)::value;
-                Vector dot[N], total[N], center[N];
-                for (int k = 0; k < N; k++) {
-                    dot[k] = total[k] = all(0.0f);
-                    center[k] = take(mean + c + k * W, count);
-                }
-                for (long r = first; r < last; r++)
-#pragma GCC unroll 4
-                    for (int k = 0; k < N; k++) {
-                        long from = c + k * W, at = r * C + from;
-                        Vector deviation = take(x + at, count) - center[k];
-                        Vector g = arriving(at, count, deviation, [&](const float* of) { return take(of + from, count); });
-                        dot[k] = fma(g, deviation, dot[k]);
-                        total[k] = total[k] + g;
-                    }
-                for (int k = 0; k < N; k++) {
-                    give(dots + c + k * W, dot[k], count);
-                    give(sums + c + k * W, total[k], count);
-                }
-            });
+            memset(dots, 0, 2 * C * sizeof(float));
+            for (long r = first; r < last; r++)
+                walk(C, [&](long c, long count) {
+                    Vector deviation = take(x + r * C + c, count) - take(mean + c, count);
+                    Vector g = arriving(r * C + c, count, deviation, [&](auto* of) { return take(of + c, count); });
+                    give(dots + c, fma(g, deviation, take(dots + c, count)), count);
+                    give(sums + c, take(sums + c, count) + g, count);
+                });
         });
         for (long c = 0; c < C; c++) {
             float dot = 0, total = 0;
