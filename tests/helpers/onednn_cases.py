@@ -33,6 +33,7 @@ CASES = {
     "linear-size-one": ("linear", lambda x, w, b: F.linear(x, w, b), [(1, 1), (1, 1), (1,)], False),
     "linear-packed": ("linear", lambda x, w, b: F.linear(x, w, b), [(2, 75, 96), (96, 160), (160,)], False),
     "linear-packed-odd": ("linear", lambda x, w, b: F.linear(x, w.T, b), [(131, 67), (129, 67), (129,)], False),
+    "linear-packed-transposed": ("linear", lambda x, w: F.linear(x, w.T), [(1030, 67), (70, 67)], False),
     "linear-vector": ("linear", lambda x, w, b: F.linear(x, w, b), [(32,), (32, 48), (48,)], False),
     "linear-strided": (
         "linear", lambda x, w, b: F.linear(x.transpose([1, 0, 2]), w, b), [(3, 5, 8), (8, 4), (4,)], False),
