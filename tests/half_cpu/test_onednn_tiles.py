@@ -11,7 +11,7 @@ from image_classification import half_cpu, layers
 from image_classification.amp import build_precision
 from image_classification.half_cpu import onednn, onednn_primitives, onednn_tiles
 from image_classification.half_cpu.onednn_matmul import View
-from tests.half_cpu.test_onednn import ALL, BFLOAT16, FLOAT32, HALVES, assert_within_one_rounding, run, tensors
+from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, assert_within_one_rounding, run, tensors
 
 pytestmark = pytest.mark.skipif(
     onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
