@@ -28,7 +28,7 @@ class Frozen:
 
 @contextlib.contextmanager
 def frozen(model: paddle.nn.Layer) -> Iterator[None]:
-    """Promise that no weight of the model changes before the context ends; under `paddle.no_grad()` that saves time.
+    """Promise that no weight or statistic of the model changes until this ends; under `paddle.no_grad()` it saves time.
 
     It costs the memory of the weights once more in the format of the products.
     """

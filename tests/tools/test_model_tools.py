@@ -239,8 +239,10 @@ def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path
     steps = json.loads((tmp_path / "one" / "preprocessing.json").read_text())
     side = steps["image_size"]
     assert (steps["resize_short_side"], steps["mean"], len(steps["class_names"])) == (side, [0.5, 0.5, 0.5], 10)
-    words = [VARIANT, f"-pretrained={weights}", "-output", str(tmp_path / "two"), "-opts", "DATA.KEEP_ASPECT=False"]
-    assert tool("export").main([*words, f"MODEL.CLASS_NAMES={list('abcdefghij')}"]) == 0
+    words = [VARIANT, f"-pretrained={weights}", "-output", str(tmp_path / "two"), "-fold"]
+    words += ["-opts", "DATA.KEEP_ASPECT=False", f"MODEL.CLASS_NAMES={list('abcdefghij')}"]
+    assert tool("export").main(words) == 0
+    assert re.search(r"BatchNorms folded into the layers before them: [1-9]", capfd.readouterr().out)
     steps = json.loads((tmp_path / "two" / "preprocessing.json").read_text())
     assert "resize_short_side" not in steps and steps["resize_square"] == side
     assert steps["class_names"] == list("abcdefghij")
