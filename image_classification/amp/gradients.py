@@ -5,6 +5,7 @@ import math
 import numpy as np
 import paddle
 
+from .. import half_cpu
 from . import private
 
 Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structured names, in the optimizer's order
@@ -49,7 +50,14 @@ def multiply(gradients, factor):
             if gradient.dtype == paddle.float32:
                 gradient.scale_(factor)
             else:
-                paddle.assign((gradient.astype("float32") * factor).astype(gradient.dtype), gradient)
+                write(gradient, gradient.astype("float32").scale_(factor))
+
+
+@half_cpu.composite("write")
+def write(half, value):
+    """Round a float32 tensor into a half one."""
+    # Not set_value: off the CPU each call of it waits for the device.
+    paddle.assign(value.astype(half.dtype), half)
 
 
 def count_zeros(gradients):

@@ -192,7 +192,10 @@ class PlainPrecision(Precision):
     def clip(self, named_params: Named, norm: float, max_norm: float | None, scale: float = 1.0) -> float:
         """Unscale and clip in one pass over memory; return the factor of the clipping, 1 for none."""
         factor = clip_factor(norm, max_norm)
-        multiply(gradients_of(named_params), factor / scale)
+        gradients = gradients_of(named_params)
+        in_float32 = all(gradient.dtype == paddle.float32 for gradient in gradients)
+        with contextlib.nullcontext() if in_float32 else self.cpu_kernels():
+            multiply(gradients, factor / scale)
         return factor
 
     def apply(self, optimizer):

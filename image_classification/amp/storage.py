@@ -5,8 +5,10 @@ are never made from rounded weights, and an optimizer that was built before the 
 """
 
 import paddle
+from paddle.autograd import PyLayer
 
 from . import private
+from .gradients import write
 
 BATCH_NORMS = (
     paddle.nn.BatchNorm,
@@ -28,6 +30,21 @@ FLOAT32_ONLY = (paddle.nn.GroupNorm,)
 FLOAT32_NORMS = {"all": NORMS, "batch": BATCH_NORMS, "none": ()}
 # Statistics that a forward pass writes into its own layer; a master of them would be out of date.
 STATISTICS = ("_mean", "_variance")
+
+
+class _Gradient(PyLayer):
+    """A number whose gradient is that of a half weight, widened, for its master."""
+
+    @staticmethod
+    def forward(ctx, master, half):
+        ctx.half = half
+        return paddle.zeros([])
+
+    @staticmethod
+    def backward(ctx, one):
+        gradient = ctx.half.grad.astype("float32")
+        ctx.half.clear_gradient(False)
+        return gradient, None
 
 
 class HalfStorage:
@@ -72,24 +89,22 @@ class HalfStorage:
 
     def collect(self):
         """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
-        views, gradients = [], []
+        ends = []
         for half, master in self._twins.values():
             if half.grad is not None:
-                views.append(master.reshape(master.shape))
-                gradients.append(half.grad.astype("float32"))
-                half.clear_gradient(False)
+                ends.append(_Gradient.apply(master, half))
         # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
-        # `.grad` copies it, and off the CPU waits for the device, once for each parameter.
-        if views:
-            paddle.autograd.backward(views, gradients)
+        # `.grad` copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that
+        # `backward` is handed be copied.
+        if ends:
+            paddle.autograd.backward(ends)
 
     def publish(self):
         """Round the masters into the half weights."""
         with paddle.no_grad():
             for half, master in self._twins.values():
                 if not master.stop_gradient:
-                    # Not set_value: off the CPU each call of it waits for the device.
-                    paddle.assign(master.astype(self.dtype), half)
+                    write(half, master)
 
     def _convert_layer(self, layer):
         replaced = {}

@@ -2,7 +2,6 @@
 
 import paddle
 
-from . import paddle_names
 from .arguments import FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR
 from .reference import UnsupportedOperator, Widening, call, compute_norm
 
@@ -92,7 +91,7 @@ def write(target, value, cast):
     """
     if paddle.is_grad_enabled() and target.is_leaf and not target.stop_gradient:
         raise ValueError(f"{target.name} is a leaf that requires a gradient: it cannot be written in place")
-    paddle_names.assign_out_(cast(value, target.dtype), target)
+    cast(value, target.dtype, target)
 
 
 def _write_back(value, half_of, cast):

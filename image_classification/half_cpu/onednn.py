@@ -39,6 +39,7 @@ NAME = "onednn"
 
 KERNELS = {
     "cast": onednn_memory.cast,
+    "write": onednn_memory.write,
     "linear": onednn_matmul.linear,
     "linear_gelu": onednn_matmul.linear_gelu,
     "matmul": onednn_matmul.matmul,

@@ -177,6 +177,20 @@ def cast(original, args, kwargs):
     return Cast.apply(tensor, dtype)
 
 
+def write(original, args, kwargs):
+    """Kernel of ``write(half, value)``: a half tensor takes a float32 one, rounded, in one pass instead of two."""
+    half, value = args
+    if paddle.is_grad_enabled() or value.dtype is not _FLOAT32 or half.dtype is _FLOAT32:
+        return NotImplemented
+    if not servable(value) or not servable(half) or half.shape != value.shape:
+        return NotImplemented
+    if not half.is_contiguous() or not value.is_contiguous():
+        return NotImplemented
+    convert(value, half)
+    paddle_names.bump_version(half)
+    return half
+
+
 class Unit(PyLayer):
     """A view with other axes of size one; Paddle would copy the gradient of a strided one element by element."""
 

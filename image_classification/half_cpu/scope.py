@@ -22,9 +22,14 @@ class Scope:
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 
-    def cast(self, tensor, dtype):
-        """Return `tensor` in `dtype`, rounded once and recorded by autograd."""
-        return cast_once(tensor, dtype, self._cast)
+    def cast(self, tensor, dtype, out=None):
+        """Return `tensor` in `dtype`, rounded once and recorded by autograd; as a new tensor, or written to `out`."""
+        if out is None:
+            return cast_once(tensor, dtype, self._cast)
+        kernel = self.kernels.get("write")
+        if kernel is None or kernel(None, (out, tensor), {}) is NotImplemented:
+            paddle_names.assign_out_(self._cast(tensor, dtype), out)
+        return out
 
     def _cast(self, tensor, dtype):
         kernel = self.kernels.get("cast")

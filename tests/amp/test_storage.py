@@ -382,3 +382,23 @@ def test_running_statistics_move_in_training_and_stay_in_evaluation(mode, dtype,
     model.eval()
     forward(precision, model, *batch())
     assert bits(precision.model_state_dict(model))["1._mean"] == after
+
+
+def test_gradients_of_half_weights_become_the_masters_without_a_second_copy():
+    precision = amp.build_precision("O2", dtype="bfloat16", options={"loss_scale": 1.0})
+    model = precision.convert_model(nn.Linear(512, 1024, bias_attr=False))
+    ((_, master),) = precision.master_params(model)
+    statistics = paddle.base.core
+    for _ in range(2):  # the first call builds what is kept for others
+        master.clear_gradient(False)
+        with precision.forward_context():
+            loss = model(paddle.ones([1, 512])).sum()
+        loss.backward()
+        gradient = model.weight.grad.astype("float32").numpy()
+        before = statistics.host_memory_stat_current_value("Allocated", 0)
+        statistics.host_memory_stat_reset_peak_value("Allocated", 0)
+        precision.collect()
+        peak = statistics.host_memory_stat_peak_value("Allocated", 0) - before
+    assert model.weight.grad is None
+    np.testing.assert_array_equal(master.grad.numpy(), gradient)
+    assert peak < 1.1 * 4 * 512 * 1024

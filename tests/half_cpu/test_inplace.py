@@ -6,6 +6,7 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
+from image_classification.amp.gradients import write
 from tests.helpers.half_cpu_rounding import DTYPES, assert_rounded_once, half_tensor, round_half, widen
 
 
@@ -302,3 +303,23 @@ def test_gradient_clipping_of_half_gradients_scales_them_to_the_norm():
     assert clipped.dtype == paddle.float16
     # Paddle rounds the norm, the ratio and the product.
     np.testing.assert_allclose(clipped.numpy(), 0.5, rtol=3 * 2**-11)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_half_tensor_takes_float32_numbers_rounded_where_it_lies(dtype, backend):
+    values = np.random.default_rng(0).standard_normal([7, 33]).astype("float32") * 1000
+    values[0, :3] = np.inf, np.nan, 70000  # beyond float16
+    half, wide = paddle.zeros([7, 33], dtype), paddle.to_tensor(values)
+    place, version = half.data_ptr(), half.inplace_version
+    with half_cpu.dispatch(backend=backend), paddle.no_grad():
+        write(half, wide)
+    assert half.data_ptr() == place and half.inplace_version > version
+    assert_rounded_once(half, wide, dtype, "numbers")
+
+
+def test_half_tensor_that_is_strided_takes_float32_numbers_too():
+    half, wide = paddle.zeros([4, 6], "bfloat16"), paddle.randn([6, 4])
+    with half_cpu.dispatch(), paddle.no_grad():
+        write(half.transpose([1, 0]), wide)
+    assert_rounded_once(half.transpose([1, 0]), wide, "bfloat16", "numbers")
