@@ -33,18 +33,21 @@ STATISTICS = ("_mean", "_variance")
 
 
 class _Gradient(PyLayer):
-    """A number whose gradient is that of a half weight, widened, for its master."""
+    """A number that sends its master the gradient of a half weight, widened.
+
+    The weight comes from a function: as an input it would be sent a gradient, None, which its hooks would see.
+    """
 
     @staticmethod
     def forward(ctx, master, half):
-        ctx.half = half
+        ctx.half = half()
         return paddle.zeros([])
 
     @staticmethod
     def backward(ctx, one):
         gradient = ctx.half.grad.astype("float32")
         ctx.half.clear_gradient(False)
-        return gradient, None
+        return gradient
 
 
 class HalfStorage:
@@ -92,7 +95,7 @@ class HalfStorage:
         ends = []
         for half, master in self._twins.values():
             if half.grad is not None:
-                ends.append(_Gradient.apply(master, half))
+                ends.append(_Gradient.apply(master, lambda half=half: half))
         # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
         # `.grad` copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that
         # `backward` is handed be copied.

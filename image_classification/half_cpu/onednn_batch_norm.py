@@ -12,7 +12,8 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .composites import ACTIVATIONS
-from .onednn_convolution import geometry_and_groups, new_result, run, runs_in_float32
+from .onednn_convolution import geometry_and_groups
+from .onednn_convolution_passes import new_result, run, runs_in_float32
 from .onednn_memory import (
     channels_last,
     contiguous,

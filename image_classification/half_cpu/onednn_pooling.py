@@ -11,7 +11,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_convolution import geometry_of, output_size
+from .onednn_convolution_passes import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
 from .onednn_primitives import bound, cache, layout, new_tensor, servable
 

@@ -384,6 +384,19 @@ def test_running_statistics_move_in_training_and_stay_in_evaluation(mode, dtype,
     assert bits(precision.model_state_dict(model))["1._mean"] == after
 
 
+@pytest.mark.parametrize("mode", ["O2", "naive"])
+def test_hook_of_a_half_weight_sees_its_gradient_once(mode):
+    precision = amp.build_precision(mode, "bfloat16")
+    model = precision.convert_model(paddle.nn.Linear(3, 2))
+    seen = []
+    for param in model.parameters():
+        param.register_hook(lambda gradient: seen.append(gradient.shape))
+    with precision.forward_context():
+        loss = model(paddle.ones([4, 3])).astype("float32").sum()
+    precision.backward(loss)
+    assert sorted(seen) == [[2], [3, 2]]
+
+
 def test_gradients_of_half_weights_become_the_masters_without_a_second_copy():
     precision = amp.build_precision("O2", dtype="bfloat16", options={"loss_scale": 1.0})
     model = precision.convert_model(nn.Linear(512, 1024, bias_attr=False))

@@ -6,7 +6,7 @@ import pytest
 from paddle import nn
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, onednn_convolution, onednn_matmul, onednn_memory
+from image_classification.half_cpu import onednn, onednn_convolution_passes, onednn_matmul, onednn_memory
 from image_classification.layers import linear_gelu
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
@@ -28,7 +28,7 @@ class Net(nn.Layer):
 def prepared(monkeypatch):
     """Return the list of all that was rounded or rearranged for a product or a convolution."""
     made = []
-    for module in (onednn_matmul, onednn_convolution):
+    for module in (onednn_matmul, onednn_convolution_passes):
         made_once = module.made_once
         monkeypatch.setattr(module, "made_once", lambda pointer, key, make, original=made_once: original(
             pointer, key, lambda: made.append(key) or make()))  # fmt: skip
