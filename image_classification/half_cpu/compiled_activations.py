@@ -5,7 +5,7 @@ from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
-from .onednn_memory import contiguous, new_like, ordered_like, own_result, settled
+from .onednn_memory import contiguous, keep, new_like, ordered_like, own_result, settled
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 
 _CPU, _FLOAT32, _UINT8 = paddle.CPUPlace(), paddle.float32, paddle.uint8
@@ -24,7 +24,7 @@ class Activation(PyLayer):
         if keeps == "nothing":
             ctx.is_contiguous = x.is_contiguous()
         else:
-            ctx.save_for_backward(own_result(out) if keeps == "result" else x)
+            keep(ctx, own_result(out) if keeps == "result" else x)
         ctx.keeps = keeps
         return out
 
@@ -94,7 +94,7 @@ class Dropout(PyLayer):
         kept = new_tensor(_UINT8, x.shape)
         load().kept(numel(x), drawn.data_ptr(), kept.data_ptr())
         ctx.factor = factor
-        ctx.save_for_backward(kept)
+        keep(ctx, kept)
         return _masked(x, kept, factor)
 
     @staticmethod

@@ -17,6 +17,7 @@ from .onednn_memory import (
     contiguous,
     in_dtype,
     is_channels_last,
+    keep,
     new_channels_last,
     new_like,
     ordered_like,
@@ -107,7 +108,7 @@ class Broadcast(PyLayer):
         ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
         small = ordered_like(small, large) if small.shape == large.shape else _in_order_of(small, large)
         if name in (b"multiply", b"divide"):
-            ctx.save_for_backward(large, small)
+            keep(ctx, large, small)
         return _arithmetic(name, large, small, runs)
 
     @staticmethod
@@ -167,7 +168,7 @@ class Product(PyLayer):
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
         left = settled(left)
         right = ordered_like(right, left)
-        ctx.save_for_backward(left, right)
+        keep(ctx, left, right)
         return _arithmetic(b"multiply", left, right, [(numel(left), False)])
 
     @staticmethod

@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
-from .onednn_memory import in_dtype, in_float32, new_like, ordered_like, own_result, settled
+from .onednn_memory import in_dtype, in_float32, keep, new_like, ordered_like, own_result, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, servable
 
@@ -33,7 +33,7 @@ class GroupNorm(PyLayer):
         statistics = [new_tensor(_FLOAT32, [batch, channels]) for _ in range(2)]
         tensors = (x, scale, shift, out, *statistics)
         load().group_norm(DATA_TYPES[x.dtype], ctx.numbers, epsilon, *(tensor.data_ptr() for tensor in tensors))
-        ctx.save_for_backward(x, scale, *statistics)
+        keep(ctx, x, scale, *statistics)
         return out
 
     @staticmethod
@@ -91,7 +91,7 @@ class Softmax(PyLayer):
             softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
         else:
             load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
-        ctx.save_for_backward(own_result(out))
+        keep(ctx, own_result(out))
         return out
 
     @staticmethod

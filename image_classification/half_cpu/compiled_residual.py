@@ -15,6 +15,7 @@ from .onednn_memory import (
     in_dtype,
     in_float32,
     is_channels_last,
+    keep,
     new_like,
 )
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
@@ -46,7 +47,7 @@ class ScaledSum(PyLayer):
         step = 0 if ctx.addend is not None and ctx.addend[2] else columns
         load().scaled_sum(*formats, *ctx.sizes, step, *map(_pointer, (addend, x, scale, factors, out)))
         ctx.like = x.dtype, x.shape
-        ctx.save_for_backward(x if ctx.needs[2] else None, scale, factors)
+        keep(ctx, x if ctx.needs[2] else None, scale, factors)
         return out
 
     @staticmethod

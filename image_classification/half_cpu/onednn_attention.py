@@ -7,7 +7,7 @@ Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 from paddle.autograd import PyLayer
 
 from .onednn_matmul import View, sum_rows, view
-from .onednn_memory import contiguous
+from .onednn_memory import contiguous, keep
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, numel, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 
@@ -39,7 +39,7 @@ class Attention(PyLayer):
         tiles, value = Attention._tiles(ctx, packed, bias, kept)
         out = new_tensor(packed.dtype, [batch, tokens, width // 3])
         attend(tiles, value, _parts(out, num_heads, 1)[0])
-        ctx.save_for_backward(packed, bias, kept)
+        keep(ctx, packed, bias, kept)
         return out
 
     @staticmethod

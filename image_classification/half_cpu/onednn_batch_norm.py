@@ -19,6 +19,7 @@ from .onednn_memory import (
     contiguous,
     in_dtype,
     in_float32,
+    keep,
     new_like,
     ordered_like,
     own_result,
@@ -93,7 +94,7 @@ class BatchNorm(PyLayer):
             operands.append(ordered_like(residual, x))
         cache.get(_describe, *ctx.key)(*(tensor.data_ptr() for tensor in operands))
         ctx.masks = residual is not None and activation is not None
-        ctx.save_for_backward(x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
+        keep(ctx, x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
         return out
 
     @staticmethod

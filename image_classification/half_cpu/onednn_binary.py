@@ -11,7 +11,7 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_matmul import sum_rows
-from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
+from .onednn_memory import channels_last, contiguous, is_channels_last, keep, new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 
 
@@ -91,7 +91,7 @@ class MultiplyRow(PyLayer):
         """Return x * row in the memory order of x."""
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
-        ctx.save_for_backward(x, row)
+        keep(ctx, x, row)
         return _combine(onednn.BINARY_MUL, x, contiguous(row))
 
     @staticmethod

@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from .onednn_convolution_passes import geometry_of, grouped, new_result, output_size, run, same_padding
-from .onednn_memory import channels_last, contiguous, new_channels_last
+from .onednn_memory import channels_last, contiguous, keep, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
 
 
@@ -17,7 +17,7 @@ class Convolution(PyLayer):
         x, weight = channels_last(x), contiguous(weight)
         out, ctx.key = new_result(x, weight, geometry, groups)
         run("forward", ctx.key, x, weight, out)
-        ctx.save_for_backward(x, weight)
+        keep(ctx, x, weight)
         return out
 
     @staticmethod
@@ -92,7 +92,7 @@ class TransposedConvolution(PyLayer):
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
         ctx.key = (layout(out), grouped(weight, groups), layout(x), geometry)
         run("backward_data", ctx.key, x, weight, out)
-        ctx.save_for_backward(x, weight)
+        keep(ctx, x, weight)
         return out
 
     @staticmethod

@@ -6,7 +6,7 @@ Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 from paddle.autograd import PyLayer
 
 from .onednn_matmul import View, sum_rows, view
-from .onednn_memory import contiguous
+from .onednn_memory import contiguous, keep
 from .onednn_primitives import Layout, bound, new_tensor, numel, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 
@@ -34,7 +34,7 @@ class DotProductAttention(PyLayer):
         batch, queries, heads, _ = query.shape
         kept = new_tensor(query.dtype, [batch, heads, queries, key.shape[1]]) if keeps else None
         ctx.constants = (scale, causal)
-        ctx.save_for_backward(query, key, value, mask, kept)
+        keep(ctx, query, key, value, mask, kept)
         out = new_tensor(query.dtype, [batch, queries, heads, value.shape[3]])
         attend(DotProductAttention._tiles(ctx, query, key, mask, kept), _by_heads(value), _by_heads(out))
         return out

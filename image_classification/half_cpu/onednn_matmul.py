@@ -11,7 +11,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_memory import contiguous, in_dtype
+from .onednn_memory import contiguous, in_dtype, keep
 from .onednn_primitives import (
     DATA_TYPES,
     ELEMENT_SIZE,
@@ -164,7 +164,7 @@ class Linear(PyLayer):
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient, bias is not None and not bias.stop_gradient)
         x, bias = contiguous(x), None if bias is None else contiguous(bias)
         out = affine(x, _factor(weight, transposed), bias)
-        ctx.save_for_backward(x, weight)
+        keep(ctx, x, weight)
         ctx.transposed = transposed
         ctx.bias_dtype = None if bias is None else bias.dtype
         return out
@@ -202,7 +202,7 @@ class BatchedMatmul(PyLayer):
         right_view = view(right).transposed if transpose_right else view(right)
         out = new_tensor(left.dtype, [*left.shape[:-2], left_view.layout.shape[-2], right_view.layout.shape[-1]])
         multiply(left_view, right_view, view(out))
-        ctx.save_for_backward(left, right)
+        keep(ctx, left, right)
         ctx.transposed = (transpose_left, transpose_right)
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
         return out

@@ -8,7 +8,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_memory import contiguous, in_dtype, in_float32, own_result
+from .onednn_memory import contiguous, in_dtype, in_float32, keep, own_result
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
@@ -52,7 +52,7 @@ class Softmax(PyLayer):
         x = contiguous(x)
         out = new_tensor(x.dtype, x.shape)
         softmax_rows(x.data_ptr(), out.data_ptr(), _rows(x, x.shape[-1]))
-        ctx.save_for_backward(own_result(out))
+        keep(ctx, own_result(out))
         return out
 
     @staticmethod
@@ -138,7 +138,7 @@ class LayerNorm(PyLayer):
         cache.get(_describe_layer_norm, *ctx.key)(
             x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
         )
-        ctx.save_for_backward(x, scale, mean, variance)
+        keep(ctx, x, scale, mean, variance)
         return out
 
     @staticmethod

@@ -53,7 +53,7 @@ def test_new_family_passes_the_linter_and_every_test_of_families(copy):
     chosen = "Sample or sample or entry_points"
     done = run(copy, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
     # a skip: nobody published weights of it
-    assert re.search(r"\b[2-9]\d passed, 1 skipped", done.stdout), done.stdout
+    assert re.search(r"\b[2-9]\d passed, [1-4] skipped", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(
