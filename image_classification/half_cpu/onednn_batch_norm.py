@@ -194,9 +194,8 @@ def conv_norm(original, args, kwargs):
         x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
         residual = None if residual is None else in_dtype(residual, _FLOAT32)
         out, key = new_result(x, weight, *found)
-    affine = made_once(
-        norm.weight.data_ptr(), ("affine", None if bias is None else bias.data_ptr()), lambda: _affine(norm, bias)
-    )
+    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, norm._mean, bias)]
+    affine = made_once(norm.weight.data_ptr(), ("affine", *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
     each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, 1, 1))
     post_ops: list[tuple] = [("binary", onednn.BINARY_MUL, each), ("binary", onednn.BINARY_ADD, each)]

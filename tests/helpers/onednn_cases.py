@@ -73,6 +73,8 @@ CASES = {
     "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
     "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
     "conv-1x1-large": ("conv2d", lambda x, w: F.conv2d(x, w), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
+    "conv-1x1-large-stride": (
+        "conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
     "conv-groups": ("conv2d", lambda x, w: F.conv2d(x, w, groups=2), [(2, 16, 9, 7), (24, 8, 3, 3)], False),
     "conv-dilated": ("conv2d", lambda x, w: F.conv2d(x, w, dilation=2), [(2, 5, 9, 7), (6, 5, 3, 3)], False),
     "conv-depthwise": (
