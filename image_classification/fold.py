@@ -5,7 +5,7 @@ import collections
 import paddle
 from paddle import nn
 
-from .half_cpu import is_plain
+from .half_cpu import is_plain, norm_arguments
 
 _PAIRS = ((nn.Conv2D, nn.BatchNorm2D), (nn.Linear, nn.BatchNorm1D))
 
@@ -65,14 +65,14 @@ def _is_safe(model, layer, norm):
     """Return whether a layer and its norm can be one layer."""
     if not any(type(layer) is kind and type(norm) is norm_kind for kind, norm_kind in _PAIRS):
         return False
-    given = not norm.training if norm._use_global_stats is None else norm._use_global_stats
+    *_, data_format, given = norm_arguments(norm)
     parameters = [*layer.parameters(), *norm.parameters()]
     owners = collections.Counter(
         id(parameter) for each in model.sublayers(include_self=True)
         for parameter in each.parameters(include_sublayers=False)
     )  # fmt: skip
     return (
-        given and norm.weight is not None and norm.bias is not None and norm._data_format in ("NCHW", "NCL", "NC")
+        given and norm.weight is not None and norm.bias is not None and data_format in ("NCHW", "NCL", "NC")
         and all(parameter.dtype is paddle.float32 and owners[id(parameter)] == 1 for parameter in parameters)
     )  # fmt: skip
 
@@ -102,8 +102,9 @@ def _flat(outputs):
 
 
 def _fold(layer, norm):
-    factor = norm.weight / paddle.sqrt(norm._variance + norm._epsilon)
-    center = norm._mean if layer.bias is None else norm._mean - layer.bias
+    mean, variance, epsilon, *_ = norm_arguments(norm)
+    factor = norm.weight / paddle.sqrt(variance + epsilon)
+    center = mean if layer.bias is None else mean - layer.bias
     shape = [-1, 1, 1, 1] if layer.weight.ndim == 4 else [-1]
     layer.weight.set_value(layer.weight * factor.reshape(shape))
     if layer.bias is None:

@@ -97,6 +97,7 @@ def export(options):
     from paddle.static import InputSpec
 
     from image_classification.fold import fold_batch_norms
+    from image_classification.half_cpu.paddle_names import norm_epsilon
     from image_classification.preview import class_names, normalised
     from image_classification.zoo import load_model
 
@@ -122,7 +123,7 @@ def export(options):
     if options.dtype == "bfloat16":
         yield report("paddle.inference bfloat16 (oneDNN)", expected, run_paddle_bfloat16(prefix, images), "bfloat16")
     if options.onnx:
-        epsilons = {norm._epsilon for norm in norms if isinstance(norm, paddle.nn.GroupNorm)}
+        epsilons = {norm_epsilon(norm) for norm in norms if isinstance(norm, paddle.nn.GroupNorm)}
         yield report("onnxruntime", expected, run_onnx(prefix, images, epsilons))
     if options.dtype == "float16":
         yield report("onnxruntime float16", expected, run_onnx_float16(prefix, images), "float16")

@@ -11,10 +11,10 @@ from . import onednn
 from .composites import composite
 from .dispatch import backend_name, dispatch
 from .frozen import frozen
-from .paddle_names import is_plain
+from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
 
-__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen", "is_plain"]
+__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen", "is_plain", "norm_arguments"]
 
 onednn.register()

@@ -177,7 +177,7 @@ def conv_norm(original, args, kwargs):
     is_plain = paddle_names.is_plain
     if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
         return NotImplemented
-    *_, data_format, given = paddle_names.norm_arguments(norm)
+    mean, *_, data_format, given = paddle_names.norm_arguments(norm)
     arguments = paddle_names.convolution_arguments(conv)
     if not given or data_format != "NCHW" or norm.weight is None or norm.bias is None or arguments is None:
         return NotImplemented
@@ -194,7 +194,7 @@ def conv_norm(original, args, kwargs):
         x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
         residual = None if residual is None else in_dtype(residual, _FLOAT32)
         out, key = new_result(x, weight, *found)
-    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, norm._mean, bias)]
+    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, bias)]
     affine = made_once(norm.weight.data_ptr(), ("affine", *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
     each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, 1, 1))

@@ -68,6 +68,11 @@ def norm_arguments(norm):
     return norm._mean, norm._variance, norm._epsilon, norm._momentum, norm._data_format, given
 
 
+def norm_epsilon(norm):
+    """Return the epsilon of a normalisation layer of any kind."""
+    return norm._epsilon
+
+
 def bump_version(tensor):
     """Tell autograd that a tensor was written, so that a backward pass which needs the old numbers is refused."""
     tensor._bump_inplace_version()
