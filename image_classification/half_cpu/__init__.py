@@ -15,6 +15,15 @@ from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
 
-__all__ = ["Operand", "UnsupportedOperator", "backend_name", "composite", "dispatch", "frozen", "is_plain", "norm_arguments"]
+__all__ = [
+    "Operand",
+    "UnsupportedOperator",
+    "backend_name",
+    "composite",
+    "dispatch",
+    "frozen",
+    "is_plain",
+    "norm_arguments",
+]
 
 onednn.register()
