@@ -14,9 +14,11 @@ from . import inplace, kernels, native, op_names, paddle_names, products, refere
 from .arguments import BFLOAT16, FLOATING, KINDS, TENSOR, replace_first_tensor, replace_tensors, scan
 from .branches import branched
 from .composites import composite
+from .huge_pages import Adviser
 from .references import References
 from .scope import Scope, active
 
+_advise = Adviser()
 _BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
 
 
@@ -229,6 +231,7 @@ class dispatch:
         with _BUILDING:
             references = _references()
         references.replace()
+        _advise()
         self._outer.append(active.scope)
         active.scope = self._scope
         return self
