@@ -81,7 +81,7 @@ class References:
 
     @staticmethod
     def _loaded_modules():
-        return hash(tuple(map(id, sys.modules.values())))
+        return len(sys.modules), next(reversed(sys.modules.values()))
 
     def _find(self, modules):
         """Return [(namespace, {name: original}, {name: wrapper})] of all modules that refer to an operator."""
