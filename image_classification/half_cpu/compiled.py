@@ -80,6 +80,12 @@ def reorder(source, target):
     return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)
 
 
+def reverse_rows(rows, columns, pointer, out_pointer):
+    """Copy a dense matrix of 16-bit numbers with each row from its end to its beginning."""
+    last = pointer + 2 * (columns - 1)
+    load().move(2, numbers(rows, columns, columns, -1, columns, 1), last, out_pointer)
+
+
 def activation(algorithm, flat):
     return Primitive(_partial("activation", _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0), 2)
 

@@ -13,7 +13,7 @@ from . import compiled
 from . import onednn_library as onednn
 from .onednn_matmul import matrix, multiply
 from .onednn_memory import convert, in_dtype, new_channels_last, new_like
-from .onednn_primitives import Layout, cache, layout, new_tensor, operand_numbers
+from .onednn_primitives import Layout, cache, layout, new_tensor, numel, operand_numbers
 from .scope import active, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
@@ -162,6 +162,25 @@ def _run_as_product(name, first, weight, last):
         multiply(rows(last).transposed, rows(first), filters)
 
 
+def _turned_geometry(name, source, filters, target, geometry, post_ops=()):
+    """Return the geometry of the convolution of a depthwise result's gradient with filters turned round that gives the
+    images' gradient, or None. oneDNN's forward pass is twice as fast as the compiled gradient."""
+    strides, dilations, *padding = geometry
+    if name != "backward_data" or not _is_depthwise_gradient(name, source, filters) or strides != (1, 1):
+        return None
+    reach = [(size - 1) * (dilation + 1) for size, dilation in zip(filters.shape[3:], dilations, strict=True)]
+    before, after = (tuple(most - own for most, own in zip(reach, part, strict=True)) for part in padding)
+    return None if min(*before, *after) < 0 or not compiled.formats() else (strides, dilations, before, after)
+
+
+def _turned(weight):
+    """Return dense filters with the rows and columns of each in reverse order."""
+    out = new_tensor(weight.dtype, weight.shape)
+    taps = math.prod(weight.shape[2:])
+    compiled.reverse_rows(numel(weight) // taps, taps, weight.data_ptr(), out.data_ptr())
+    return out
+
+
 def run(name, key, first, weight, last, operands=()):
     """Run one pass; `weight` is a plain tensor, read, or written by backward_weights.
 
@@ -174,6 +193,10 @@ def run(name, key, first, weight, last, operands=()):
     if runs_in_float32(key[1]):
         _run_in_float32(name, key, first, weight, last)
         return
+    turned = _turned_geometry(name, *key)
+    if turned is not None:
+        source, filters, target, _ = key
+        name, key, weight = "forward", (target, filters, source, turned), _turned(weight)
     primitive = cache.get(_describe, name, *key)
     if not primitive.sizes:  # a compiled kernel that takes the filters as they are
         primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr(), *operands)

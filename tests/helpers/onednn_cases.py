@@ -147,6 +147,18 @@ CASES = {
         [(2, 24, 19, 17), (24, 1, 5, 5)], False),
     "depthwise-wide": (
         "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=40, padding=3), [(2, 40, 12, 21), (40, 1, 7, 7)], False),
+    "depthwise-tall": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=17, padding=1), [(1, 17, 70, 100), (17, 1, 3, 3)],
+        False),
+    "depthwise-many-samples": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=20, padding=[1, 5]), [(9, 20, 6, 15), (20, 1, 3, 11)],
+        False),
+    "depthwise-pixels-not-read": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, stride=3, dilation=[2, 1], groups=18, padding=[2, 0]),
+        [(2, 18, 14, 11), (18, 1, 2, 2)], False),
+    "depthwise-much-padding": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=[4, 3]), [(2, 16, 5, 6), (16, 1, 3, 3)],
+        False),
     "subtract": ("subtract", lambda x, y: x - y, [(3, 5, 33), (3, 5, 33)], False),
     "subtract-row-first": ("subtract", lambda x, y: y - x, [(3, 5, 33), (5, 1)], False),
     "subtract-column": ("subtract", lambda x, y: x - y, [(3, 5, 33), (3, 5, 1)], False),

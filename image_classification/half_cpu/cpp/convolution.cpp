@@ -5,11 +5,9 @@
 // images; the gradient of the filters comes out as [output channel][tap][input channel]. Filters of a single tap, and the
 // gradient of such, are [output channel][input channel] throughout.
 #include "activations.h"
+#include "depthwise.h"
 #include "gemm.h"
 #include "interface.h"
-
-#include <type_traits>
-#include <vector>
 
 namespace {
 
@@ -116,26 +114,6 @@ struct GatheredRight {
     }
 };
 
-struct Numbers {
-    long batch, groups, in_channels, out_channels;  // of a group
-    long height, width, out_height, out_width, taps[2], stride[2], dilation[2], before[2];
-};
-
-// What follows the sums before they are rounded: activation(factor * sum + addend + residual), or nothing.
-template <class T>
-struct Ending {
-    const float *factor = nullptr, *addend = nullptr;  // of each channel
-    const T* residual = nullptr;
-    Vector (*activation)(Vector) = nullptr;
-
-    Vector operator()(Vector v, long channel, long at, long count) const {
-        if (!factor) return v;
-        v = fma(v, take(factor + channel, count), take(addend + channel, count));
-        if (residual) v = v + take(residual + at, count);
-        return activation(v);
-    }
-};
-
 template <class T>
 struct Pixels {
     T* data;
@@ -236,120 +214,6 @@ void filters_gradient(const Numbers& s, const T* x, const T* gradient, T* out) {
     auto right = [&](long group) { return GatheredRight<T>{{x + group * C, s.groups * C, C, &grid}}; };
     auto finish = [&](long group) { return FilterRows<T>{out + group * O * columns, columns}; };
     products(s.groups, O, columns, s.batch * s.out_height * s.out_width, left, right, finish);
-}
-
-// One filter for each channel: filters are [tap][channel].
-template <class T>
-void depthwise(const Numbers& s, const T* x, const T* filters, T* y, const Ending<T>& ending = {}) {
-    constexpr long SEVERAL = 8;  // pixels of a row that share each load of a filter
-    long C = s.groups, reach = (s.taps[1] - 1) * s.dilation[1];
-    for_ranges(s.batch * s.out_height, 16384 / (C * s.out_width), [&](long first, long last) {
-        for (long r = first; r < last; r++) {
-            long top = r % s.out_height * s.stride[0] - s.before[0];
-            const T* image = x + r / s.out_height * s.height * s.width * C;
-            auto pixels = [&](long j, long many, long c, long count, auto inside) {
-                Vector sums[SEVERAL];
-                for (long q = 0; q < SEVERAL; q++) sums[q] = all(0.0f);
-                for (long h = 0; h < s.taps[0]; h++) {
-                    long row = top + h * s.dilation[0];
-                    if (row < 0 || row >= s.height) continue;
-                    for (long w = 0; w < s.taps[1]; w++) {
-                        Vector filter = take(filters + (h * s.taps[1] + w) * C + c, count);
-                        long column = j * s.stride[1] - s.before[1] + w * s.dilation[1];
-                        const T* from = image + (row * s.width + column) * C + c;
-                        if (decltype(inside)::value) {
-#pragma GCC unroll 8
-                            for (long q = 0; q < SEVERAL; q++)
-                                sums[q] = fma(load(from + q * s.stride[1] * C), filter, sums[q]);
-                        } else {
-                            for (long q = 0; q < many; q++, column += s.stride[1])
-                                if (column >= 0 && column < s.width)
-                                    sums[q] = fma(take(from + q * s.stride[1] * C, count), filter, sums[q]);
-                        }
-                    }
-                }
-                for (long q = 0; q < many; q++) {
-                    long at = (r * s.out_width + j + q) * C + c;
-                    give(y + at, ending(sums[q], c, at, count), count);
-                }
-            };
-            walk(C, [&](long c, long count) {
-                for (long j = 0; j < s.out_width; j += SEVERAL) {
-                    long left = j * s.stride[1] - s.before[1], many = std::min(SEVERAL, s.out_width - j);
-                    long right = left + (SEVERAL - 1) * s.stride[1] + reach;
-                    if (count == W && many == SEVERAL && left >= 0 && right < s.width)
-                        pixels(j, many, c, count, std::true_type{});
-                    else pixels(j, many, c, count, std::false_type{});
-                }
-            });
-        }
-    });
-}
-
-template <class T>
-void depthwise_back(const Numbers& s, const T* gradient, const T* filters, T* out) {
-    long C = s.groups, taps = s.taps[0] * s.taps[1];
-    if (s.stride[0] == 1 && s.stride[1] == 1) {  // a convolution with the filters turned round
-        std::vector<T> turned(taps * C);
-        for (long t = 0; t < taps; t++) memcpy(&turned[t * C], filters + (taps - 1 - t) * C, C * sizeof(T));
-        Numbers other = s;
-        std::swap(other.height, other.out_height), std::swap(other.width, other.out_width);
-        for (int axis = 0; axis < 2; axis++) other.before[axis] = (s.taps[axis] - 1) * s.dilation[axis] - s.before[axis];
-        return depthwise(other, gradient, turned.data(), out);
-    }
-    for_ranges(s.batch * s.height * s.width, 4096 / C, [&](long first, long last) {
-        for (long p = first; p < last; p++) {
-            long w0 = p % s.width + s.before[1], h0 = p / s.width % s.height + s.before[0], b = p / s.width / s.height;
-            walk(C, [&](long c, long count) {
-                Vector total = all(0.0f);
-                for (long h = 0; h < s.taps[0]; h++)
-                    for (long w = 0; w < s.taps[1]; w++) {
-                        long row = h0 - h * s.dilation[0], column = w0 - w * s.dilation[1];
-                        if (row < 0 || column < 0 || row % s.stride[0] || column % s.stride[1]) continue;
-                        row /= s.stride[0], column /= s.stride[1];
-                        if (row >= s.out_height || column >= s.out_width) continue;
-                        Vector v = take(gradient + ((b * s.out_height + row) * s.out_width + column) * C + c, count);
-                        total = fma(v, take(filters + (h * s.taps[1] + w) * C + c, count), total);
-                    }
-                give(out + p * C + c, total, count);
-            });
-        }
-    });
-}
-
-template <class T>
-void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) {
-    long C = s.groups, taps = s.taps[0] * s.taps[1], rows = s.batch * s.out_height;
-    long part = std::max(1L, (rows + 31) / 32), parts = (rows + part - 1) / part;  // the same for any number of threads
-    float* partial = (float*)calloc(parts * taps * C, sizeof(float));
-    for_tasks(parts, [&](long task) {
-        float* sums = partial + task * taps * C;
-        for (long r = task * part; r < std::min(rows, (task + 1) * part); r++) {
-            long b = r / s.out_height, i = r % s.out_height, top = i * s.stride[0] - s.before[0];
-            for (long h = 0; h < s.taps[0]; h++) {
-                long row = top + h * s.dilation[0];
-                if (row < 0 || row >= s.height) continue;
-                for (long w = 0; w < s.taps[1]; w++)
-                    walk(C, [&](long c, long count) {
-                        float* at = sums + (h * s.taps[1] + w) * C + c;
-                        Vector total = take(at, count);
-                        for (long j = 0; j < s.out_width; j++) {
-                            long column = j * s.stride[1] - s.before[1] + w * s.dilation[1];
-                            if (column < 0 || column >= s.width) continue;
-                            Vector v = take(x + ((b * s.height + row) * s.width + column) * C + c, count);
-                            total = fma(v, take(gradient + (r * s.out_width + j) * C + c, count), total);
-                        }
-                        give(at, total, count);
-                    });
-            }
-        }
-    });
-    walk(taps * C, [&](long i, long count) {
-        Vector total = take(partial + i, count);
-        for (long p = 1; p < parts; p++) total = total + take(partial + p * taps * C + i, count);
-        give(out + i, total, count);
-    });
-    free(partial);
 }
 
 }  // namespace
