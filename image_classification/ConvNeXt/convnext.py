@@ -18,6 +18,7 @@ from image_classification.layers import (
     drop_path_rates,
     linear,
     linear_gelu,
+    residual,
 )
 from image_classification.model import StagedModel
 from image_classification.runtime import UserError
@@ -90,18 +91,14 @@ class ConvNeXtBlock(nn.Layer):
         )
         self.norm = nn.LayerNorm(dim, epsilon=1e-6)
         self.mlp = VariantMlp(dim, 4 * dim, grn, conv_mlp) if grn or conv_mlp else Mlp(dim, 4 * dim)
-        self.has_gamma = not grn
-        if self.has_gamma:
+        self.gamma = None
+        if not grn:
             self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(LAYER_SCALE))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        shortcut = x
-        x = self.conv_dw(x).transpose([0, 2, 3, 1])  # channels last for the linear layers
-        x = self.mlp(self.norm(x))
-        if self.has_gamma:
-            x = x * self.gamma
-        return shortcut + self.drop_path(x.transpose([0, 3, 1, 2]))
+        mixed = self.mlp(self.norm(self.conv_dw(x).transpose([0, 2, 3, 1])))  # channels last for the linear layers
+        return residual(x.transpose([0, 2, 3, 1]), mixed, self.gamma, self.drop_path).transpose([0, 3, 1, 2])
 
 
 class ConvNeXtStage(nn.Layer):

@@ -6,6 +6,7 @@ position embedding, the factors of the channels.
 
 import math
 
+import paddle
 from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
@@ -149,7 +150,7 @@ class Fork(PyLayer):
         """Return the sum of the gradients; that of a view which nothing read is None."""
         if left is None or right is None:
             return right if left is None else left
-        if not (left.stop_gradient and right.stop_gradient):
+        if paddle.is_grad_enabled():
             return left + right  # create_graph=True: the sum has a gradient itself
         if is_channels_last(right):
             left, right = right, left

@@ -61,6 +61,21 @@ def test_gradients_of_three_readers_are_summed_by_the_kernel_in_the_order_of_the
     assert orders == [x.strides] and len(sums) >= 2
 
 
+def test_gradient_that_comes_back_through_a_transposition_is_summed_by_the_kernel(sums):
+    orders = []
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        with paddle.no_grad():
+            x = F.conv2d(leaf, paddle.eye(SHAPE[1]).reshape([SHAPE[1], SHAPE[1], 1, 1]))  # lies as [B, H, W, C]
+        x.stop_gradient = False
+        image = F.relu(x)
+        image.register_hook(lambda gradient: orders.append(gradient.strides))
+        total = F.relu(image) + F.relu(image.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+    paddle.autograd.backward([total], [paddle.ones(SHAPE)])
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * positive(leaf))
+    assert orders == [image.strides] and len(sums) == 2  # of the results, then of the gradients
+
+
 def two_readers():
     """Return (leaf, features, the losses of two readers of them): one of the positive ones, one of all, times three."""
     with half_cpu.dispatch(backend="onednn"):
