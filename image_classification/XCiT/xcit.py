@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from image_classification.half_cpu import composite
 from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear, residual
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
 from image_classification.runtime import UserError
@@ -58,6 +59,25 @@ class FourierPositions(nn.Layer):
         return self.token_projection(self.features.astype(self.token_projection.weight.dtype))
 
 
+@composite("cross_covariance", casts_as="matmul", then=("matmul",))
+def cross_covariance(qkv, num_heads: int, temperature, dropout=None):
+    """Return what each channel takes from those of its head, [B, N, C], for the packed projection `qkv`, [B, N, 3C] =
+    [B, N, 3, h, d]: the values by the softmax of `temperature`, [h, 1, 1], times the cosine of query and key.
+
+    Lengths are float32 in every format. `dropout` is applied to the attention weights, [B, h, d, d].
+    """
+    batch, tokens, _ = qkv.shape
+    heads = qkv.transpose([0, 2, 1]).reshape([batch, 3 * num_heads, -1, tokens])  # [B, 3h, d, N]
+    both, value = paddle.split(heads, [2 * num_heads, num_heads], axis=1)
+    lengths = both.astype("float32")  # sums over all patches, in any format
+    query, key = (lengths * ((lengths * lengths).sum(-1, keepdim=True) + 1e-24).rsqrt()).chunk(2, axis=1)
+    query = (query * temperature.astype("float32")).astype(value.dtype)
+    weights = F.softmax(paddle.matmul(query, key.astype(value.dtype), transpose_y=True), axis=-1)  # [B, h, d, d]
+    if dropout is not None:
+        weights = dropout(weights)
+    return paddle.matmul(weights, value).reshape([batch, -1, tokens]).transpose([0, 2, 1])
+
+
 class CrossCovarianceAttention(nn.Layer):
     """Each channel of a head takes from the others by the cosine of what they are over all patches, [B, N, C]."""
 
@@ -73,15 +93,8 @@ class CrossCovarianceAttention(nn.Layer):
         self.proj_drop = Dropout(dropout)
 
     def forward(self, x):
-        batch, tokens, _ = x.shape
-        heads = self.qkv(x).transpose([0, 2, 1]).reshape([batch, 3 * self.num_heads, -1, tokens])  # [B, 3h, d, N]
-        both, value = paddle.split(heads, [2 * self.num_heads, self.num_heads], axis=1)
-        lengths = both.astype("float32")  # sums over all patches, in any format
-        query, key = (lengths * ((lengths * lengths).sum(-1, keepdim=True) + 1e-24).rsqrt()).chunk(2, axis=1)
-        query = (query * self.temperature.astype("float32")).astype(value.dtype)
-        weights = F.softmax(paddle.matmul(query, key.astype(value.dtype), transpose_y=True), axis=-1)  # [B, h, d, d]
-        mixed = paddle.matmul(self.attn_drop(weights), value).reshape([batch, -1, tokens]).transpose([0, 2, 1])
-        return self.proj_drop(self.proj(mixed))
+        dropout = self.attn_drop if self.training and self.attn_drop.p else None
+        return self.proj_drop(self.proj(cross_covariance(self.qkv(x), self.num_heads, self.temperature, dropout)))
 
     def tensor_parallel_plan(self):
         """Divided by heads; one sum after the projection."""

@@ -12,7 +12,7 @@ from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, numel, ser
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 
 
-def _parts(packed, num_heads, count):
+def parts(packed, num_heads, count):
     """Return the views [B, h, N, d] of the `count` equal parts of a dense tensor [B, N, count * C]."""
     batch, tokens, width = packed.shape
     dim = width // count
@@ -38,7 +38,7 @@ class Attention(PyLayer):
         ctx.constants = (num_heads, scale)
         tiles, value = Attention._tiles(ctx, packed, bias, kept)
         out = new_tensor(packed.dtype, [batch, tokens, width // 3])
-        attend(tiles, value, _parts(out, num_heads, 1)[0])
+        attend(tiles, value, parts(out, num_heads, 1)[0])
         keep(ctx, packed, bias, kept)
         return out
 
@@ -51,7 +51,7 @@ class Attention(PyLayer):
         gradient = contiguous(gradient)
         result = new_tensor(packed.dtype, packed.shape)
         slopes = new_tensor(packed.dtype, [len(packed), *bias.shape[1:]]) if ctx.needs[1] else None
-        attend_backward(tiles, value, _parts(gradient, num_heads, 1)[0], _parts(result, num_heads, 3), slopes)
+        attend_backward(tiles, value, parts(gradient, num_heads, 1)[0], parts(result, num_heads, 3), slopes)
         if bias is None:
             return result
         bias_gradient = None
@@ -62,7 +62,7 @@ class Attention(PyLayer):
     @staticmethod
     def _tiles(ctx, packed, bias, kept):
         num_heads, scale = ctx.constants
-        query, key, value = _parts(packed, num_heads, 3)
+        query, key, value = parts(packed, num_heads, 3)
         bias, kept = (None if tensor is None else view(tensor) for tensor in (bias, kept))
         return Tiles(packed.dtype, query, key, scale, bias=bias, kept=kept), value
 

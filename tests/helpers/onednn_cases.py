@@ -6,6 +6,7 @@ import paddle.nn.functional as F
 from image_classification import layers
 from image_classification.EVA02 import eva02
 from image_classification.half_cpu import op_names
+from image_classification.XCiT import xcit
 from tests.helpers.onednn_runs import statistics
 
 
@@ -267,6 +268,13 @@ CASES = {
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, False), [(2, 5, 3 * 3 * 20)], False),
     "rotary-pair-of-one-token": (
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(1, 2), 1, False), [(1, 1, 3 * 2)], False),
+    "cross-covariance": (
+        "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv, 3, t), [(2, 13, 3 * 3 * 20), (3, 1, 1)], True),
+    "cross-covariance-strided": (
+        "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv.transpose([0, 2, 1]), 4, t),
+        [(2, 3 * 4 * 24, 70), (4, 1, 1)], True),
+    "cross-covariance-one-token": (
+        "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv, 2, t), [(1, 1, 3 * 2 * 5), (2, 1, 1)], True),
     "reshape-view": ("reshape", lambda x: x.reshape([8, 65, -1]).transpose([0, 2, 1]), [(4, 130, 65)], False),
     "reshape-view-of-images": (
         "reshape", lambda x, w: F.conv2d(x.transpose([0, 2, 1]).reshape([2, 8, 45, 47]), w),
