@@ -80,6 +80,13 @@ def reorder(source, target):
     return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)
 
 
+def sum_rows(matrix, format, pointer, out_pointer):
+    """Write the column sums of a dense matrix in another format or its own."""
+    rows, columns = matrix.shape
+    strides = numbers(*(rows * columns, columns, 1) * 2)
+    load().reduce(matrix.data_type, format, numbers(1, rows, columns), strides, pointer, None, 1.0, out_pointer)
+
+
 def reverse_rows(rows, columns, pointer, out_pointer):
     """Copy a dense matrix of 16-bit numbers with each row from its end to its beginning."""
     last = pointer + 2 * (columns - 1)

@@ -6,6 +6,7 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu, layers
+from image_classification.half_cpu import onednn_matmul
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn, run, tensors
 
 pytestmark = needs_onednn
@@ -71,3 +72,14 @@ def test_linear_gelu_of_a_layer_with_hooks_calls_them():
     with paddle.no_grad(), half_cpu.dispatch():
         layers.linear_gelu(layer, paddle.ones([2, 96]))
     assert seen == [[2, 160]]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_column_sums_without_compiled_kernels_are_the_same(dtype, monkeypatch):
+    tensor = paddle.randint(-1, 2, [131, 67]).astype(dtype)  # whole sums, exact in both formats
+    with half_cpu.dispatch(backend="onednn"):
+        expected = onednn_matmul.sum_rows(tensor, 131, 67, tensor.dtype)
+        monkeypatch.setattr(onednn_matmul.compiled, "formats", frozenset)
+        found = onednn_matmul.sum_rows(tensor, 131, 67, tensor.dtype)
+    for sums in (expected, found):
+        np.testing.assert_array_equal(sums.astype("float32").numpy(), tensor.astype("float32").numpy().sum(axis=0))
