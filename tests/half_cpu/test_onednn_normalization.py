@@ -43,3 +43,17 @@ def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
         results.append((mean.numpy(), variance.numpy()))
     for actual, expected in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5)  # sums of 60 float32 terms
+
+
+def test_batch_norm_statistics_of_channels_far_from_zero_do_not_cancel():
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(3, 7, 11, 20)) * generator.uniform(0.5, 2, 20) + np.linspace(-1000, 1000, 20)
+    images[..., 5] = 1e20  # a constant whose square is inf
+    images = images.astype("float32")
+    mean, variance = paddle.zeros([20]), paddle.ones([20])
+    with half_cpu.dispatch(backend="onednn"):
+        x = paddle.to_tensor(images).transpose([0, 3, 1, 2])
+        F.batch_norm(x, mean, variance, paddle.ones([20]), paddle.zeros([20]), training=True, momentum=0.0)
+    exact = images.astype("float64")
+    np.testing.assert_allclose(mean.numpy(), exact.mean((0, 1, 2)), rtol=1e-6)  # the distance of float32 numbers is 1e-7
+    np.testing.assert_allclose(variance.numpy(), exact.var((0, 1, 2)), rtol=1e-4)  # 1e-7 * 1000 of one deviation

@@ -1,6 +1,8 @@
 // Batch normalisation, maybe with a sum and an activation, of [outer, channels, inner]: inner is 1 where the channels lie side by side, outer * inner the
 // number of elements of a channel. Statistics are float32: each part of the rows has its own mean and squared
 // deviations, which are then merged (Chan et al.), so nothing cancels and one pass over memory is enough.
+#include <type_traits>
+
 #include "activations.h"
 #include "interface.h"
 #include "parallel.h"
@@ -24,6 +26,15 @@ void run(bool small, long tasks, F f) {
 template <class F>
 void for_parts(const Shape& s, F f) {
     run(s.small(), s.parts(), [&](long p) { f(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p); });
+}
+
+constexpr long GROUP = 8;  // rows that are read side by side, so that sums are read and written once for all of them
+
+// Call f(row, number of rows) for groups of rows; the number is known at compile time for all but the last ones.
+template <class F>
+void for_groups(long first, long last, F f) {
+    for (; first + GROUP <= last; first += GROUP) f(first, std::integral_constant<long, GROUP>());
+    if (first < last) f(first, last - first);
 }
 
 template <class T>
@@ -57,16 +68,23 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     for_parts(s, [&](long first, long last, long p) {
         float *means = partial + p * 2 * C, *squares = means + C;
         memset(means, 0, 2 * C * sizeof(float));
-        for (long r = first; r < last; r++)
+        for_groups(first, last, [&](long r, auto many) {
+            float share = (float)many / (r - first + many), weight = (r - first) * share;
             walk(C, [&](long c, long count) {
-                give(means + c, take(means + c, count) + take(x + r * C + c, count), count);
+                Vector values[GROUP], total = all(0.0f), deviations = all(0.0f);
+                for (long k = 0; k < many; k++) {
+                    const T* next = x + (r + k) * C + c;
+                    _mm_prefetch((const char*)(next + many * C), _MM_HINT_T0);  // the processor follows fewer rows
+                    total = total + (values[k] = take(next, count));
+                }
+                Vector center = total * all(1.0f / many), mean = take(means + c, count);
+                for (long k = 0; k < many; k++) deviations = fma(values[k] - center, values[k] - center, deviations);
+                Vector difference = center - mean;
+                give(means + c, fma(difference, all(share), mean), count);
+                deviations = fma(difference * all(weight), difference, deviations);
+                give(squares + c, take(squares + c, count) + deviations, count);
             });
-        for (long c = 0; c < C; c++) means[c] *= 1.0f / (last - first);
-        for (long r = first; r < last; r++)
-            walk(C, [&](long c, long count) {
-                Vector v = take(x + r * C + c, count) - take(means + c, count);
-                give(squares + c, fma(v, v, take(squares + c, count)), count);
-            });
+        });
     });
     walk(C, [&](long c, long count) {
         Vector center = take(partial + c, count), deviations = take(partial + C + c, count);
