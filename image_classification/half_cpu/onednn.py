@@ -20,6 +20,7 @@ from . import (
     compiled_resample,
     compiled_residual,
     compiled_rotary,
+    compiled_shuffles,
     compiled_views,
     kernels,
     onednn_attention,
@@ -78,6 +79,7 @@ COMPILED_KERNELS = {
     **compiled_resample.KERNELS,
     **compiled_rotary.KERNELS,
     **compiled_residual.KERNELS,
+    **compiled_shuffles.KERNELS,
     **compiled_views.KERNELS,
 }
 

@@ -55,5 +55,5 @@ def test_batch_norm_statistics_of_channels_far_from_zero_do_not_cancel():
         x = paddle.to_tensor(images).transpose([0, 3, 1, 2])
         F.batch_norm(x, mean, variance, paddle.ones([20]), paddle.zeros([20]), training=True, momentum=0.0)
     exact = images.astype("float64")
-    np.testing.assert_allclose(mean.numpy(), exact.mean((0, 1, 2)), rtol=1e-6)  # the distance of float32 numbers is 1e-7
+    np.testing.assert_allclose(mean.numpy(), exact.mean((0, 1, 2)), rtol=1e-6)  # float32 numbers: 1e-7 apart
     np.testing.assert_allclose(variance.numpy(), exact.var((0, 1, 2)), rtol=1e-4)  # 1e-7 * 1000 of one deviation

@@ -246,6 +246,9 @@ CASES = {
     "conv-transposed-depthwise": (
         "depthwise_conv2d_transpose", lambda x, w: F.conv2d_transpose(x, w, stride=2, groups=6),
         [(2, 6, 5, 4), (6, 1, 2, 2)], False),
+    "pixel-shuffle": ("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), [(2, 12, 5, 7)], False),
+    "pixel-unshuffle": ("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 3), [(2, 5, 6, 9)], False),
+    "channel-shuffle": ("channel_shuffle", lambda x: F.channel_shuffle(x, 3), [(2, 12, 5, 7)], False),
     "concat-channels-of-images": (
         "concat", lambda x, w: paddle.concat(F.conv2d(x, w).split([3, 21], axis=1)[::-1], axis=1),
         [(2, 8, 5, 7), (24, 8, 1, 1)], True),

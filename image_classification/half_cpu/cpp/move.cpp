@@ -11,21 +11,38 @@ struct Axis {
     long size, from, to;  // strides in elements
 };
 
+// Make the axis along which one side goes on densely part of a list of places on the other side, and return whether
+// there was one.
+bool take_axis(std::vector<Axis>& axes, std::vector<long>& places, long Axis::*dense, long Axis::*other) {
+    auto next = std::find_if(axes.begin(), axes.end(), [&](const Axis& a) { return a.*dense == (long)places.size(); });
+    if (next == axes.end()) return false;
+    std::vector<long> longer;
+    for (long i = 0; i < next->size; i++)
+        for (long place : places) longer.push_back(place + i * (*next).*other);
+    places.swap(longer);
+    axes.erase(next);
+    return true;
+}
+
 // rows x columns of a transposition: the elements of a column lie side by side in the source, those of a row in the
-// target, where row r begins at to[r].
-void transpose_strip(const uint16_t* from, uint16_t* target, const long* to, long rows, long columns, long step) {
+// target, where row r begins at to[r]; column c begins at at[c].
+void transpose_strip(const uint16_t* from, uint16_t* target, const long* to, const long* at, long rows, long columns) {
     for (long c = 0; c < columns; c += W) {
         long many = std::min(columns - c, (long)W);
         for (long r = 0; r < rows; r += W) {
             long count = std::min(rows - r, (long)W);
+            Vector block[W];
             if (many == W && count == W) {
-                Vector block[W];
-                for (long j = 0; j < W; j++) block[j] = load_bits(from + (c + j) * step + r);
+                for (long j = 0; j < W; j++) block[j] = load_bits(from + at[c + j] + r);
                 transpose(block);
                 for (long i = 0; i < W; i++) store_bits(target + to[r + i] + c, block[i]);
-            } else {
+            } else if (many * count < 2 * W) {
                 for (long i = 0; i < count; i++)
-                    for (long j = 0; j < many; j++) target[to[r + i] + c + j] = from[(c + j) * step + r + i];
+                    for (long j = 0; j < many; j++) target[to[r + i] + c + j] = from[at[c + j] + r + i];
+            } else {
+                for (long j = 0; j < W; j++) block[j] = j < many ? load_bits(from + at[c + j] + r, count) : all(0);
+                transpose(block);
+                for (long i = 0; i < count; i++) store_bits(target + to[r + i] + c, block[i], many);
             }
         }
     }
@@ -56,17 +73,13 @@ EXPORT int move(int axes, const long* numbers, const uint16_t* from, uint16_t* t
     if (outer.empty()) outer.push_back({1, 1, 1});
     Axis columns = outer.back();
     outer.pop_back();
-    // The axes along which the source is dense are the rows of a transposition.
-    std::vector<long> rows{0};
-    while (columns.from != 1) {
-        auto next = std::find_if(outer.begin(), outer.end(), [&](const Axis& a) { return a.from == (long)rows.size(); });
-        if (next == outer.end()) break;
-        std::vector<long> longer;
-        for (long i = 0; i < next->size; i++)
-            for (long begin : rows) longer.push_back(begin + i * next->to);
-        rows.swap(longer);
-        outer.erase(next);
-    }
+    // The axes along which the source is dense are the rows of a transposition, those along which the target is dense
+    // its columns, as many as make a vector.
+    std::vector<long> rows{0}, at;
+    for (long c = 0; c < columns.size; c++) at.push_back(c * columns.from);
+    while (columns.from != 1 && take_axis(outer, rows, &Axis::from, &Axis::to)) {}
+    while (columns.from != 1 && columns.to == 1 && at.size() < W && take_axis(outer, at, &Axis::to, &Axis::from)) {}
+    columns.size = at.size();
     long count = rows.size(), others = 1;
     for (const Axis& axis : outer) others *= axis.size;
     long strip = std::max((long)W, 16384 / columns.size / W * W), strips = (count + strip - 1) / strip;
@@ -82,7 +95,7 @@ EXPORT int move(int axes, const long* numbers, const uint16_t* from, uint16_t* t
             }
             if (columns.from == 1 && columns.to == 1) memcpy(target, source, columns.size * sizeof(uint16_t));
             else if (columns.to == 1)
-                transpose_strip(source, target, rows.data() + first, last - first, columns.size, columns.from);
+                transpose_strip(source, target, rows.data() + first, at.data(), last - first, columns.size);
             else
                 for (long r = first; r < last; r++)
                     for (long c = 0; c < columns.size; c++)

@@ -99,6 +99,13 @@ static inline void store(T* p, Vector v, long n) {
     store(some, v);
     _mm256_mask_storeu_epi16(p, lanes(n), _mm256_loadu_si256((const __m256i*)some));
 }
+static inline Vector load_bits(const uint16_t* p, long n) {
+    __m256i bits = _mm256_maskz_loadu_epi16(n == W ? 0xFFFF : lanes(n), p);
+    return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(bits));
+}
+static inline void store_bits(uint16_t* p, Vector v, long n) {
+    _mm256_mask_storeu_epi16(p, n == W ? 0xFFFF : lanes(n), _mm512_cvtepi32_epi16(_mm512_castps_si512(v)));
+}
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(n == W ? 0xFFFF : lanes(n), p)));
@@ -196,6 +203,16 @@ static inline void store(T* p, Vector v, long n) {
     T some[W];
     store(some, v);
     memcpy(p, some, n * sizeof(T));
+}
+static inline Vector load_bits(const uint16_t* p, long n) {
+    uint16_t some[W] = {};
+    memcpy(some, p, n * sizeof(uint16_t));
+    return load_bits(some);
+}
+static inline void store_bits(uint16_t* p, Vector v, long n) {
+    uint16_t some[W];
+    store_bits(some, v);
+    memcpy(p, some, n * sizeof(uint16_t));
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
