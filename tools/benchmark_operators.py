@@ -11,9 +11,10 @@ the memory, in MB, that is in use between the passes and was not before: the res
 Images lie in memory as [B, H, W, C] in our formats, as the operator before leaves them, and as [B, C, H, W] in stock
 Paddle.
 
-A backward pass ends when all gradients lie dense in memory, as the operator before reads them: stock Paddle returns
-that of a transposition or of a split as a view of other strides, and copies it where it is read. As in training, memory
-is not touched for the first time: a page fault costs more than what is computed in the page.
+Inputs other than parameters are no leaves, as in a model. A backward pass ends when all gradients lie dense in memory,
+as the operator before reads them: stock Paddle returns that of a transposition or a split as a view of other strides,
+and copies it where it is read. As in training, memory is not touched for the first time: a page fault costs more than
+what is computed in the page.
 """
 
 import contextlib
@@ -123,7 +124,9 @@ def cases(batch):
     }  # fmt: skip
     for length in (197, 577, 1025):
         found[f"attention 12 heads, {length} tokens"] = (
-            lambda qkv: layers.attention(qkv, 12, 0.125), [(batch, length, 2304)])
+            lambda qkv: layers.attention(qkv, 12, 0.125),
+            [(batch, length, 2304)],
+        )
     activations = ("relu", "relu6", "leaky_relu", "hardswish", "hardsigmoid", "silu", "sigmoid", "tanh", "elu", "mish")
     found |= {name: (getattr(F, name), [gated]) for name in activations}
     for channels, size, window, stride in (
@@ -207,7 +210,9 @@ def measure(function, shapes, options):
         for _ in range(3):
             for tensor in tensors:
                 tensor.clear_gradient(False)
-            arguments = [ordered(tensor, name, options.batch_size) for tensor in tensors]
+            arguments = [
+                argument(tensor, shape, name, options.batch_size) for tensor, shape in zip(tensors, shapes, strict=True)
+            ]
             with contextlib.nullcontext() if name == STOCK else half_cpu.dispatch():
                 before = paddle.base.core.host_memory_stat_current_value("Allocated", 0)
                 start = clock()
@@ -264,13 +269,16 @@ def leaf(shape, name, batch):
 
 
 def is_images(shape, batch):
-    """Return whether a shape of a case is an image batch."""
-    return len(shape) == 4 and shape[0] == batch
+    """Return whether a shape of a case is an image batch: all of them are square."""
+    return len(shape) == 4 and shape[0] == batch and shape[2] == shape[3]
 
 
-def ordered(tensor, name, batch):
-    """Return what the operator gets: a leaf itself, or a view [B, C, H, W] of images."""
-    return tensor.transpose([0, 3, 1, 2]) if name != STOCK and is_images(tensor.shape, batch) else tensor
+def argument(tensor, shape, name, batch):
+    """Return what the operator gets: a parameter itself, of another leaf a view, as a model hands on results; of images
+    a view [B, C, H, W]."""
+    if is_images(shape, batch) and name != STOCK:
+        return tensor.transpose([0, 3, 1, 2])
+    return tensor.transpose(range(len(shape))) if len(shape) == 3 or shape[0] == batch else tensor
 
 
 def copy_bandwidth():

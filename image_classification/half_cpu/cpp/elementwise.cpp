@@ -148,7 +148,10 @@ EXPORT int mask(int format, long n, float factor, const uint8_t* kept, const voi
 // Which elements are not zero, as bytes.
 EXPORT int kept(long n, const float* drawn, uint8_t* bytes) {
     for_ranges(n, GRAIN, [&](long first, long last) {
-        for (long i = first; i < last; i++) bytes[i] = drawn[i] != 0;
+        walk(last - first, [&](long i, long count) {
+            Vector some = take(drawn + first + i, count);
+            store_bytes(bytes + first + i, choose(equal(some, all(0.0f)), all(0.0f), all(1.0f)), count);
+        });
     });
     return 0;
 }

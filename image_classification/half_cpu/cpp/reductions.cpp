@@ -9,14 +9,19 @@ template <class T>
 void sum_block(long first, long last, long inner, const long* left, const long* right, const T* a, const T* b,
                float* sums) {
     if (inner == 1 && left[1] == 1 && (!b || right[1] == 1)) {
-        Vector total[2] = {all(0.0f), all(0.0f)};
-        long n = last - first;
-        walk(n, [&](long i, long count) {
-            Vector x = take(a + first + i, count);
-            if (b) x = x * take(b + first + i, count);
-            total[i / W % 2] = total[i / W % 2] + x;
-        });
-        sums[0] = sum(total[0] + total[1]);
+        constexpr int MANY = 8;  // sums that do not wait for each other
+        Vector total[MANY];
+        for (int k = 0; k < MANY; k++) total[k] = all(0.0f);
+        auto one = [&](long i, long count) {
+            Vector x = take(a + i, count);
+            return b ? x * take(b + i, count) : x;
+        };
+        for (; first + MANY * W <= last; first += MANY * W)
+            for (int k = 0; k < MANY; k++) total[k] = total[k] + one(first + k * W, W);
+        walk(last - first, [&](long i, long count) { total[0] = total[0] + one(first + i, count); });
+        for (int k = MANY; k /= 2;)
+            for (int i = 0; i < k; i++) total[i] = total[i] + total[i + k];
+        sums[0] = sum(total[0]);
         return;
     }
     memset(sums, 0, inner * sizeof(float));
