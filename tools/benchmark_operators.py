@@ -122,6 +122,64 @@ def cases(batch):
         "interpolate bilinear": (lambda x: F.interpolate(x, [56, 56], mode="bilinear"), [pyramid]),
         "interpolate bicubic": (lambda x: F.interpolate(x, [40, 40], mode="bicubic"), [pyramid]),
     }  # fmt: skip
+    rows, grid = (64 * batch, 1000), F.affine_grid(paddle.to_tensor([[[0.9, 0.2, 0.0], [-0.2, 0.9, 0.0]]] * batch), [batch, 1, 28, 28])
+    labels = paddle.randint(0, 1000, [64 * batch])
+    index, order = paddle.randint(0, 197, [100]), paddle.randperm(197)
+    chosen, mask = paddle.rand([batch, 197, 768]) < 0.5, paddle.rand([batch, 197, 1]) < 0.5
+    found |= {
+        "prelu": (F.prelu, [gated, (240,)]),
+        "softplus": (F.softplus, [gated]),
+        "log_softmax": (F.log_softmax, [rows]),
+        "log_sigmoid": (F.log_sigmoid, [gated]),
+        "celu": (F.celu, [gated]),
+        "selu": (F.selu, [gated]),
+        "softsign": (F.softsign, [gated]),
+        "hardtanh": (F.hardtanh, [gated]),
+        "glu": (F.glu, [hidden]),
+        "group_norm of one group": (lambda x, w, b: F.group_norm(x, 1, 1e-5, w, b), [pyramid, (256,), (256,)]),
+        "layer_norm of channels": (
+            lambda x, w, b: F.layer_norm(x.transpose([0, 2, 3, 1]), 256, w, b).transpose([0, 3, 1, 2]),
+            [pyramid, (256,), (256,)]),
+        "local_response_norm": (lambda x: F.local_response_norm(x, 5), [pyramid]),
+        "normalize": (lambda x: F.normalize(x, axis=-1), [tokens]),
+        "unfold 3x3": (lambda x: F.unfold(x, 3, paddings=1), [maps]),
+        "fold 3x3": (lambda x: F.fold(x, 28, 3, paddings=1), [(batch, 576, 784)]),
+        "grid_sample": (lambda x: F.grid_sample(x, grid.astype(x.dtype)), [pyramid]),
+        "roll": (lambda x: x.roll([3, 3], axis=[1, 2]), [(batch, 56, 56, 96)]),
+        "flip": (lambda x: x.flip(3), [pyramid]),
+        "expand": (lambda x, y: x.expand([batch, 197, 768]) + y, [(1, 1, 768), tokens]),
+        "tile": (lambda x: x.tile([1, 4, 1]), [tokens]),
+        "stack": (lambda x, y: paddle.stack([x, y], axis=1), [tokens, tokens]),
+        "index_select": (lambda x: x.index_select(index, axis=1), [tokens]),
+        "gather": (lambda x: paddle.gather(x, order, axis=1), [tokens]),
+        "take_along_axis": (
+            lambda x: paddle.take_along_axis(x, order.reshape([1, 197, 1]).expand([batch, 197, 768]), 1), [tokens]),
+        "embedding": (lambda w: F.embedding(order, w), [(197, 768)]),
+        "cumsum": (lambda x: x.cumsum(1), [tokens]),
+        "argmax": (lambda x: x.argmax(-1), [rows]),
+        "topk": (lambda x: x.topk(5)[0], [rows]),
+        "sort": (lambda x: x.sort(-1), [rows]),
+        "max over tokens": (lambda x: x.max(1), [tokens]),
+        "min over channels": (lambda x: x.min(-1), [tokens]),
+        "norm": (lambda x: x.norm(axis=-1), [tokens]),
+        "variance": (lambda x: x.var(-1), [tokens]),
+        "maximum": (paddle.maximum, [tokens, tokens]),
+        "where": (lambda x, y: paddle.where(chosen, x, y), [tokens, tokens]),
+        "masked_fill": (lambda x: x.masked_fill(mask, 0.0), [tokens]),
+        "einsum": (lambda x, y: paddle.einsum("bnd,bmd->bnm", x, y), [tokens, tokens]),
+        "bmm": (paddle.bmm, [(12 * batch, 197, 64), (12 * batch, 64, 197)]),
+        "outer": (paddle.outer, [(768,), (3072,)]),
+        "cross_entropy": (lambda x: F.cross_entropy(x, labels), [rows]),
+        "cross_entropy of soft labels": (
+            lambda x: F.cross_entropy(x, F.label_smooth(F.one_hot(labels, 1000)).astype(x.dtype), soft_label=True), [rows]),
+        "binary_cross_entropy_with_logits": (
+            lambda x: F.binary_cross_entropy_with_logits(x, F.one_hot(labels, 1000).astype(x.dtype)), [rows]),
+        "mse_loss": (F.mse_loss, [tokens, tokens]),
+        "exp": (paddle.exp, [tokens]),
+        "log": (lambda x: paddle.log(x * x + 1), [tokens]),
+        "sin": (paddle.sin, [tokens]),
+        "pow": (lambda x: (x * x + 1) ** 3.0, [tokens]),
+    }  # fmt: skip
     for length in (197, 577, 1025):
         found[f"attention 12 heads, {length} tokens"] = (
             lambda qkv: layers.attention(qkv, 12, 0.125),
@@ -159,6 +217,8 @@ def main(arguments):
         rows = measure(function, shapes, options)
         for index, direction in enumerate(("forward", "backward")):
             stock = statistics.median(rows[STOCK]["seconds"][index])
+            if stock == math.inf:  # no gradient
+                continue
             for dtype in options.formats:
                 seconds = sorted(rows[dtype]["seconds"][index])
                 middle, quarter = statistics.median(seconds), len(seconds) // 4
@@ -219,16 +279,19 @@ def measure(function, shapes, options):
                 result = function(*arguments)
                 middle = clock()
                 rows[name]["kept"] = paddle.base.core.host_memory_stat_current_value("Allocated", 0) - before
-            end_of_graph = ends_with(result)
-            begin = clock()
-            end_of_graph.backward()
-            for tensor in tensors:
-                tensor.grad.contiguous()
-            end = clock()
+            begin = end = math.nan
+            if not result.stop_gradient:
+                end_of_graph = ends_with(result)
+                begin = clock()
+                end_of_graph.backward()
+                for tensor in tensors:
+                    tensor.grad.contiguous()
+                end = clock()
+                del end_of_graph
             fastest = [min(fastest[0], middle - start), min(fastest[1], end - begin)]
             moved = sum(tensor.size * tensor.element_size() for tensor in (*tensors, result))
             rows[name]["bytes"] = [moved, 2 * moved]  # backward reads inputs and gradient and writes their gradients
-            del result, end_of_graph, arguments
+            del result, arguments
         if turn:
             for seconds, value in zip(rows[name]["seconds"], fastest, strict=True):
                 seconds.append(value)
