@@ -92,16 +92,12 @@ class MixedPrecision(PlainPrecision):
             with self.cpu_kernels():
                 self.storage.collect()
 
-    def apply(self, optimizer):
-        # Without masters the optimizer itself computes with half tensors.
-        with self.cpu_kernels():
-            optimizer.step()
-            self.publish()
+    def half(self, master):
+        return None if self.storage is None else self.storage.half(master)
 
-    def publish(self):
-        """Bring the half weights up to date with their masters."""
+    def publish(self, written):
         if self.storage is not None and self.storage.masters:
-            self.storage.publish()
+            self.storage.publish(written)
 
     def model_state_dict(self, model):
         state = model.state_dict()

@@ -141,24 +141,27 @@ class PlainPrecision(Precision):
 
     def step(self, optimizer):
         named_params = self.named_params(optimizer)
-        (result,) = self.unscale([(named_params, self.loss_scale)], max_norm=self.clip_grad_norm)
-        result = self.update(optimizer, named_params, result)
+        with self.cpu_kernels():
+            (result,) = self.examine([(named_params, self.loss_scale)])
+            factor = 1.0
+            if result.applied:
+                factor = clip_factor(result.grad_norm, self.clip_grad_norm) / result.loss_scale
+            result = self.update(optimizer, named_params, result, factor)
         optimizer.clear_grad(set_to_zero=False)
         return result
 
-    def unscale(self, scaled: Sequence[tuple[Named, float]], loss_id=0, max_norm=None) -> list[StepResult]:
-        """Make a step's gradients fit to be applied, of every optimizer that learns from one loss; move its scale.
+    def examine(self, scaled: Sequence[tuple[Named, float]], loss_id=0) -> list[StepResult]:
+        """Decide on a step of every optimizer that learns from one loss, and move its scale.
 
-        Check, average over the data ranks, unscale and clip, move the scale: the first half of every step. When a
-        gradient of any of the optimizers is not finite, none of their gradients is touched.
+        Check, average over the data ranks, move the scale: the first half of every step. When a gradient of any of the
+        optimizers is not finite, none of their gradients is touched.
 
         Args:
             scaled: for each optimizer its parameters and what their gradients are multiplied by.
             loss_id: which loss the gradients belong to.
-            max_norm: largest global L2 norm of each optimizer's unscaled gradients; None for no clipping.
 
         Returns:
-            What `update` is to do with each optimizer.
+            What `update` is to do with each optimizer. The gradients are still multiplied.
         """
         checks = [self.check(named_params) for named_params, _ in scaled]
         found_inf = any(check.found_inf for check in checks)
@@ -169,22 +172,27 @@ class PlainPrecision(Precision):
             results = []
             for (named_params, scale), check in zip(scaled, checks, strict=True):
                 norm = math.sqrt(self.reduction.average_gradients(named_params, check.squares)) / scale
-                self.clip(named_params, norm, max_norm, scale)
                 results.append(StepResult(True, scale, norm))
         self.update_scale(loss_id, found_inf, first_bad)
         return results
 
-    def update(self, optimizer, named_params: Named, result: StepResult) -> StepResult:
-        """Apply unscaled gradients, or change nothing after a failed check: the second half of every step."""
+    def update(self, optimizer, named_params: Named, result: StepResult, factor: float = 1.0) -> StepResult:
+        """Apply gradients times a factor that unscales and clips them, or change nothing after a failed check: the
+        second half of every step. What the gradients are afterwards is undefined, where the factor is not 1."""
         if not result.applied:
             return result
-        num_zeros = self.reduction.num_zeros(named_params) if self.log_num_zeros_in_grad else None
-        self.apply(optimizer)
+        with self.cpu_kernels():
+            if self.log_num_zeros_in_grad or not half_cpu.multiplies_gradients(optimizer):
+                multiply(gradients_of(named_params), factor)
+                factor = 1.0
+            num_zeros = self.reduction.num_zeros(named_params) if self.log_num_zeros_in_grad else None
+            self.apply(optimizer, factor)
         return replace(result, num_zeros=num_zeros)
 
     def check(self, named_params: Named) -> Check:
         """Return whether gradients are finite, which all processes agree on before any other collective."""
-        squares = squared_norm(gradients_of(named_params))
+        with self.cpu_kernels():
+            squares = squared_norm(gradients_of(named_params))
         first_bad = None if math.isfinite(squares) else first_non_finite(named_params)
         found_inf = self.reduction.found_inf(first_bad is not None)
         return Check(found_inf, self.reduction.first_bad(first_bad) if found_inf else None, squares)
@@ -192,15 +200,22 @@ class PlainPrecision(Precision):
     def clip(self, named_params: Named, norm: float, max_norm: float | None, scale: float = 1.0) -> float:
         """Unscale and clip in one pass over memory; return the factor of the clipping, 1 for none."""
         factor = clip_factor(norm, max_norm)
-        gradients = gradients_of(named_params)
-        in_float32 = all(gradient.dtype == paddle.float32 for gradient in gradients)
-        with contextlib.nullcontext() if in_float32 else self.cpu_kernels():
-            multiply(gradients, factor / scale)
+        with self.cpu_kernels():
+            multiply(gradients_of(named_params), factor / scale)
         return factor
 
-    def apply(self, optimizer):
-        """Run the optimizer on unscaled finite gradients and bring the model's weights up to date."""
-        optimizer.step()
+    def apply(self, optimizer, factor):
+        """Run the optimizer on finite gradients times a factor, and bring the model's weights up to date."""
+        with half_cpu.update(factor, self.half) as written:
+            optimizer.step()
+        self.publish(written)
+
+    def half(self, master):
+        """Return the half weights that follow a tensor which the optimizer updates, None for none."""
+        return None
+
+    def publish(self, written):
+        """Bring the half weights up to date with their masters, but those whose ids are among the written ones."""
 
     def named_params(self, optimizer):
         """Return (name, tensor) of everything the optimizer updates, under the model's structured names."""

@@ -32,22 +32,27 @@ FLOAT32_NORMS = {"all": NORMS, "batch": BATCH_NORMS, "none": ()}
 STATISTICS = ("_mean", "_variance")
 
 
-class _Gradient(PyLayer):
-    """A number that sends its master the gradient of a half weight, widened.
+class _Gradients(PyLayer):
+    """A number that sends masters the gradients of their half weights, widened.
 
-    The weight comes from a function: as an input it would be sent a gradient, None, which its hooks would see.
+    The weights come from a function: as inputs they would be sent gradients, None, which their hooks would see.
     """
 
     @staticmethod
-    def forward(ctx, master, half):
-        ctx.half = half()
+    def forward(ctx, halves, *masters):
+        ctx.halves = halves
         return paddle.zeros([])
 
     @staticmethod
     def backward(ctx, one):
-        gradient = ctx.half.grad.astype("float32")
-        ctx.half.clear_gradient(False)
-        return gradient
+        return tuple(map(_widened, ctx.halves()))
+
+
+def _widened(half):
+    """Return the gradient of a half weight in float32, and clear it."""
+    gradient = half.grad.astype("float32")
+    half.clear_gradient(False)
+    return gradient
 
 
 class HalfStorage:
@@ -92,21 +97,19 @@ class HalfStorage:
 
     def collect(self):
         """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
-        ends = []
-        for half, master in self._twins.values():
-            if half.grad is not None:
-                ends.append(_Gradient.apply(master, lambda half=half: half))
+        twins = [(half, master) for half, master in self._twins.values() if half.grad is not None]
         # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
         # `.grad` copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that
         # `backward` is handed be copied.
-        if ends:
-            paddle.autograd.backward(ends)
+        if twins:
+            halves, masters = zip(*twins, strict=True)
+            paddle.autograd.backward([_Gradients.apply(lambda: halves, *masters)])
 
-    def publish(self):
-        """Round the masters into the half weights."""
+    def publish(self, written):
+        """Round the masters into the half weights, but those whose ids are among the written ones."""
         with paddle.no_grad():
             for half, master in self._twins.values():
-                if not master.stop_gradient:
+                if not master.stop_gradient and id(half) not in written:
                     write(half, master)
 
     def _convert_layer(self, layer):

@@ -160,6 +160,9 @@ def unscale(optimizers: Sequence[AmpOptimizer]) -> None:
     When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step.
     """
     scaled = [(optimizer._named_params(), optimizer._scale) for optimizer in optimizers]
-    results = optimizers[0].precision.unscale(scaled, optimizers[0]._loss_id)
-    for optimizer, result in zip(optimizers, results, strict=True):
+    precision = optimizers[0].precision
+    results = precision.examine(scaled, optimizers[0]._loss_id)
+    for optimizer, (named_params, scale), result in zip(optimizers, scaled, results, strict=True):
+        if result.applied:
+            precision.clip(named_params, 0.0, None, scale)
         optimizer._record(result)

@@ -14,6 +14,7 @@ from .frozen import frozen
 from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
+from .updates import multiplies_gradients, update
 
 __all__ = [
     "Operand",
@@ -23,7 +24,9 @@ __all__ = [
     "dispatch",
     "frozen",
     "is_plain",
+    "multiplies_gradients",
     "norm_arguments",
+    "update",
 ]
 
 onednn.register()

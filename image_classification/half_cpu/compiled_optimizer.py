@@ -1,15 +1,126 @@
-"""The arithmetic of an optimizer on one float32 tensor in one pass over memory, where its operators take ten."""
+"""The arithmetic of an optimizer on one tensor in one pass over memory.
+
+Paddle's adamw_ needs twice the time of memory; the rules of LAMB, and those of half weights, are ten operators each.
+"""
 
 import paddle
 
+from . import onednn_library as onednn
+from . import paddle_names
+from .arguments import HALF_NAMES
 from .compiled_library import load
-from .onednn_primitives import bound, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .scope import active
+from .updates import NONE
 
 _FLOAT32 = paddle.float32
 
 
-def _are_plain(*tensors):
-    return all(tensor.dtype is _FLOAT32 and tensor.is_contiguous() and numel(tensor) for tensor in tensors)
+def _are_plain(*tensors, dtype=_FLOAT32):
+    return all(
+        tensor.dtype is dtype and tensor.is_dense() and tensor.is_contiguous() and numel(tensor) for tensor in tensors
+    )
+
+
+def _served(names, gradient):
+    """Return a decorator for the kernel of an operator that updates its first tensor by its gradient, argument number
+    `gradient`. Where the kernel declines, the gradient is multiplied before Paddle's operator sees it."""
+
+    def decorate(kernel):
+        def served(original, args, kwargs):
+            update = active.update or NONE
+            values = bound(args, kwargs, names, ())
+            written = values is not None and kernel(update, *values)
+            if written:
+                paddle_names.bump_version(values[0])
+                return written
+            if update.factor != 1:
+                _multiply(args[gradient], update.factor)
+            return NotImplemented
+
+        return served
+
+    return decorate
+
+
+def _multiply(gradient, factor):
+    wide = paddle_names.scale(paddle_names.cast(gradient, _FLOAT32), factor, 0.0, True)
+    paddle_names.assign_out_(paddle_names.cast(wide, gradient.dtype), gradient)
+
+
+def _run(name, update, param, gradient, rate, state, *constants):
+    """Call a rule of the library: constants, then the state's tensors between gradient and weights."""
+    half = update.half_of(param)
+    if half is not None and not (param.dtype is _FLOAT32 and _are_plain(half, dtype=half.dtype)):
+        half = None
+    copy = onednn.FLOAT32 if half is None else DATA_TYPES[half.dtype]
+    rates, states = state
+    tensors = (rate, *rates, gradient, *states, param)
+    getattr(load(), name)(
+        DATA_TYPES[param.dtype], copy, numel(param), update.factor, *constants,
+        *(None if tensor is None else tensor.data_ptr() for tensor in (*tensors, half)),
+    )  # fmt: skip
+    if half is not None:
+        paddle_names.bump_version(half)
+        update.written.add(id(half))
+
+
+def _fits(param, gradient, rate, master):
+    """Return whether weights and gradient have one format and lie in one piece, and no other weights are masters."""
+    if master is not None or not _are_plain(rate) or numel(rate) != 1:
+        return False
+    return (param.dtype is _FLOAT32 or param.dtype in HALF_NAMES) and _are_plain(param, gradient, dtype=param.dtype)
+
+
+def _adam(update, param, gradient, rate, moments, powers, master, unknown, betas, epsilon, decay):
+    if unknown or not _fits(param, gradient, rate, master) or not _are_plain(*moments, *powers):
+        return None
+    _run("adam", update, param, gradient, rate, (powers, moments), *betas, epsilon, decay)
+    return param, *moments, None, *powers, None
+
+
+_ADAM = ("param", "grad", "rate", "moment1", "moment2", "moment2_max", "beta1_pow", "beta2_pow", "master", "skip",
+         "beta1", "beta2", "epsilon")  # fmt: skip
+_OPTIONS = ("lazy_mode", "rows", "multi_precision", "use_global_beta_pow", "amsgrad")
+
+
+@_served((*_ADAM, "lr_ratio", "coeff", "with_decay", *_OPTIONS), gradient=1)
+def adamw(update, param, gradient, rate, moment1, moment2, largest, power1, power2, master, skip, beta1, beta2,
+          epsilon, ratio, decay, decays, lazy, rows, has_master, is_global, amsgrad):  # fmt: skip
+    """Kernel of ``adamw_``, bit for bit that of Paddle."""
+    unknown = largest is not None or skip is not None or is_global or amsgrad or ratio != 1
+    return _adam(update, param, gradient, rate, (moment1, moment2), (power1, power2), master, unknown, (beta1, beta2),
+                 epsilon, decay if decays else 0.0)  # fmt: skip
+
+
+@_served((*_ADAM, *_OPTIONS), gradient=1)
+def adam(update, param, gradient, rate, moment1, moment2, largest, power1, power2, master, skip, beta1, beta2,
+         epsilon, lazy, rows, has_master, is_global, amsgrad):  # fmt: skip
+    """Kernel of ``adam_``, bit for bit that of Paddle."""
+    unknown = largest is not None or skip is not None or is_global or amsgrad
+    return _adam(update, param, gradient, rate, (moment1, moment2), (power1, power2), master, unknown, (beta1, beta2),
+                 epsilon, 0.0)  # fmt: skip
+
+
+@_served(("param", "grad", "velocity", "rate", "master", "mu", "use_nesterov", "regularization_method",
+          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1)  # fmt: skip
+def momentum(update, param, gradient, velocity, rate, master, mu, nesterov, method, decay, has_master, rescale):
+    """Kernel of ``momentum_``, bit for bit that of Paddle."""
+    if method not in ("", "l2_decay") or rescale != 1 or not _fits(param, gradient, rate, master):
+        return None
+    if not _are_plain(velocity, dtype=param.dtype):
+        return None
+    _run("momentum", update, param, gradient, rate, ((), (velocity,)), mu, decay if method else 0.0, nesterov)
+    return param, velocity, None
+
+
+@_served(("param", "rate", "grad", "master", "multi_precision"), gradient=2)
+def sgd(update, param, rate, gradient, master, has_master):
+    """Kernel of ``sgd_``, bit for bit that of Paddle."""
+    if not _fits(param, gradient, rate, master):
+        return None
+    _run("sgd", update, param, gradient, rate, ((), ()))
+    return param, None
 
 
 def adam_direction(original, args, kwargs):
@@ -25,13 +136,15 @@ def adam_direction(original, args, kwargs):
     return direction
 
 
-def square_sum(original, args, kwargs):
-    """Kernel of ``square_sum(x)``."""
-    (x,) = args
-    if not _are_plain(x):
+def square_sums(original, args, kwargs):
+    """Kernel of ``square_sums(tensors)`` for each format."""
+    (tensors,) = args
+    if not all(x.dtype in DATA_TYPES and _are_plain(x, dtype=x.dtype) for x in tensors):
         return NotImplemented
-    out = new_tensor(_FLOAT32, [])
-    load().square_sum(numel(x), x.data_ptr(), out.data_ptr())
+    out = new_tensor(_FLOAT32, [len(tensors)])
+    place, square_sum = out.data_ptr(), load().square_sum
+    for index, x in enumerate(tensors):
+        square_sum(DATA_TYPES[x.dtype], numel(x), x.data_ptr(), place + 4 * index)
     return out
 
 
@@ -45,4 +158,12 @@ def descend(original, args, kwargs):
     return weights
 
 
-KERNELS = {"adam_direction": adam_direction, "descend": descend, "square_sum": square_sum}
+KERNELS = {
+    "adamw_": adamw,
+    "adam_": adam,
+    "momentum_": momentum,
+    "sgd_": sgd,
+    "adam_direction": adam_direction,
+    "descend": descend,
+    "square_sums": square_sums,
+}

@@ -66,6 +66,7 @@ class Scope:
 class _Active(threading.local):
     scope: "Scope | None" = None
     frozen: Any = None  # see frozen.py
+    update: Any = None  # see updates.py
 
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.

@@ -166,8 +166,8 @@ def test_plain_float32_takes_paddles_own_steps():
     for _ in range(3):
         with half_cpu.dispatch():
             loss = F.cross_entropy(plain(batch()[0]), batch()[1])
-        loss.backward()
-        adamw.step()
+            loss.backward()
+            adamw.step()
         adamw.clear_grad()
         expected.append(loss.item())
     assert losses == expected

@@ -67,10 +67,11 @@ def test_masters_are_the_float32_weights_before_rounding(mode, dtype):
         assert bits({name: half})[name] == bits({name: master.astype(half.dtype)})[name]
 
 
+@pytest.mark.parametrize("optimizer", ["AdamW", "RMSProp"])  # with a kernel that writes both, and without
 @pytest.mark.parametrize(("mode", "dtype"), [(mode, dtype) for mode, dtype in HALF_MODES if mode != "O3"])
-def test_half_weights_are_the_rounded_masters_after_each_step(mode, dtype):
+def test_half_weights_are_the_rounded_masters_after_each_step(mode, dtype, optimizer):
     precision = amp.build_precision(mode, dtype=dtype, options={"init_scale": 64.0})
-    model, optimizer = build(precision)
+    model, optimizer = build(precision, optimizer)
     for _ in range(3):
         train(precision, model, optimizer, steps=1)
         weights = dict(model.named_parameters())

@@ -1,4 +1,4 @@
-// What an optimizer does to one tensor, in one pass over memory; float32.
+// What an optimizer does to one tensor, in one pass over memory; float32 inside, rounded once.
 #include "interface.h"
 #include "parallel.h"
 
@@ -6,7 +6,85 @@ namespace {
 
 constexpr long GRAIN = 16384;  // elements: less is not worth a thread
 
+// A product that the compiler may not fuse with a sum: Paddle's operators round it.
+inline Vector apart(Vector product) {
+    asm("" : "+x"(product));
+    return product;
+}
+
+// Gradients times a factor, rounded to their own format as if they had been written.
+template <class T>
+inline Vector scaled(const T* gradient, float factor, long count) {
+    Vector g = take(gradient, count);
+    if (factor == 1) return g;
+    g = apart(g * all(factor));
+    if (sizeof(T) == sizeof(float)) return g;
+    T some[W];
+    store(some, g);
+    return load(some);
+}
+
+// What the rules of optimizers share: rule(index, count, gradient, weights) returns the new weights. Float32 weights may
+// have a half copy, to which they are rounded in the same pass.
+template <class F>
+int update(int format, int copy_format, long n, float factor, const void* gradient, void* weights, void* copy, F rule) {
+    auto walk_all = [&](auto element, auto half) {
+        using T = decltype(element);
+        using Half = decltype(half);
+        for_ranges(n, GRAIN, [&](long first, long last) {
+            walk(last - first, [&](long at, long count) {
+                long i = first + at;
+                Vector g = scaled((const T*)gradient + i, factor, count);
+                Vector w = rule(i, count, element, g, take((const T*)weights + i, count));
+                give((T*)weights + i, w, count);
+                if (copy) give((Half*)copy + i, w, count);
+            });
+        });
+    };
+    if (format != FLOAT32) return for_format(format, [&](auto element) { walk_all(element, element); });
+    return for_format(copy_format, [&](auto half) { walk_all(float{}, half); });
+}
+
 }  // namespace
+
+// Adam with decoupled weight decay; the powers of the betas, and both averages, are float32 and change in place. The
+// order of the operations is that of Paddle's adamw_ where it has AVX-512, bit for bit.
+EXPORT int adam(int format, int copy_format, long n, float factor, float beta1, float beta2, float epsilon, float decay,
+                const float* rate, float* power1, float* power2, const void* gradient, float* average, float* square,
+                void* weights, void* copy) {
+    float root2 = sqrtf(1 - *power2), step = *rate * (root2 / (1 - *power1)), small = epsilon * root2;
+    float decayed = *rate * decay, gain1 = 1 - beta1, gain2 = 1 - beta2;
+    int status = update(format, copy_format, n, factor, gradient, weights, copy,
+                        [&](long i, long count, auto, Vector g, Vector w) {
+        Vector m = fma(all(beta1), take(average + i, count), all(gain1) * g);
+        Vector v = fma(all(beta2), take(square + i, count), all(gain2) * (g * g));
+        give(average + i, m, count);
+        give(square + i, v, count);
+        return fma(m / (root(v) + all(small)), all(-step), decay ? fma(all(-decayed), w, w) : w);
+    });
+    *power1 *= beta1;
+    *power2 *= beta2;
+    return status;
+}
+
+// Momentum, Nesterov's or the plain one, with the weight decay in the gradient; the velocity has the weights' format.
+EXPORT int momentum(int format, int copy_format, long n, float factor, float mu, float decay, int nesterov,
+                    const float* rate, const void* gradient, void* velocity, void* weights, void* copy) {
+    return update(format, copy_format, n, factor, gradient, weights, copy,
+                  [&](long i, long count, auto element, Vector g, Vector w) {
+        auto* at = (decltype(element)*)velocity + i;
+        if (decay) g = apart(w * all(decay)) + g;
+        Vector v = apart(take(at, count) * all(mu)) + g;
+        give(at, v, count);
+        return w - apart((nesterov ? g + apart(v * all(mu)) : v) * all(*rate));
+    });
+}
+
+EXPORT int sgd(int format, int copy_format, long n, float factor, const float* rate, const void* gradient, void* weights,
+               void* copy) {
+    return update(format, copy_format, n, factor, gradient, weights, copy,
+                  [&](long, long, auto, Vector g, Vector w) { return fma(all(-*rate), g, w); });
+}
 
 // Adam's averages of the gradient and of its square, in place, and its direction, their quotient, each divided by what
 // it lacks for having started at 0, plus the weights times their decay. gain: 1 - beta, which float32 would round off.
@@ -29,23 +107,25 @@ EXPORT int adam_direction(long n, float beta1, float beta2, float gain1, float g
 }
 
 // The sum of squares.
-EXPORT int square_sum(long n, const float* x, float* out) {
+EXPORT int square_sum(int format, long n, const void* x, float* out) {
     long part = std::max(GRAIN, (n + 255) / 256), parts = (n + part - 1) / part;  // whatever the number of threads
     float* partial = (float*)malloc(parts * sizeof(float));
-    for_tasks(parts, [&](long p) {
-        const float* from = x + p * part;
-        Vector total[2] = {all(0.0f), all(0.0f)};
-        walk(std::min(part, n - p * part), [&](long i, long count) {
-            Vector v = take(from + i, count);
-            total[i / W % 2] = fma(v, v, total[i / W % 2]);
+    int status = for_format(format, [&](auto element) {
+        for_tasks(parts, [&](long p) {
+            auto* from = (decltype(element)*)x + p * part;
+            Vector total[2] = {all(0.0f), all(0.0f)};
+            walk(std::min(part, n - p * part), [&](long i, long count) {
+                Vector v = take(from + i, count);
+                total[i / W % 2] = fma(v, v, total[i / W % 2]);
+            });
+            partial[p] = sum(total[0] + total[1]);
         });
-        partial[p] = sum(total[0] + total[1]);
     });
     double total = 0;
     for (long p = 0; p < parts; p++) total += partial[p];
     *out = total;
     free(partial);
-    return 0;
+    return status;
 }
 
 // weights -= rate * direction

@@ -1,0 +1,78 @@
+"""What an optimizer's kernels do beside the rule of the optimizer, while they have a tensor in the cache.
+
+    with half_cpu.dispatch(), half_cpu.update(factor, half_of) as written:
+        optimizer.step()
+
+A gradient that is still to be unscaled and clipped, and half weights that follow, would each cost a pass over memory of
+their own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import paddle
+
+from .scope import active
+
+# The optimizers whose operators have such kernels, where nothing but the operator reads the gradients.
+_OPERATORS = {
+    paddle.optimizer.AdamW: "adamw_",
+    paddle.optimizer.Adam: "adam_",
+    paddle.optimizer.Momentum: "momentum_",
+    paddle.optimizer.SGD: "sgd_",
+}
+
+
+class Update:
+    """One step of an optimizer.
+
+    Attributes:
+        factor: what each gradient is multiplied by as it is read, rounded to its own format.
+        half_of: function of a float32 tensor that is updated -> the half one that is to hold it rounded, or None.
+        written: ids of the half tensors that hold it.
+    """
+
+    def __init__(self, factor: float, half_of: Callable):
+        self.factor = factor
+        self.half_of = half_of
+        self.written: set[int] = set()
+
+
+NONE = Update(1.0, lambda tensor: None)  # what a kernel outside of every update goes by
+
+
+def multiplies_gradients(optimizer: paddle.optimizer.Optimizer) -> bool:
+    """Return whether the active kernels can multiply every gradient of this optimizer's step by a factor."""
+    operator = _OPERATORS.get(type(optimizer))
+    if operator is None or active.scope is None or operator not in active.scope.float32_kernels:
+        return False
+    return _reads_gradients_itself(optimizer)
+
+
+def _reads_gradients_itself(optimizer):
+    """Return whether the step hands its operator the gradients as they are: not clipped, nothing added."""
+    if optimizer._grad_clip is not None or optimizer.regularization is not None:
+        return False
+    if getattr(optimizer, "_use_multi_tensor", False):
+        return False
+    in_operator = paddle.regularizer.L2Decay if type(optimizer) is paddle.optimizer.Momentum else ()
+    for param in optimizer._parameter_list:
+        if isinstance(param, dict):
+            return False  # groups have such options of their own
+        regularizer = getattr(param, "regularizer", None)
+        if regularizer is not None and not isinstance(regularizer, in_operator):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def update(factor: float, half_of: Callable) -> Iterator[set[int]]:
+    """Give the set of ids of the half tensors that were written, which grows as the optimizer steps inside.
+
+    A factor other than 1 is for optimizers that :func:`multiplies_gradients` is true of.
+    """
+    outer, active.update = active.update, Update(factor, half_of)
+    try:
+        yield active.update.written
+    finally:
+        active.update = outer
