@@ -70,11 +70,17 @@ def _partial(name, *constants):
     return functools.partial(getattr(load(), name), *constants)
 
 
+def move(data_type, axes, boxes):
+    """The copy of boxes to another memory order, bit for bit. Each is (first element in the source, and in the target,
+    sizes, strides in the source, all 0 for a box of zeros, strides in the target), of as many axes, in elements."""
+    constants = numbers(*(number for box in boxes for number in box))
+    return Primitive(_partial("move", onednn.ELEMENT_SIZE[data_type], len(boxes), axes, constants), 2)
+
+
 def reorder(source, target):
     """Copy to another memory order, or to another format, both dense."""
-    if source.data_type == target.data_type != onednn.FLOAT32:
-        constants = numbers(*source.shape, *source.strides, *target.strides)
-        return Primitive(_partial("move", len(source.shape), constants), 2)
+    if source.data_type == target.data_type:
+        return move(source.data_type, len(source.shape), [(0, 0, *source.shape, *source.strides, *target.strides)])
     if source._replace(data_type=0) != target._replace(data_type=0):
         raise CompiledError(f"no conversion from {source} to {target}")
     return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)

@@ -13,6 +13,7 @@ from . import compiled
 from . import onednn_library as onednn
 from .onednn_matmul import matrix, multiply
 from .onednn_memory import convert, in_dtype, new_channels_last, new_like
+from .onednn_packing import packing
 from .onednn_primitives import Layout, cache, layout, new_tensor, numel, operand_numbers
 from .scope import active, made_once
 
@@ -112,9 +113,7 @@ def _describe_weights(library, builder, name, *key):
     arguments, numbers = _PASSES[name]
     description = builder.hint(*arguments(builder, *key))
     blocked = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, numbers[1])
-    plain = builder.md(key[1])
-    ends = (blocked, plain) if name == "backward_weights" else (plain, blocked)
-    return library.description("reorder", *ends, None), (onednn.SRC, onednn.DST)
+    return packing(library, builder, key[1], blocked, back=name == "backward_weights")
 
 
 def runs_in_float32(filters):

@@ -10,6 +10,7 @@ oneDNN in Paddle's wheel is built for OpenMP and shares libiomp5 and its thread 
 
 import ctypes
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, 
 from typing import TYPE_CHECKING
 
 FLOAT16, BFLOAT16, FLOAT32 = 1, 2, 3
+ELEMENT_SIZE = {FLOAT16: 2, BFLOAT16: 2, FLOAT32: 4}
 AVX2, AVX512_BF16, AMX_BF16 = 0x7, 0xE7, 0xFEF  # bits of instruction sets
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD, BACKWARD_DATA = 0x40, 0x60, 0x80, 0xA0
 
@@ -34,6 +36,9 @@ DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 2
 POST_OP = 1 << 15  # times the post operation's number from 1, plus SRC_1: the second operand of a binary one
 
 QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
+QUERY_STRIDES, QUERY_NUMBER_OF_AXES, QUERY_DATA_TYPE, QUERY_PADDED_SHAPE, QUERY_FORMAT = 14, 256, 258, 260, 262
+QUERY_NUMBER_OF_BLOCKS, QUERY_BLOCKS, QUERY_BLOCKED_AXES = 263, 264, 265
+BLOCKED = 2
 MAX_DIMENSIONS = 12
 
 _EXPECTED_NAMES = (
@@ -60,6 +65,7 @@ _EXPECTED_NAMES = (
 )
 
 _Dimensions = c_int64 * MAX_DIMENSIONS
+_NUMBERS = POINTER(c_int64)
 
 
 class OneDNNError(RuntimeError):
@@ -90,6 +96,7 @@ _SIGNATURES = {
     "dnnl_stream_wait": (c_void_p,),
     "dnnl_memory_desc_create_with_strides": (_HANDLE, c_int, POINTER(c_int64), c_int, POINTER(c_int64)),
     "dnnl_memory_desc_create_with_tag": (_HANDLE, c_int, POINTER(c_int64), c_int, c_int),
+    "dnnl_memory_desc_query": (c_void_p, c_int, c_void_p),
     "dnnl_memory_desc_destroy": (c_void_p,),
     "dnnl_memory_create": (_HANDLE, c_void_p, c_void_p, c_void_p),
     "dnnl_memory_set_data_handle": (c_void_p, c_void_p),
@@ -218,6 +225,30 @@ class Library:
         text = c_char_p()
         self.check(self.primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(text)), "query")
         return (text.value or b"").decode()
+
+    def blocking(self, md):
+        """Return (padded shape, strides, sizes of the inner blocks, their axes) of a memory descriptor, or None for one
+        that is more than blocks. Blocks are named from the slowest to the fastest; strides count elements, between the
+        outermost blocks."""
+
+        def number(what):
+            value = c_int()
+            self.check(self.memory_desc_query(md, what, byref(value)), "query")
+            return value.value
+
+        def numbers(what, count):
+            values = _NUMBERS()
+            self.check(self.memory_desc_query(md, what, byref(values)), "query")
+            return tuple(values[:count])
+
+        if number(QUERY_FORMAT) != BLOCKED:
+            return None
+        rank, blocks = number(QUERY_NUMBER_OF_AXES), number(QUERY_NUMBER_OF_BLOCKS)
+        padded, strides = numbers(QUERY_PADDED_SHAPE, rank), numbers(QUERY_STRIDES, rank)
+        element = ELEMENT_SIZE.get(number(QUERY_DATA_TYPE), 0)
+        if math.prod(padded) * element != self.memory_desc_get_size(md):
+            return None
+        return padded, strides, numbers(QUERY_BLOCKS, blocks), numbers(QUERY_BLOCKED_AXES, blocks)
 
 
 def dimensions(values):

@@ -12,6 +12,7 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, keep
+from .onednn_packing import packing
 from .onednn_primitives import (
     DATA_TYPES,
     ELEMENT_SIZE,
@@ -90,7 +91,7 @@ def _describe_packing(library, builder, *key):
     left, right, *rest = key
     chosen = builder.hint(*_arguments(builder, left, right._replace(strides=None), *rest))
     packed = library.query_md(chosen, onednn.QUERY_EXEC_ARGUMENT, onednn.WEIGHTS)
-    return library.description("reorder", builder.md(right), packed, None), (onednn.SRC, onednn.DST)
+    return packing(library, builder, right, packed)
 
 
 def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):

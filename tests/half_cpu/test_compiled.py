@@ -115,12 +115,13 @@ ORDERS = [
 
 @needs_library
 @pytest.mark.parametrize(("shape", "source", "target"), ORDERS)
-def test_copy_to_another_memory_order_moves_every_bit(shape, source, target):
+@pytest.mark.parametrize(("data_type", "bits"), [(onednn.FLOAT16, np.uint16), (onednn.FLOAT32, np.uint32)])
+def test_copy_to_another_memory_order_moves_every_bit(shape, source, target, data_type, bits):
     generator = np.random.default_rng(0)
-    values = generator.integers(0, 2**16, shape, dtype=np.uint16)
+    values = generator.integers(0, np.iinfo(bits).max, shape, dtype=bits, endpoint=True)
     memory = np.ascontiguousarray(values.transpose(source))
-    result = np.zeros([shape[axis] for axis in target], np.uint16)
-    layouts = [Layout(onednn.FLOAT16, shape, strides_of(shape, order)) for order in (source, target)]
+    result = np.zeros([shape[axis] for axis in target], bits)
+    layouts = [Layout(data_type, shape, strides_of(shape, order)) for order in (source, target)]
     compiled.reorder(*layouts)(memory.ctypes.data, result.ctypes.data)
     np.testing.assert_array_equal(result, values.transpose(target))
 

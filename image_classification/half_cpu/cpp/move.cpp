@@ -1,4 +1,4 @@
-// Copies of 16-bit elements from one memory order to another.
+// Copies of 16-bit and 32-bit elements from one memory order to another, bit for bit.
 #include <utility>
 #include <vector>
 
@@ -8,44 +8,119 @@
 namespace {
 
 struct Axis {
-    long size, from, to;  // strides in elements
+    long size, from, to;  // strides in bytes
 };
 
-// Make the axis along which one side goes on densely part of a list of places on the other side, and return whether
-// there was one.
-bool take_axis(std::vector<Axis>& axes, std::vector<long>& places, long Axis::*dense, long Axis::*other) {
-    auto next = std::find_if(axes.begin(), axes.end(), [&](const Axis& a) { return a.*dense == (long)places.size(); });
-    if (next == axes.end()) return false;
-    std::vector<long> longer;
-    for (long i = 0; i < next->size; i++)
-        for (long place : places) longer.push_back(place + i * (*next).*other);
-    places.swap(longer);
-    axes.erase(next);
-    return true;
+// What is moved as one: an element, or two of 16 bits, somewhere in the source and side by side in the target.
+struct Half {
+    static constexpr long READ = 2, WRITTEN = 2;  // bytes
+    Vector load(const char* p, long count) const { return take((const Bits*)p, count); }
+    void store(char* p, Vector v, long count) const { give((Bits*)p, v, count); }
+};
+struct Word {
+    static constexpr long READ = 4, WRITTEN = 4;
+    Vector load(const char* p, long count) const { return take((const float*)p, count); }
+    void store(char* p, Vector v, long count) const { give((float*)p, v, count); }
+};
+struct Pair : Word {
+    static constexpr long READ = 2;
+    long apart;
+    explicit Pair(long apart) : apart(apart) {}
+    Vector load(const char* p, long count) const {
+        return paired(take((const Bits*)p, count), take((const Bits*)(p + apart), count));
+    }
+};
+template <class Unit>
+struct Zero : Unit {
+    static constexpr long READ = 0;
+    Vector load(const char*, long) const { return all(0.0f); }
+};
+
+// A transposition: `many` columns begin somewhere in the source, where `count` units of each lie side by side, and the
+// rows somewhere in the target.
+template <class Unit>
+inline __attribute__((always_inline)) void square(Unit unit, const char* from, const long* columns, long many,
+                                                  char* to, const long* rows, long count) {
+    Vector block[W];
+#pragma GCC unroll 16
+    for (int j = 0; j < W; j++) block[j] = j < many ? unit.load(from + columns[j], count) : all(0.0f);
+    transpose(block);
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++)
+        if (i < count) unit.store(to + rows[i], block[i], many);
 }
 
-// rows x columns of a transposition: the elements of a column lie side by side in the source, those of a row in the
-// target, where row r begins at to[r]; column c begins at at[c].
-void transpose_strip(const uint16_t* from, uint16_t* target, const long* to, const long* at, long rows, long columns) {
-    for (long c = 0; c < columns; c += W) {
-        long many = std::min(columns - c, (long)W);
-        for (long r = 0; r < rows; r += W) {
-            long count = std::min(rows - r, (long)W);
-            Vector block[W];
-            if (many == W && count == W) {
-                for (long j = 0; j < W; j++) block[j] = load_bits(from + at[c + j] + r);
-                transpose(block);
-                for (long i = 0; i < W; i++) store_bits(target + to[r + i] + c, block[i]);
-            } else if (many * count < 2 * W) {
-                for (long i = 0; i < count; i++)
-                    for (long j = 0; j < many; j++) target[to[r + i] + c + j] = from[at[c + j] + r + i];
-            } else {
-                for (long j = 0; j < W; j++) block[j] = j < many ? load_bits(from + at[c + j] + r, count) : all(0);
-                transpose(block);
-                for (long i = 0; i < count; i++) store_bits(target + to[r + i] + c, block[i], many);
+// Remove the axes that are dense in one order, until their units fill vectors, but for the one that is dense in the
+// other order; return where each unit begins in that one.
+std::vector<long> places(std::vector<Axis>& axes, long Axis::*dense, long bytes, long Axis::*other, long other_bytes) {
+    std::vector<long> begins{0};
+    while (begins.size() % W) {
+        auto next = std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) {
+            return axis.*dense == (long)begins.size() * bytes && axis.*other != other_bytes;
+        });
+        if (next == axes.end() || (begins.size() > 1 && begins.size() * next->size > 8192)) break;
+        std::vector<long> longer;
+        for (long i = 0; i < next->size; i++)
+            for (long begin : begins) longer.push_back(begin + i * ((*next).*other));
+        begins.swap(longer);
+        axes.erase(next);
+    }
+    return begins;
+}
+
+// axes: those that are denser in the target first.
+template <class Unit>
+void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
+    long run = 1;  // units that lie side by side in both
+    if (!axes.empty() && axes[0].from == Unit::READ && axes[0].to == Unit::WRITTEN) {
+        run = axes[0].size;
+        axes.erase(axes.begin());
+    }
+    std::vector<long> columns{0}, rows{0};
+    if (run == 1) {
+        columns = places(axes, &Axis::to, Unit::WRITTEN, &Axis::from, Unit::READ);
+        rows = places(axes, &Axis::from, Unit::READ, &Axis::to, Unit::WRITTEN);
+    }
+    // What is left is walked in the order of the target, but for runs, which are read one after the other.
+    if (run > 1) std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.from < b.from; });
+    Axis inner{1, 0, 0};
+    if (!axes.empty()) inner = axes[0], axes.erase(axes.begin());
+    constexpr long strip = Unit::WRITTEN == 2 ? 4 * W : W;
+    long many = columns.size(), count = rows.size(), width = std::min(many, (long)W), height = std::min(count, (long)W);
+    auto block = [&](const char* source, char* target, long c, long r) {
+        c = std::min(c, many - width), r = std::min(r, count - height);  // the last ones may overlap
+        source += r * Unit::READ, target += c * Unit::WRITTEN;
+        if (count <= W && inner.from > 256)  // what is read next is farther away than the processor foresees
+            for (long j = c; j < c + width; j++) __builtin_prefetch(source + columns[j] + 2 * inner.from);
+        if (width == W && height == W) square(unit, source, &columns[c], W, target, &rows[r], W);
+        else if (width == W) square(unit, source, &columns[c], W, target, &rows[r], height);
+        else square(unit, source, &columns[c], width, target, &rows[r], height);
+    };
+    // Of the columns and the inner axis that one is walked first along which the source is denser.
+    long part = many > 1 && columns[1] < inner.from ? many : strip, parts = (many + part - 1) / part, others = 1;
+    for (const Axis& axis : axes) others *= axis.size;
+    for_ranges(others * parts, 16384 / (run * inner.size * count * std::min(many, part)), [&](long begin, long end) {
+        for (long task = begin; task < end; task++) {
+            long index = task / parts, first = task % parts * part, last = std::min(many, first + part);
+            const char* source = from;
+            char* target = to;
+            for (const Axis& axis : axes) {
+                source += index % axis.size * axis.from;
+                target += index % axis.size * axis.to;
+                index /= axis.size;
+            }
+            for (long k = 0; k < inner.size; k++, source += inner.from, target += inner.to) {
+                if (run > 1)
+                    walk(run, [&](long i, long n) {
+                        unit.store(target + i * Unit::WRITTEN, unit.load(source + i * Unit::READ, n), n);
+                    });
+                else
+                    for (long left = first; left < last; left += strip)
+                        for (long r = 0; r < count; r += W)
+                            for (long c = left; c < std::min(last, left + strip); c += W) block(source, target, c, r);
             }
         }
-    }
+    });
 }
 
 }  // namespace
@@ -58,49 +133,31 @@ EXPORT int copy_rows(long rows, long bytes, long from_step, long to_step, const 
     return 0;
 }
 
-// shape, strides of the source and strides of the target, each of `axes` numbers; both are dense in some order.
-EXPORT int move(int axes, const long* numbers, const uint16_t* from, uint16_t* to) {
-    std::vector<Axis> kept;
-    for (int i = 0; i < axes; i++)
-        if (numbers[i] > 1) kept.push_back({numbers[i], numbers[axes + i], numbers[2 * axes + i]});
-    std::sort(kept.begin(), kept.end(), [](const Axis& a, const Axis& b) { return a.to > b.to; });
-    std::vector<Axis> outer;  // in the target's order
-    for (const Axis& axis : kept) {
-        if (!outer.empty() && outer.back().from == axis.size * axis.from && outer.back().to == axis.size * axis.to)
-            outer.back() = {outer.back().size * axis.size, axis.from, axis.to};
-        else outer.push_back(axis);
-    }
-    if (outer.empty()) outer.push_back({1, 1, 1});
-    Axis columns = outer.back();
-    outer.pop_back();
-    // The axes along which the source is dense are the rows of a transposition, those along which the target is dense
-    // its columns, as many as make a vector.
-    std::vector<long> rows{0}, at;
-    for (long c = 0; c < columns.size; c++) at.push_back(c * columns.from);
-    while (columns.from != 1 && take_axis(outer, rows, &Axis::from, &Axis::to)) {}
-    while (columns.from != 1 && columns.to == 1 && at.size() < W && take_axis(outer, at, &Axis::to, &Axis::from)) {}
-    columns.size = at.size();
-    long count = rows.size(), others = 1;
-    for (const Axis& axis : outer) others *= axis.size;
-    long strip = std::max((long)W, 16384 / columns.size / W * W), strips = (count + strip - 1) / strip;
-    long work = columns.size * std::min(strip, count);
-    for_ranges(others * strips, 16384 / work, [&](long begin, long end) {
-        for (long task = begin; task < end; task++) {
-            long index = task / strips, first = task % strips * strip, last = std::min(count, first + strip);
-            const uint16_t* source = from + first;
-            uint16_t* target = to;
-            for (size_t i = outer.size(); i-- > 0; index /= outer[i].size) {
-                source += index % outer[i].size * outer[i].from;
-                target += index % outer[i].size * outer[i].to;
-            }
-            if (columns.from == 1 && columns.to == 1) memcpy(target, source, columns.size * sizeof(uint16_t));
-            else if (columns.to == 1)
-                transpose_strip(source, target, rows.data() + first, at.data(), last - first, columns.size);
-            else
-                for (long r = first; r < last; r++)
-                    for (long c = 0; c < columns.size; c++)
-                        target[rows[r] + c * columns.to] = source[r - first + c * columns.from];
+// Boxes of elements of 2 or 4 bytes. For each: where it begins in the source and in the target, the sizes of its axes,
+// their strides in the source, all 0 for a box of zeros, and in the target; counted in elements.
+EXPORT int move(int bytes, int boxes, int axes, const long* numbers, const char* source, char* target) {
+    for (int box = 0; box < boxes; box++, numbers += 2 + 3 * axes) {
+        const long *sizes = numbers + 2, *froms = sizes + axes, *tos = froms + axes;
+        const char* from = source + numbers[0] * bytes;
+        char* to = target + numbers[1] * bytes;
+        std::vector<Axis> kept, merged;
+        for (int i = 0; i < axes; i++)
+            if (sizes[i] > 1) kept.push_back({sizes[i], froms[i] * bytes, tos[i] * bytes});
+        std::sort(kept.begin(), kept.end(), [](const Axis& a, const Axis& b) { return a.to < b.to; });
+        for (const Axis& axis : kept) {
+            Axis* last = merged.empty() ? nullptr : &merged.back();
+            if (last && axis.from == last->size * last->from && axis.to == last->size * last->to)
+                last->size *= axis.size;
+            else merged.push_back(axis);
         }
-    });
+        long apart = merged.empty() ? 2 : merged[0].from;
+        bool pairs = bytes == 2 && !merged.empty() && merged[0].size == 2 && merged[0].to == 2;
+        if (pairs && apart) merged.erase(merged.begin());
+        if (!apart && bytes == 4) copy(Zero<Word>(), merged, from, to);
+        else if (!apart) copy(Zero<Half>(), merged, from, to);
+        else if (bytes == 4 || (pairs && apart == 2)) copy(Word(), merged, from, to);
+        else if (pairs) copy(Pair(apart), merged, from, to);
+        else copy(Half(), merged, from, to);
+    }
     return 0;
 }

@@ -10,6 +10,7 @@
 
 struct Float16 { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
+struct Bits { uint16_t bits; };  // moved as they are, in the lower half of a lane
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
@@ -34,12 +35,15 @@ static inline void store(BFloat16* p, Vector v) {
     rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
 }
-// Any 16 bits, moved as they are.
-static inline Vector load_bits(const uint16_t* p) {
+static inline Vector load(const Bits* p) {
     return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)));
 }
-static inline void store_bits(uint16_t* p, Vector v) {
+static inline void store(Bits* p, Vector v) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(v)));
+}
+static inline Vector paired(Vector low, Vector high) {
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_castps_si512(low), _mm512_slli_epi32(_mm512_castps_si512(high), 16)));
 }
 static inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 // The second operand wins where either is NaN.
@@ -92,19 +96,18 @@ static inline Vector load(const BFloat16* p, long n) {
     __m256i bits = _mm256_maskz_loadu_epi16(lanes(n), p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+static inline Vector load(const Bits* p, long n) {
+    return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(n), p)));
+}
+static inline void store(Bits* p, Vector v, long n) {
+    _mm256_mask_storeu_epi16(p, lanes(n), _mm512_cvtepi32_epi16(_mm512_castps_si512(v)));
+}
 static inline void store(float* p, Vector v, long n) { _mm512_mask_storeu_ps(p, lanes(n), v); }
 template <class T>
 static inline void store(T* p, Vector v, long n) {
     T some[W];
     store(some, v);
     _mm256_mask_storeu_epi16(p, lanes(n), _mm256_loadu_si256((const __m256i*)some));
-}
-static inline Vector load_bits(const uint16_t* p, long n) {
-    __m256i bits = _mm256_maskz_loadu_epi16(n == W ? 0xFFFF : lanes(n), p);
-    return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(bits));
-}
-static inline void store_bits(uint16_t* p, Vector v, long n) {
-    _mm256_mask_storeu_epi16(p, n == W ? 0xFFFF : lanes(n), _mm512_cvtepi32_epi16(_mm512_castps_si512(v)));
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
@@ -130,11 +133,14 @@ static inline void store(Float16* p, Vector v) {
 static inline Vector load(const BFloat16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-// Any 16 bits, moved as they are.
-static inline Vector load_bits(const uint16_t* p) {
+static inline Vector load(const Bits* p) {
     return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
-static inline void store_bits(uint16_t* p, Vector v) {
+static inline Vector paired(Vector low, Vector high) {
+    return _mm256_castsi256_ps(
+        _mm256_or_si256(_mm256_castps_si256(low), _mm256_slli_epi32(_mm256_castps_si256(high), 16)));
+}
+static inline void store(Bits* p, Vector v) {
     __m256i bits = _mm256_castps_si256(v);
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
@@ -147,7 +153,7 @@ static inline void store(BFloat16* p, Vector v) {
     __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
     __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC0));
     rounded = _mm256_castps_si256(choose(is_nan(v), nan, _mm256_castsi256_ps(rounded)));
-    store_bits((uint16_t*)p, _mm256_castsi256_ps(rounded));
+    store((Bits*)p, _mm256_castsi256_ps(rounded));
 }
 static inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
@@ -203,16 +209,6 @@ static inline void store(T* p, Vector v, long n) {
     T some[W];
     store(some, v);
     memcpy(p, some, n * sizeof(T));
-}
-static inline Vector load_bits(const uint16_t* p, long n) {
-    uint16_t some[W] = {};
-    memcpy(some, p, n * sizeof(uint16_t));
-    return load_bits(some);
-}
-static inline void store_bits(uint16_t* p, Vector v, long n) {
-    uint16_t some[W];
-    store_bits(some, v);
-    memcpy(p, some, n * sizeof(uint16_t));
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
