@@ -93,10 +93,9 @@ def sum_rows(matrix, format, pointer, out_pointer):
     load().reduce(matrix.data_type, format, numbers(1, rows, columns), strides, pointer, None, 1.0, out_pointer)
 
 
-def reverse_rows(rows, columns, pointer, out_pointer):
-    """Copy a dense matrix of 16-bit numbers with each row from its end to its beginning."""
-    last = pointer + 2 * (columns - 1)
-    load().move(2, numbers(rows, columns, columns, -1, columns, 1), last, out_pointer)
+def reverse_rows(data_type, rows, columns):
+    """The copy of a dense matrix with each row from its end to its beginning."""
+    return move(data_type, 2, [(columns - 1, 0, rows, columns, columns, -1, columns, 1)])
 
 
 def activation(algorithm, flat):

@@ -12,14 +12,14 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .composites import ACTIVATIONS
-from .onednn_convolution import geometry_and_groups
-from .onednn_convolution_passes import new_result, run, runs_in_float32
+from .onednn_convolution_passes import plan, run, runs_in_float32
 from .onednn_memory import (
     channels_last,
     contiguous,
     in_dtype,
     in_float32,
     keep,
+    new_channels_last,
     new_like,
     ordered_like,
     own_result,
@@ -181,19 +181,17 @@ def conv_norm(original, args, kwargs):
     arguments = paddle_names.convolution_arguments(conv)
     if not given or data_format != "NCHW" or norm.weight is None or norm.bias is None or arguments is None:
         return NotImplemented
-    found = geometry_and_groups(x, weight, *arguments)
+    found = plan(x, weight, *arguments)
     bias = conv.bias
     if found is None or norm.weight.shape != weight.shape[:1] or bias is not None and bias.dtype is not x.dtype:
         return NotImplemented  # a float32 bias makes the sum float32
-    x, weight = channels_last(x), contiguous(weight)
-    out, key = new_result(x, weight, *found)
-    if residual is not None and (residual.dtype is not x.dtype or residual.shape != out.shape):
+    if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != found.shape):
         return NotImplemented
-    dtype = x.dtype
-    if runs_in_float32(key[1]):
+    dtype, x, weight = x.dtype, channels_last(x), contiguous(weight)
+    if runs_in_float32(found.key[1]):
         x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
         residual = None if residual is None else in_dtype(residual, _FLOAT32)
-        out, key = new_result(x, weight, *found)
+        found = plan(x, weight, *arguments)
     others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, bias)]
     affine = made_once(norm.weight.data_ptr(), ("affine", *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
@@ -206,7 +204,8 @@ def conv_norm(original, args, kwargs):
         operands.append(residual.data_ptr())
     if activation is not None:
         post_ops.append(_POST_OPS[ACTIVATIONS[activation]])
-    run("forward", (*key, tuple(post_ops)), x, weight, out, operands)
+    out = new_channels_last(x.dtype, found.shape)
+    run("forward", (*found.key, tuple(post_ops)), x, weight, out, operands)
     return in_dtype(out, dtype)
 
 

@@ -2,7 +2,7 @@
 
 from paddle.autograd import PyLayer
 
-from .onednn_convolution_passes import geometry_of, grouped, new_result, output_size, run, same_padding
+from .onednn_convolution_passes import geometry_of, grouped, plan, run
 from .onednn_memory import channels_last, contiguous, keep, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
 
@@ -11,11 +11,11 @@ class Convolution(PyLayer):
     """x [B, C, H, W] with filters [O, C // groups, kh, kw]."""
 
     @staticmethod
-    def forward(ctx, x, weight, geometry, groups):
-        """Return [B, O, H', W'] in the dtype of x."""
+    def forward(ctx, x, weight, found):
+        """Return [B, O, H', W'] in the dtype of x, as planned."""
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
-        x, weight = channels_last(x), contiguous(weight)
-        out, ctx.key = new_result(x, weight, geometry, groups)
+        x, weight, ctx.key = channels_last(x), contiguous(weight), found.key
+        out = new_channels_last(x.dtype, found.shape)
         run("forward", ctx.key, x, weight, out)
         keep(ctx, x, weight)
         return out
@@ -59,26 +59,8 @@ def depthwise_conv2d(original, args, kwargs):
 
 
 def _convolution(x, weight, *arguments):
-    found = geometry_and_groups(x, weight, *arguments)
-    return NotImplemented if found is None else Convolution.apply(x, weight, *found)
-
-
-def geometry_and_groups(x, weight, strides, padding, algorithm, dilations, groups, data_format):
-    """Return oneDNN's numbers of a convolution and its groups, or None for one that is not served."""
-    if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW":
-        return None
-    if algorithm == "SAME":
-        dilations = [1, 1]  # Paddle ignores others here
-        padding = same_padding(x.shape[2:], weight.shape[2:], strides)
-    elif algorithm != "EXPLICIT":
-        return None
-    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
-        return None
-    geometry = geometry_of(strides, dilations, padding)
-    for numbers in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True):
-        if output_size(*numbers) < 1:
-            return None  # Paddle words the error
-    return geometry, groups
+    found = plan(x, weight, *arguments)
+    return NotImplemented if found is None else Convolution.apply(x, weight, found)
 
 
 class TransposedConvolution(PyLayer):
@@ -90,7 +72,7 @@ class TransposedConvolution(PyLayer):
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
         x, weight = channels_last(x), contiguous(weight)
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
-        ctx.key = (layout(out), grouped(weight, groups), layout(x), geometry)
+        ctx.key = (layout(out), grouped(layout(weight), groups), layout(x), geometry)
         run("backward_data", ctx.key, x, weight, out)
         keep(ctx, x, weight)
         return out

@@ -5,16 +5,28 @@ ordinary tensors with such strides, so a chain of convolutions, normalisations, 
 and only its first image and its last feature map are rearranged.
 """
 
+import functools
 import math
+from typing import NamedTuple
 
 import paddle
 
 from . import compiled
 from . import onednn_library as onednn
 from .onednn_matmul import matrix, multiply
-from .onednn_memory import convert, in_dtype, new_channels_last, new_like
+from .onednn_memory import convert, in_dtype, new_like
 from .onednn_packing import packing
-from .onednn_primitives import Layout, cache, layout, new_tensor, numel, operand_numbers
+from .onednn_primitives import (
+    CACHE_SIZE,
+    DATA_TYPES,
+    Layout,
+    cache,
+    dense_strides,
+    new_tensor,
+    numel,
+    operand_numbers,
+    servable,
+)
 from .scope import active, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
@@ -176,7 +188,8 @@ def _turned(weight):
     """Return dense filters with the rows and columns of each in reverse order."""
     out = new_tensor(weight.dtype, weight.shape)
     taps = math.prod(weight.shape[2:])
-    compiled.reverse_rows(numel(weight) // taps, taps, weight.data_ptr(), out.data_ptr())
+    copy = compiled.reverse_rows(DATA_TYPES[weight.dtype], numel(weight) // taps, taps)
+    copy(weight.data_ptr(), out.data_ptr())
     return out
 
 
@@ -216,21 +229,47 @@ def run(name, key, first, weight, last, operands=()):
     primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr(), *operands)
 
 
-def grouped(weight, groups):
-    """Return the layout of dense filters, with an axis of groups in front where there are several."""
-    filters = layout(weight)
+def grouped(filters, groups):
+    """Return the layout of dense filters with an axis of groups in front, where there are several."""
     if groups == 1:
         return filters
-    shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
+    shape = (groups, filters.shape[0] // groups, *filters.shape[1:])
     return Layout(filters.data_type, shape, (shape[1] * filters.strides[0], *filters.strides))
 
 
-def new_result(x, weight, geometry, groups):
-    """Return a tensor for the result of a convolution of images that lie as [B, H, W, C], and the key of the pass."""
-    strides, dilations, before, after = geometry
-    sizes = [
-        output_size(*numbers)
-        for numbers in zip(x.shape[2:], weight.shape[2:], strides, dilations, before, after, strict=True)
-    ]
-    out = new_channels_last(x.dtype, [x.shape[0], weight.shape[0], *sizes])
-    return out, (layout(x), grouped(weight, groups), layout(out), geometry)
+class Plan(NamedTuple):
+    """What is known of a convolution before it runs: the shape of its result [B, O, H', W'] and the passes' key."""
+
+    shape: tuple
+    key: tuple
+
+
+def plan(x, weight, strides, padding, algorithm, dilations, groups, data_format):
+    """Return the plan of a convolution, images and result lying as [B, H, W, C], or None where it is not served."""
+    if not servable(x, weight) or data_format != "NCHW":
+        return None
+    sizes = tuple(x.shape), tuple(weight.shape)
+    return _plan(DATA_TYPES[x.dtype], *sizes, tuple(strides), tuple(padding), algorithm, tuple(dilations), groups)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _plan(data_type, images, filters, strides, padding, algorithm, dilations, groups):
+    if len(images) != 4 or len(filters) != 4 or images[1] != filters[1] * groups or filters[0] % groups:
+        return None
+    if algorithm == "SAME":
+        dilations = (1, 1)  # Paddle ignores others here
+        padding = same_padding(images[2:], filters[2:], strides)
+    elif algorithm != "EXPLICIT":
+        return None
+    geometry = geometry_of(strides, dilations, padding)
+    sizes = [output_size(*numbers) for numbers in zip(images[2:], filters[2:], *geometry, strict=True)]
+    if min(sizes) < 1:
+        return None  # Paddle words the error
+    shape = (images[0], filters[0], *sizes)
+    weights = grouped(Layout(data_type, filters, dense_strides(filters)), groups)
+    return Plan(shape, (_channels_last(data_type, images), weights, _channels_last(data_type, shape), geometry))
+
+
+def _channels_last(data_type, shape):
+    _, channels, height, width = shape
+    return Layout(data_type, shape, (height * width * channels, 1, width * channels, channels))
