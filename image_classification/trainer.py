@@ -7,6 +7,7 @@
         evaluate, save
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import paddle
 
-from . import checkpoint
+from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
 from .evaluation import evaluate
@@ -178,7 +179,8 @@ class Trainer:
     def forward_backward(self, micro_batches: MicroBatches) -> Iterable[tuple[paddle.Tensor, Any, int]]:
         """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""
         run = self.parallel.pipeline_schedule or forward_backward
-        return run(self.model, self.criterion, self.precision, micro_batches, self.teacher)
+        with half_cpu.rounded_once(self.model) if len(micro_batches) > 1 else contextlib.nullcontext():
+            yield from run(self.model, self.criterion, self.precision, micro_batches, self.teacher)
 
     def _count(self, result: StepResult) -> None:
         progress, self.last_result = self.progress, result

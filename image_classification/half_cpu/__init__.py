@@ -10,7 +10,7 @@ Depends on paddle alone, so that the folder can be lifted into another code base
 from . import onednn
 from .composites import composite
 from .dispatch import backend_name, dispatch
-from .frozen import frozen
+from .frozen import frozen, rounded_once
 from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
@@ -26,6 +26,7 @@ __all__ = [
     "is_plain",
     "multiplies_gradients",
     "norm_arguments",
+    "rounded_once",
     "update",
 ]
 

@@ -1,4 +1,4 @@
-"""Weights that stay as they are while many batches pass: rounded and rearranged for the first of them only."""
+"""Weights that stay while batches pass: rounded, and in an evaluation rearranged, for the first of them only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,9 +9,14 @@ from .scope import active
 
 
 class Frozen:
-    """What was made of the weights of a model, by where these begin in memory; everything here keeps its memory."""
+    """What was made of the weights of a model, by where these begin in memory; everything here keeps its memory.
 
-    def __init__(self, weights):
+    Attributes:
+        keeps_orders: whether weights in the memory order of a product are kept beside the rounded ones.
+    """
+
+    def __init__(self, weights, keeps_orders):
+        self.keeps_orders = keeps_orders
         self._known = {weight.data_ptr(): weight for weight in weights}
         self._made = {}
 
@@ -32,7 +37,24 @@ def frozen(model: paddle.nn.Layer) -> Iterator[None]:
 
     It costs the memory of the weights once more in the format of the products.
     """
-    outer, active.frozen = active.frozen, Frozen(model.parameters())
+    with _kept(Frozen(model.parameters(), keeps_orders=True)):
+        yield
+
+
+@contextlib.contextmanager
+def rounded_once(model: paddle.nn.Layer) -> Iterator[None]:
+    """Promise that no weight that is trained changes until this ends, such as between the micro-batches of a step.
+
+    Each pass has casts, and so gradients, of its own, of one rounded copy. The copies are those that a backward pass
+    keeps anyway; they stay until the end.
+    """
+    with _kept(Frozen([weight for weight in model.parameters() if not weight.stop_gradient], keeps_orders=False)):
+        yield
+
+
+@contextlib.contextmanager
+def _kept(weights):
+    outer, active.frozen = active.frozen, weights
     try:
         yield
     finally:

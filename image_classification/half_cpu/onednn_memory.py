@@ -172,7 +172,7 @@ class Cast(PyLayer):
     def forward(ctx, tensor, dtype):
         """Return the tensor in `dtype`, rounded to nearest even."""
         ctx.dtype = tensor.dtype
-        return converted(tensor, dtype)
+        return cast_once(tensor, dtype, converted).detach()  # what is kept of a frozen weight has no history
 
     @staticmethod
     def backward(ctx, gradient):

@@ -25,7 +25,7 @@ class Scope:
     def cast(self, tensor, dtype, out=None):
         """Return `tensor` in `dtype`, rounded once and recorded by autograd; as a new tensor, or written to `out`."""
         if out is None:
-            return cast_once(tensor, dtype, self._cast)
+            return self._cast(tensor, dtype) if paddle.is_grad_enabled() else cast_once(tensor, dtype, self._cast)
         kernel = self.kernels.get("write")
         if kernel is None or kernel(None, (out, tensor), {}) is NotImplemented:
             paddle_names.assign_out_(self._cast(tensor, dtype), out)
@@ -74,17 +74,20 @@ active = _Active()
 
 
 def made_once(pointer, key, make):
-    """Return `make()`, a tensor made of what begins at a pointer, or, for a frozen weight, the one of the last call."""
+    """Return `make()`, the numbers that begin at a pointer in another order, or, for a frozen weight, the tensor of the
+    last call."""
     kept = active.frozen
-    return make() if kept is None or paddle.is_grad_enabled() else kept.made(pointer, key, make)
+    if kept is None or not kept.keeps_orders or paddle.is_grad_enabled():
+        return make()
+    return kept.made(pointer, key, make)
 
 
 def cast_once(tensor, dtype, cast):
-    """Return `cast(tensor, dtype)`, or, for a frozen weight, the one of the last call.
+    """Return `cast(tensor, dtype)`, or, for a frozen weight, the one of the last call; not under gradients.
 
     Views of a weight may begin where it begins, so shape and strides belong to the key.
     """
     if active.frozen is None:
         return cast(tensor, dtype)
     key = (dtype, tuple(tensor.shape), tuple(tensor.strides))
-    return made_once(tensor.data_ptr(), key, lambda: cast(tensor, dtype))
+    return active.frozen.made(tensor.data_ptr(), key, lambda: cast(tensor, dtype))

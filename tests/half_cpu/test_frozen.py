@@ -1,9 +1,12 @@
 """Weights that stay as they are between batches are prepared once, and give the very same results."""
 
+import contextlib
+
 import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
+from paddle.distributed.fleet.utils import recompute
 
 from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn, onednn_convolution_passes, onednn_matmul, onednn_memory
@@ -125,3 +128,55 @@ def test_gradients_inside_of_the_context_are_those_outside():
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
         model.clear_gradients()
     assert all((a == b).all() for a, b in zip(*gradients, strict=True))
+
+
+def window_gradients(model, precision, batches, context=contextlib.nullcontext):
+    """Return the gradients of a window in training mode, and forget them."""
+    model.train()
+    with context():
+        for images in batches:
+            with precision.forward_context():
+                loss = model(images).astype("float32").square().mean()
+            precision.backward(loss)
+    result = [master.grad.numpy() for _, master in precision.master_params(model)]
+    for _, master in precision.master_params(model):
+        master.clear_gradient(False)
+    return result
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize(("mode", "dtype"), [*FORMATS, *(("naive", dtype) for _, dtype in FORMATS[1:])])
+def test_window_of_micro_batches_has_the_same_gradients(mode, dtype, recomputed):
+    paddle.seed(0)
+    precision = amp.build_precision(mode, dtype, options={"init_scale": 64.0} if mode == "naive" else None)
+    model = precision.convert_model(Net())
+    forward = model.forward
+
+    def in_context(images):
+        with precision.forward_context():  # Paddle opens no context of ours when it computes the pass again
+            return forward(images)
+
+    if recomputed:
+        model.forward = lambda images: recompute(in_context, images)
+    batches = [paddle.randn([160, 3, 8, 8]) for _ in range(3)]
+    for images in batches:
+        images.stop_gradient = not recomputed  # else there is nothing to recompute for
+    expected = window_gradients(model, precision, batches)
+    assert all(gradient.any() for gradient in expected)
+    found = window_gradients(model, precision, batches, lambda: half_cpu.rounded_once(model))
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.skipif(len(FORMATS) == 1, reason="nothing is rounded")
+def test_weights_are_rounded_once_for_a_window(prepared):
+    precision = amp.build_precision(*FORMATS[1])
+    model = precision.convert_model(Net())
+    weights = {tuple(parameter.shape) for parameter in model.parameters()}
+    counts = []
+    for window in (1, 3):
+        prepared.clear()
+        images = [paddle.randn([160, 3, 8, 8])] * window
+        window_gradients(model, precision, images, lambda: half_cpu.rounded_once(model))
+        counts.append(sum(tuple(key) in weights for key in prepared if isinstance(key, list)))
+    # half of the first micro-batch's casts are of gradients, which have the weights' shapes, and come with each
+    assert counts[1] == 2 * counts[0] > 0
