@@ -98,12 +98,18 @@ def reverse_rows(data_type, rows, columns):
     return move(data_type, 2, [(columns - 1, 0, rows, columns, columns, -1, columns, 1)])
 
 
+def _activation_constants(algorithm, flat):
+    is_half = flat.data_type != onednn.FLOAT32
+    name = b"gelu_half" if is_half and algorithm == onednn.GELU_ERF else _ACTIVATIONS[algorithm]
+    return name, flat.data_type, flat.shape[0], 0, 0
+
+
 def activation(algorithm, flat):
-    return Primitive(_partial("activation", _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0), 2)
+    return Primitive(_partial("activation", *_activation_constants(algorithm, flat)), 2)
 
 
 def activation_backward(algorithm, flat):
-    return Primitive(_partial("activation_backward", _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0), 3)
+    return Primitive(_partial("activation_backward", *_activation_constants(algorithm, flat)), 3)
 
 
 def binary(algorithm, left, right):

@@ -100,6 +100,42 @@ def test_conversion_rounds_once_to_nearest_even(dtype):
     np.testing.assert_array_equal(result[number], round_half(values, dtype)[number])
 
 
+@needs_library
+def test_gelu_of_half_formats_is_within_a_millionth_of_float64():
+    values = np.concatenate([np.linspace(-7, 7, 20_011), [-60, 60, 1e30, -1e30, 1e-20, -1e-20, 0]]).astype(np.float32)
+    wide = values.astype(np.float64)
+    below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in wide])
+    slope = below + wide * np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+    result, gradient, ones = np.zeros_like(values), np.zeros_like(values), np.ones_like(values)
+    constants = b"gelu_half", FORMATS["float32"], len(values), 0, 0
+    compiled_library.load().activation(*constants, values.ctypes.data, result.ctypes.data)
+    compiled_library.load().activation_backward(
+        *constants, values.ctypes.data, ones.ctypes.data, gradient.ctypes.data
+    )
+    # what the polynomials promise, and float32 roundings of a result above one
+    assert (np.abs(result - wide * below) <= 1e-6 + 2.0**-22 * np.abs(wide * below)).all()
+    assert (np.abs(gradient - slope) <= 1e-6).all()
+    small = np.abs(values) < 0.01
+    np.testing.assert_allclose(result[small], (wide * below)[small], rtol=1e-6)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_of_half_formats_of_nan_is_nan_in_both_passes(dtype):
+    patterns = np.arange(2**16, dtype=np.uint16)
+    numbers = np.isfinite(widen(patterns, dtype))
+    ones = np.full(2**16, round_half(np.float32([1]), dtype)[0])
+    result, gradient = np.zeros(2**16, np.uint16), np.zeros(2**16, np.uint16)
+    constants = b"gelu_half", FORMATS[dtype], 2**16, 0, 0
+    compiled_library.load().activation(*constants, patterns.ctypes.data, result.ctypes.data)
+    compiled_library.load().activation_backward(
+        *constants, patterns.ctypes.data, ones.ctypes.data, gradient.ctypes.data
+    )
+    np.testing.assert_array_equal(np.isfinite(widen(result, dtype)), numbers)
+    is_nan = np.isnan(widen(patterns, dtype))
+    np.testing.assert_array_equal(np.isnan(widen(gradient, dtype)), is_nan)  # the slope at either end is a number
+
+
 ORDERS = [
     ((2, 40, 9, 7), (0, 1, 2, 3), (0, 2, 3, 1)),  # images to channels last
     ((2, 40, 9, 7), (0, 2, 3, 1), (0, 1, 2, 3)),

@@ -36,6 +36,54 @@ struct Gelu {
         return g * fma(x, density, normal_below(x));
     }
 };
+
+// A smooth function on [0, END) by polynomials through five Chebyshev points of each piece, 0 beyond; within 1e-6.
+struct Pieces {
+    static constexpr int COUNT = 16, POINTS = 5;
+    static constexpr float END = 5.6f, SCALE = (COUNT - 0.5f) / END;  // piece i is around i / SCALE
+    alignas(64) float coefficients[POINTS][COUNT];
+
+    template <class F>
+    explicit Pieces(F f) {
+        for (int piece = 0; piece < COUNT; piece++) {
+            double at[POINTS], slopes[POINTS], sums[POINTS] = {};
+            for (int i = 0; i < POINTS; i++) {
+                at[i] = 0.5 * std::cos((i + 0.5) * M_PI / POINTS);
+                slopes[i] = f((piece + at[i]) / SCALE);
+            }
+            for (int order = 1; order < POINTS; order++)  // divided differences
+                for (int i = POINTS - 1; i >= order; i--)
+                    slopes[i] = (slopes[i] - slopes[i - 1]) / (at[i] - at[i - order]);
+            for (int i = POINTS - 1; i >= 0; i--) {  // sums = sums * (t - at[i]) + slopes[i]
+                for (int power = POINTS - 1; power > 0; power--) sums[power] = sums[power - 1] - at[i] * sums[power];
+                sums[0] = slopes[i] - at[i] * sums[0];
+            }
+            for (int power = 0; power < POINTS; power++) coefficients[power][piece] = sums[power];
+        }
+    }
+    Vector operator()(Vector u) const {
+        Vector place = u * all(SCALE), piece = nearest(minimum(place, all(COUNT - 1.0f))), t = place - piece;
+        Vector sum = look_up(coefficients[POINTS - 1], piece);
+        for (int power = POINTS - 2; power >= 0; power--) sum = fma(sum, t, look_up(coefficients[power], piece));
+        return choose(less(all(END), u), all(0.0f), sum);
+    }
+};
+static inline double normal_above(double u) { return 0.5 * std::erfc(u * M_SQRT1_2); }
+static const Pieces ABOVE([](double u) { return normal_above(u); });
+static const Pieces SLOPE_BELOW([](double u) { return normal_above(u) - u * std::exp(-0.5 * u * u) * 0.3989422804014327; });
+
+// GELU for what is rounded to a half format: by the probability, and the slope, at -|x|.
+struct GeluHalf {
+    static constexpr const char* NAME = "gelu_half";
+    Vector forward(Vector x) const {
+        Vector part = x * ABOVE(magnitude(x));
+        return choose(less(x, all(0.0f)), part, x - part);
+    }
+    Vector backward(Vector x, Vector g) const {
+        Vector slope = SLOPE_BELOW(magnitude(x));
+        return g * choose(less(x, all(0.0f)), slope, all(1.0f) - slope);
+    }
+};
 struct GeluTanh {
     static constexpr const char* NAME = "gelu_tanh";
     // tanh(u) = 2 sigmoid(2u) - 1, so the factor of x is a sigmoid, exact in the tails.
@@ -160,6 +208,7 @@ int for_activation(const char* name, float alpha, float beta, F f) {
         f(activation);
     };
     attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu{}), attempt(GeluTanh{});
+    attempt(GeluHalf{});
     attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
     attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
     attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});

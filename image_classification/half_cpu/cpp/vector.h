@@ -29,11 +29,12 @@ static inline Vector load(const BFloat16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline void store(BFloat16* p, Vector v) {
-    __m512i bits = _mm512_castps_si512(v);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
-    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
-    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+    __m512i bits = _mm512_castps_si512(v), rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000)), nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_sub_epi32(rounded, odd, rounded, _mm512_set1_epi32(-1));
+    rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7FC00000));
+    const __m512i high = _mm512_set_epi64(0, 0, 0, 0, 0x1F001D001B0019, 0x17001500130011, 0xF000D000B0009, 0x7000500030001);
+    _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded)));
 }
 static inline Vector load(const Bits* p) {
     return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)));
@@ -62,6 +63,10 @@ static inline Vector nearest(Vector a) {
 static inline Vector times_power_of_two(Vector a, Vector exponent) { return _mm512_scalef_ps(a, exponent); }
 // Each lane with the one beside it exchanged: 1, 0, 3, 2, ...
 static inline Vector neighbours(Vector a) { return _mm512_permute_ps(a, 0xB1); }
+// The numbers of a table of 16 at places 0..15.
+static inline Vector look_up(const float* table, Vector place) {
+    return _mm512_permutexvar_ps(_mm512_cvtps_epi32(place), load(table));
+}
 static inline void transpose(Vector* r) {
     Vector t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -178,6 +183,9 @@ static inline Vector times_power_of_two(Vector a, Vector exponent) {
     return a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23));
 }
 static inline Vector neighbours(Vector a) { return _mm256_permute_ps(a, 0xB1); }
+static inline Vector look_up(const float* table, Vector place) {
+    return _mm256_i32gather_ps(table, _mm256_cvtps_epi32(place), 4);
+}
 static inline void transpose(Vector* r) {
     Vector t[8];
     for (int i = 0; i < 8; i += 2) {
