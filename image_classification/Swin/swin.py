@@ -9,6 +9,7 @@ Shapes use: B batch, H and W the height and width of the feature map, C channels
 import paddle
 from paddle import nn
 
+from image_classification.half_cpu import composite
 from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange, residual
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
@@ -16,6 +17,26 @@ from image_classification.runtime import UserError
 
 from .attention import CosineWindowAttention, WindowAttention, shifted_window_mask
 from .dialects import DIALECTS
+
+
+@composite("windows", casts_as="linear")  # what reads the windows rounds them, or, with less to copy, their map
+def windows(x, window: int, shift: int):
+    """Return the windows, [G, w * w, C], of maps [B, H, W, C] that are shifted cyclically, up and to the left."""
+    batch, height, width, dim = x.shape
+    if shift:
+        x = paddle.roll(x, shifts=(-shift, -shift), axis=(1, 2))
+    # [B, H/w, w, W/w, w * C] -> [B, H/w, W/w, w, w * C]
+    split = [batch, height // window, window, width // window, window * dim]
+    return x.reshape(split).transpose([0, 1, 3, 2, 4]).reshape([-1, window * window, dim])
+
+
+@composite("maps")
+def maps(x, window: int, shift: int, height: int, width: int):
+    """Return the maps, [B, H, W, C], whose windows are `x`, [G, w * w, C]: the way back from :func:`windows`."""
+    dim = x.shape[-1]
+    split = [-1, height // window, width // window, window, window * dim]
+    x = x.reshape(split).transpose([0, 1, 3, 2, 4]).reshape([-1, height, width, dim])
+    return paddle.roll(x, shifts=(shift, shift), axis=(1, 2)) if shift else x
 
 
 class PatchEmbed(ConvPatchEmbed):
@@ -81,18 +102,8 @@ class SwinBlock(nn.Layer):
 
     def attend(self, x):
         """Return window attention over the map, with the cyclic shift done and undone."""
-        batch, height, width, dim = x.shape
-        window, shift = self.window, self.shift
-        if shift:
-            x = paddle.roll(x, shifts=(-shift, -shift), axis=(1, 2))
-        rows, columns = height // window, width // window
-        # [B, H/w, w, W/w, w * C] -> [B, H/w, W/w, w, w * C] and back
-        swapped = [0, 1, 3, 2, 4]
-        windows = [batch * rows * columns, window * window, dim]
-        x = rearrange(x, [batch, rows, window, columns, window * dim], swapped, windows)
-        x = self.attn(x, self.attn_mask)
-        x = rearrange(x, [batch, rows, columns, window, window * dim], swapped, [batch, height, width, dim])
-        return paddle.roll(x, shifts=(shift, shift), axis=(1, 2)) if shift else x
+        mixed = self.attn(windows(x, self.window, self.shift), self.attn_mask)
+        return maps(mixed, self.window, self.shift, *x.shape[1:3])
 
 
 class SwinStage(nn.Layer):

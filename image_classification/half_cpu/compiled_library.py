@@ -29,6 +29,7 @@ _I, _L, _F, _S, _P = c_int, c_long, c_float, c_char_p, c_void_p
 _SIGNATURES = {
     "convert": (_I, _I, _L, _P, _P),
     "move": (_I, _I, _I, _P, _P, _P),
+    "windows": (_P, _I, _P, _P),
     "copy_rows": (_L, _L, _L, _L, _P, _P),
     "activation": (_S, _I, _L, _F, _F, _P, _P),
     "activation_backward": (_S, _I, _L, _F, _F, _P, _P, _P),

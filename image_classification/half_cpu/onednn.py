@@ -22,6 +22,7 @@ from . import (
     compiled_rotary,
     compiled_shuffles,
     compiled_views,
+    compiled_windows,
     kernels,
     onednn_attention,
     onednn_batch_norm,
@@ -81,6 +82,7 @@ COMPILED_KERNELS = {
     **compiled_residual.KERNELS,
     **compiled_shuffles.KERNELS,
     **compiled_views.KERNELS,
+    **compiled_windows.KERNELS,
 }
 
 

@@ -6,6 +6,7 @@ import paddle.nn.functional as F
 from image_classification import layers
 from image_classification.EVA02 import eva02
 from image_classification.half_cpu import op_names
+from image_classification.Swin import swin
 from image_classification.XCiT import xcit
 from tests.helpers.onednn_runs import statistics
 
@@ -271,6 +272,10 @@ CASES = {
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(5, 20), 3, False), [(2, 5, 3 * 3 * 20)], False),
     "rotary-pair-of-one-token": (
         "rotary", lambda qkv: eva02.rotary(qkv, *angles(1, 2), 1, False), [(1, 1, 3 * 2)], False),
+    "windows": ("windows", lambda x: swin.windows(x, 3, 0), [(2, 6, 9, 5)], False),
+    "windows-shifted": ("windows", lambda x: swin.windows(x.transpose([0, 2, 1, 3]), 4, 3), [(2, 8, 12, 5)], False),
+    "maps": ("maps", lambda x: swin.maps(x, 3, 1, 6, 9), [(12, 9, 5)], False),
+    "maps-of-one-window": ("maps", lambda x: swin.maps(x.transpose([0, 2, 1]), 2, 1, 2, 2), [(3, 5, 4)], False),
     "cross-covariance": (
         "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv, 3, t), [(2, 13, 3 * 3 * 20), (3, 1, 1)], True),
     "cross-covariance-strided": (

@@ -133,6 +133,29 @@ EXPORT int copy_rows(long rows, long bytes, long from_step, long to_step, const 
     return 0;
 }
 
+// Maps [batch, height, width] of pixels of some bytes to windows [batch, rows, columns, window, window] of the maps shifted
+// cyclically, up and to the left, or back.
+EXPORT int windows(const long* numbers, int back, const char* from, char* to) {
+    long batch = numbers[0], height = numbers[1], width = numbers[2], window = numbers[3], shift = numbers[4];
+    long bytes = numbers[5], columns = width / window;
+    auto copy = [&](long pixel, long in_windows, long count) {
+        if (back) memcpy(to + pixel * bytes, from + in_windows * bytes, count * bytes);
+        else memcpy(to + in_windows * bytes, from + pixel * bytes, count * bytes);
+    };
+    for_ranges(batch * height, 32768 / (width * bytes), [&](long first, long last) {
+        for (long r = first; r < last; r++) {
+            long b = r / height, i = r % height, row = (b * height + (i + shift) % height) * width;
+            for (long c = 0; c < columns; c++) {
+                long place = (((b * height + i / window * window) * columns + c * window) * window + i % window * window);
+                long begin = (c * window + shift) % width, count = std::min(window, width - begin);
+                copy(row + begin, place, count);
+                copy(row, place + count, window - count);
+            }
+        }
+    });
+    return 0;
+}
+
 // Boxes of elements of 2 or 4 bytes. For each: where it begins in the source and in the target, the sizes of its axes,
 // their strides in the source, all 0 for a box of zeros, and in the target; counted in elements.
 EXPORT int move(int bytes, int boxes, int axes, const long* numbers, const char* source, char* target) {

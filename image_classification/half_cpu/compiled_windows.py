@@ -1,0 +1,60 @@
+"""Windows of maps [B, H, W, C] that are shifted cyclically, one copy each way, in all formats."""
+
+from paddle.autograd import PyLayer
+
+from .compiled_library import load, numbers
+from .onednn_memory import contiguous
+from .onednn_primitives import bound, new_tensor, servable
+
+
+class Windows(PyLayer):
+    """Maps cut into windows, or put together again."""
+
+    @staticmethod
+    def forward(ctx, x, shape, constants, back):
+        """Return the windows of maps, or the maps of windows, in the shape given, dense."""
+        ctx.constants = x.shape, constants, back
+        return _copied(x, shape, constants, back)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x."""
+        shape, constants, back = ctx.constants
+        return _copied(gradient, shape, constants, not back)
+
+
+def _copied(x, shape, constants, back):
+    x, out = contiguous(x), new_tensor(x.dtype, shape)
+    load().windows(numbers(*constants, shape[-1] * x.element_size()), back, x.data_ptr(), out.data_ptr())
+    return out
+
+
+def windows(original, args, kwargs):
+    """Kernel of ``windows(x, window, shift)`` for a window that divides the map."""
+    values = bound(args, kwargs, ("x", "window", "shift"), ())
+    if values is None or not servable(values[0]) or values[0].ndim != 4:
+        return NotImplemented
+    x, window, shift = values
+    batch, height, width, dim = x.shape
+    if not 0 <= shift < window or height % window or width % window:
+        return NotImplemented
+    shape = [batch * (height // window) * (width // window), window * window, dim]
+    return Windows.apply(x, shape, (batch, height, width, window, shift), False)
+
+
+def maps(original, args, kwargs):
+    """Kernel of ``maps(x, window, shift, height, width)``, the way back."""
+    values = bound(args, kwargs, ("x", "window", "shift", "height", "width"), ())
+    if values is None or not servable(values[0]) or values[0].ndim != 3:
+        return NotImplemented
+    x, window, shift, height, width = values
+    count, tokens, dim = x.shape
+    if tokens != window * window or not 0 <= shift < window or height % window or width % window:
+        return NotImplemented
+    batch, rest = divmod(count * tokens, height * width)
+    if rest:
+        return NotImplemented
+    return Windows.apply(x, [batch, height, width, dim], (batch, height, width, window, shift), True)
+
+
+KERNELS = {"windows": windows, "maps": maps}
