@@ -122,8 +122,9 @@ def cases(batch):
         "interpolate bilinear": (lambda x: F.interpolate(x, [56, 56], mode="bilinear"), [pyramid]),
         "interpolate bicubic": (lambda x: F.interpolate(x, [40, 40], mode="bicubic"), [pyramid]),
     }  # fmt: skip
-    rows, grid = (64 * batch, 1000), F.affine_grid(paddle.to_tensor([[[0.9, 0.2, 0.0], [-0.2, 0.9, 0.0]]] * batch), [batch, 1, 28, 28])
-    labels = paddle.randint(0, 1000, [64 * batch])
+    rows, labels = (64 * batch, 1000), paddle.randint(0, 1000, [64 * batch])
+    turned = paddle.to_tensor([[[0.9, 0.2, 0.0], [-0.2, 0.9, 0.0]]] * batch)
+    grid = F.affine_grid(turned, [batch, 1, 28, 28])
     index, order = paddle.randint(0, 197, [100]), paddle.randperm(197)
     chosen, mask = paddle.rand([batch, 197, 768]) < 0.5, paddle.rand([batch, 197, 1]) < 0.5
     found |= {
@@ -171,7 +172,8 @@ def cases(batch):
         "outer": (paddle.outer, [(768,), (3072,)]),
         "cross_entropy": (lambda x: F.cross_entropy(x, labels), [rows]),
         "cross_entropy of soft labels": (
-            lambda x: F.cross_entropy(x, F.label_smooth(F.one_hot(labels, 1000)).astype(x.dtype), soft_label=True), [rows]),
+            lambda x: F.cross_entropy(x, F.label_smooth(F.one_hot(labels, 1000)).astype(x.dtype), soft_label=True),
+            [rows]),
         "binary_cross_entropy_with_logits": (
             lambda x: F.binary_cross_entropy_with_logits(x, F.one_hot(labels, 1000).astype(x.dtype)), [rows]),
         "mse_loss": (F.mse_loss, [tokens, tokens]),

@@ -48,6 +48,8 @@ _SIGNATURES = {
     "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
     "softmax": (_I, _L, _L, _P, _P),
     "softmax_backward": (_I, _L, _L, _P, _P, _P),
+    "log_softmax": (_I, _L, _L, _P, _P),
+    "log_softmax_backward": (_I, _L, _L, _P, _P, _P),
     "softmax_columns": (_I, _L, _L, _L, _P, _P),
     "softmax_columns_backward": (_I, _L, _L, _L, _P, _P, _P),
     "layer_norm": (_I, _L, _L, _F, _P, _P, _P, _P, _P, _P),

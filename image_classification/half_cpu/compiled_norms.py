@@ -7,9 +7,9 @@ from paddle.autograd import PyLayer
 
 from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
-from .onednn_memory import in_dtype, in_float32, keep, new_like, ordered_like, own_result, settled
+from .onednn_memory import contiguous, in_dtype, in_float32, keep, new_like, ordered_like, own_result, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, servable
+from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
 
@@ -122,4 +122,39 @@ def softmax(original, args, kwargs):
     return Softmax.apply(x, (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])))
 
 
-KERNELS = {"group_norm": group_norm, "instance_norm": instance_norm, "softmax": softmax}
+class LogSoftmax(PyLayer):
+    """The logarithm of the softmax over the last axis; keeps its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return the logarithms in the dtype of x, dense."""
+        x = contiguous(x)
+        out = new_tensor(x.dtype, x.shape)
+        ctx.sizes = DATA_TYPES[x.dtype], numel(x) // x.shape[-1], x.shape[-1]
+        load().log_softmax(*ctx.sizes, x.data_ptr(), out.data_ptr())
+        keep(ctx, x)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x."""
+        (x,) = ctx.saved_tensor()
+        gradient, out = contiguous(gradient), new_tensor(x.dtype, x.shape)
+        load().log_softmax_backward(*ctx.sizes, x.data_ptr(), gradient.data_ptr(), out.data_ptr())
+        return out
+
+
+def log_softmax(original, args, kwargs):
+    """Kernel of ``log_softmax(x, axis)`` over the last axis."""
+    values = bound(args, kwargs, ("x", "axis"), (-1,))
+    if values is None or not servable(values[0]) or values[1] not in (-1, values[0].ndim - 1):
+        return NotImplemented
+    return LogSoftmax.apply(values[0])
+
+
+KERNELS = {
+    "group_norm": group_norm,
+    "instance_norm": instance_norm,
+    "log_softmax": log_softmax,
+    "softmax": softmax,
+}

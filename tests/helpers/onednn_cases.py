@@ -247,6 +247,18 @@ CASES = {
     "conv-transposed-depthwise": (
         "depthwise_conv2d_transpose", lambda x, w: F.conv2d_transpose(x, w, stride=2, groups=6),
         [(2, 6, 5, 4), (6, 1, 2, 2)], False),
+    "roll": ("roll", lambda x: x.roll([2, -1], axis=[0, -1]), [(3, 5, 33)], False),
+    "roll-after-conv": (
+        "roll", lambda x, w: F.conv2d(x, w).roll([-3, 8, 1], axis=[2, 3, 2]), [(2, 8, 5, 7), (24, 8, 1, 1)], True),
+    "bmm": ("bmm", paddle.bmm, [(3, 5, 33), (3, 33, 6)], False),
+    "log_softmax": ("log_softmax", lambda x: F.log_softmax(x * 8), [(3, 5, 33)], False),
+    "celu": ("celu", lambda x: F.celu(x, 0.7), [(3, 5, 33)], False),
+    "selu": ("selu", F.selu, [(3, 5, 33)], False),
+    "softplus": ("softplus", lambda x: F.softplus(x * 4, 1.5, 3.0), [(3, 5, 33)], False),
+    "softplus-far": ("softplus", lambda x: F.softplus(x * 30), [(3, 5, 33)], False),
+    "log_sigmoid": ("logsigmoid", lambda x: F.log_sigmoid(x * 4), [(3, 5, 33)], False),
+    "softsign": ("softsign", F.softsign, [(3, 5, 33)], False),
+    "hardtanh": ("hardtanh", lambda x: F.hardtanh(x, -0.5, 0.7), [(3, 5, 33)], False),
     "pixel-shuffle": ("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), [(2, 12, 5, 7)], False),
     "pixel-unshuffle": ("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 3), [(2, 5, 6, 9)], False),
     "channel-shuffle": ("channel_shuffle", lambda x: F.channel_shuffle(x, 3), [(2, 12, 5, 7)], False),

@@ -142,6 +142,56 @@ struct Elu {
         return choose(less(x, all(0.0f)), g * all(alpha) * exponential(x), g);
     }
 };
+struct Celu {
+    static constexpr const char* NAME = "celu";
+    float alpha, unused;
+    Vector power(Vector x) const { return exponential(x * all(1.0f / alpha)); }
+    Vector forward(Vector x) const { return choose(less(all(0.0f), x), x, all(alpha) * (power(x) - all(1.0f))); }
+    Vector backward(Vector x, Vector g) const { return choose(less(all(0.0f), x), g, g * power(x)); }
+};
+struct Selu {
+    static constexpr const char* NAME = "selu";
+    float scale, alpha;
+    Vector forward(Vector x) const {
+        return all(scale) * choose(less(all(0.0f), x), x, all(alpha) * (exponential(x) - all(1.0f)));
+    }
+    Vector backward(Vector x, Vector g) const {
+        return g * all(scale) * choose(less(all(0.0f), x), all(1.0f), all(alpha) * exponential(x));
+    }
+};
+struct Softplus {
+    static constexpr const char* NAME = "softplus";
+    float beta, threshold;
+    Vector forward(Vector x) const {
+        Vector scaled = x * all(beta), rest = log_one_plus(exponential(-magnitude(scaled)));
+        return choose(less(all(threshold), scaled), x, (maximum(all(0.0f), scaled) + rest) * all(1.0f / beta));
+    }
+    Vector backward(Vector x, Vector g) const {
+        Vector scaled = x * all(beta);
+        return choose(less(all(threshold), scaled), g, g * sigmoid(scaled));
+    }
+};
+struct LogSigmoid {
+    static constexpr const char* NAME = "logsigmoid";
+    Vector forward(Vector x) const { return minimum(all(0.0f), x) - log_one_plus(exponential(-magnitude(x))); }
+    Vector backward(Vector x, Vector g) const { return g * sigmoid(-x); }
+};
+struct Softsign {
+    static constexpr const char* NAME = "softsign";
+    Vector forward(Vector x) const { return x / (all(1.0f) + magnitude(x)); }
+    Vector backward(Vector x, Vector g) const {
+        Vector divisor = all(1.0f) + magnitude(x);
+        return g / (divisor * divisor);
+    }
+};
+struct HardTanh {
+    static constexpr const char* NAME = "hardtanh";
+    float low, high;
+    Vector forward(Vector x) const { return minimum(all(high), maximum(all(low), x)); }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(all(low), x), choose(less(x, all(high)), g, all(0.0f)), all(0.0f));
+    }
+};
 struct Mish {
     static constexpr const char* NAME = "mish";
     // tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), and 1 from x = 20 on, where n would overflow.
@@ -211,6 +261,8 @@ int for_activation(const char* name, float alpha, float beta, F f) {
     attempt(GeluHalf{});
     attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
     attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
+    attempt(Celu{alpha, beta}), attempt(Selu{alpha, beta}), attempt(Softplus{alpha, beta}), attempt(LogSigmoid{});
+    attempt(Softsign{}), attempt(HardTanh{alpha, beta});
     attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});
     return found ? 0 : 1;
 }

@@ -1,4 +1,6 @@
 // Softmax, layer normalisation and root-mean-square normalisation of the rows of a matrix; float32 inside.
+#include <utility>
+
 #include "interface.h"
 #include "parallel.h"
 
@@ -28,29 +30,57 @@ float sum_over(long n, F f) {
     return sum(total);
 }
 
+// Write e^(x - the largest) of a row, and return the largest and the sum.
+template <class T>
+std::pair<float, float> exponentials(long columns, const T* x, float* row) {
+    float largest = -INFINITY;
+    Vector top = all(-INFINITY);
+    walk(columns, [&](long i, long count) {
+        Vector v = take(x + i, count);
+        store(row + i, v);
+        if (count == W) top = maximum(v, top);
+        else for (long j = 0; j < count; j++) largest = std::max(largest, row[i + j]);
+    });
+    float some[W];
+    store(some, top);
+    for (float one : some) largest = std::max(largest, one);
+    float total = sum_over(columns, [&](long i, long) {
+        Vector e = exponential(load(row + i) - all(largest));
+        store(row + i, e);
+        return e;
+    });
+    return {largest, total};
+}
+
 template <class T>
 void softmax(long rows, long columns, const T* from, T* to) {
     for_rows(rows, columns, [&](long r, float* row) {
+        T* y = to + r * columns;
+        Vector factor = all(1.0f / exponentials(columns, from + r * columns, row).second);
+        walk(columns, [&](long i, long count) { give(y + i, load(row + i) * factor, count); });
+    });
+}
+
+template <class T>
+void log_softmax(long rows, long columns, const T* from, T* to) {
+    for_rows(rows, columns, [&](long r, float* row) {
         const T* x = from + r * columns;
         T* y = to + r * columns;
-        float largest = -INFINITY;
-        Vector top = all(-INFINITY);
-        walk(columns, [&](long i, long count) {
-            Vector v = take(x + i, count);
-            store(row + i, v);
-            if (count == W) top = maximum(v, top);
-            else for (long j = 0; j < count; j++) largest = std::max(largest, row[i + j]);
-        });
-        float some[W];
-        store(some, top);
-        for (float one : some) largest = std::max(largest, one);
-        float total = sum_over(columns, [&](long i, long) {
-            Vector e = exponential(load(row + i) - all(largest));
-            store(row + i, e);
-            return e;
-        });
-        Vector factor = all(1.0f / total);
-        walk(columns, [&](long i, long count) { give(y + i, load(row + i) * factor, count); });
+        auto [largest, total] = exponentials(columns, x, row);
+        Vector top = all(largest), rest = all(std::log(total));
+        walk(columns, [&](long i, long count) { give(y + i, take(x + i, count) - top - rest, count); });
+    });
+}
+
+// From the input: the result, rounded to a half format, is no good measure of its own exponential.
+template <class T>
+void log_softmax_backward(long rows, long columns, const T* from, const T* gradient, T* out) {
+    for_rows(rows, columns, [&](long r, float* row) {
+        const T* g = gradient + r * columns;
+        T* to = out + r * columns;
+        float all_of_it = sum_over(columns, [&](long i, long count) { return take(g + i, count); });
+        Vector factor = all(all_of_it / exponentials(columns, from + r * columns, row).second);
+        walk(columns, [&](long i, long count) { give(to + i, take(g + i, count) - load(row + i) * factor, count); });
     });
 }
 
@@ -197,6 +227,20 @@ EXPORT int softmax_backward(int format, long rows, long columns, const void* y, 
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         softmax_backward(rows, columns, (const T*)y, (const T*)gradient, (T*)out);
+    });
+}
+
+EXPORT int log_softmax(int format, long rows, long columns, const void* x, void* y) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        log_softmax(rows, columns, (const T*)x, (T*)y);
+    });
+}
+
+EXPORT int log_softmax_backward(int format, long rows, long columns, const void* x, const void* gradient, void* out) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        log_softmax_backward(rows, columns, (const T*)x, (const T*)gradient, (T*)out);
     });
 }
 

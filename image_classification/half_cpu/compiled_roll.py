@@ -1,0 +1,60 @@
+"""Rolling along axes, as shifted windows need it, on all formats: one copy each way; nothing is rounded."""
+
+import itertools
+
+from paddle.autograd import PyLayer
+
+from .onednn_memory import copy_layout, new_like, settled
+from .onednn_primitives import DATA_TYPES, Layout, bound, servable
+
+
+class Roll(PyLayer):
+    """A tensor whose places are moved along axes; what leaves at one end comes in at the other."""
+
+    @staticmethod
+    def forward(ctx, x, shifts):
+        """Return the rolled tensor in the memory order of x; `shifts` says how far along each axis, from 0 on."""
+        ctx.back = [-shift % size for shift, size in zip(shifts, x.shape, strict=True)]
+        return _rolled(settled(x), shifts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient, rolled back."""
+        return _rolled(settled(gradient), ctx.back)
+
+
+def _rolled(x, shifts):
+    """Return what each part of a settled tensor makes in its place: an axis that is shifted has two."""
+    out = new_like(x)
+    parts = [
+        [(size - shift, 0, shift), *([(shift, size - shift, 0)] if shift else [])]
+        for shift, size in zip(shifts, x.shape, strict=True)
+    ]
+    dtype, strides, width = DATA_TYPES[x.dtype], tuple(x.strides), x.element_size()
+    for block in itertools.product(*parts):
+        sizes, *places = zip(*block, strict=True)
+        start, end = (width * sum(a * b for a, b in zip(place, strides, strict=True)) for place in places)
+        layout = Layout(dtype, sizes, strides)
+        copy_layout(layout, layout, x.data_ptr() + start, out.data_ptr() + end)
+    return out
+
+
+def roll(original, args, kwargs):
+    """Kernel of ``roll(x, shifts, axis)`` along named axes."""
+    values = bound(args, kwargs, ("x", "shifts", "axis"), ())
+    if values is None or not servable(values[0]):
+        return NotImplemented
+    x, shifts, axes = values
+    if not all(isinstance(value, (list, tuple)) and value for value in (shifts, axes)) or len(shifts) != len(axes):
+        return NotImplemented
+    if not all(type(number) is int for number in (*shifts, *axes)):
+        return NotImplemented
+    if not all(-x.ndim <= axis < x.ndim for axis in axes):
+        return NotImplemented  # Paddle words the error
+    whole = [0] * x.ndim
+    for shift, axis in zip(shifts, axes, strict=True):
+        whole[axis] = (whole[axis] + shift) % x.shape[axis]
+    return Roll.apply(x, whole)
+
+
+KERNELS = {"roll": roll}
