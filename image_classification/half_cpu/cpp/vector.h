@@ -29,6 +29,12 @@ static inline Vector load(const BFloat16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline void store(BFloat16* p, Vector v) {
+#ifdef __AVX512BF16__  // makes subnormal numbers zero, and other numbers of NaN
+    if (!_mm512_fpclass_ps_mask(v, 0x81 | 0x20)) {
+        _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v));
+        return;
+    }
+#endif
     __m512i bits = _mm512_castps_si512(v), rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
     __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000)), nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     rounded = _mm512_mask_sub_epi32(rounded, odd, rounded, _mm512_set1_epi32(-1));
