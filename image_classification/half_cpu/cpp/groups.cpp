@@ -1,5 +1,7 @@
 // Normalisation of groups of channels, each image by itself: group and instance normalisation. Images lie as [batch,
 // pixels, channels] or as planes [batch, channels, pixels]; statistics are float32 and two passes make the variance.
+#include <type_traits>
+
 #include "interface.h"
 #include "parallel.h"
 
@@ -48,16 +50,20 @@ void for_elements(const Images& s, long image, long first, long last, F f) {
 template <class F>
 void channel_sums(const Images& s, long image, long first, long last, float* sums, F f) {
     if (s.last) {
-        walk(last - first, [&](long i, long count) {
-            long c = first + i;
-            auto of = [&](const float* values) { return take(values + c, count); };
-            Vector total[2] = {all(0.0f), all(0.0f)};
-            for (long p = 0; p < s.pixels; p++) {
-                Vector& one = total[p % 2];
-                one = one + f((image * s.pixels + p) * s.channels + c, count, of);
-            }
-            give(sums + c, total[0] + total[1], count);
-        });
+        auto columns = [&](long c, auto many, long count) {  // so many vectors side by side: whole lines of the cache
+            Vector total[decltype(many)::value];
+            for (long k = 0; k < many; k++) total[k] = all(0.0f);
+            for (long p = 0; p < s.pixels; p++)
+                for (long k = 0; k < many; k++) {
+                    auto of = [&](const float* values) { return take(values + c + k * W, count); };
+                    total[k] = total[k] + f((image * s.pixels + p) * s.channels + c + k * W, count, of);
+                }
+            for (long k = 0; k < many; k++) give(sums + c + k * W, total[k], count);
+        };
+        constexpr long MANY = 4;
+        long c = first;
+        for (; c + MANY * W <= last; c += MANY * W) columns(c, std::integral_constant<long, MANY>(), W);
+        walk(last - c, [&](long i, long count) { columns(c + i, std::integral_constant<long, 1>(), count); });
         return;
     }
     for (long c = first; c < last; c++) {
