@@ -16,11 +16,13 @@ struct Half {
     static constexpr long READ = 2, WRITTEN = 2;  // bytes
     Vector load(const char* p, long count) const { return take((const Bits*)p, count); }
     void store(char* p, Vector v, long count) const { give((Bits*)p, v, count); }
+    void copy(const char* from, char* to) const { memcpy(to, from, 2); }
 };
 struct Word {
     static constexpr long READ = 4, WRITTEN = 4;
     Vector load(const char* p, long count) const { return take((const float*)p, count); }
     void store(char* p, Vector v, long count) const { give((float*)p, v, count); }
+    void copy(const char* from, char* to) const { memcpy(to, from, 4); }
 };
 struct Pair : Word {
     static constexpr long READ = 2;
@@ -29,11 +31,13 @@ struct Pair : Word {
     Vector load(const char* p, long count) const {
         return paired(take((const Bits*)p, count), take((const Bits*)(p + apart), count));
     }
+    void copy(const char* from, char* to) const { memcpy(to, from, 2), memcpy(to + 2, from + apart, 2); }
 };
 template <class Unit>
 struct Zero : Unit {
     static constexpr long READ = 0;
     Vector load(const char*, long) const { return all(0.0f); }
+    void copy(const char*, char* to) const { memset(to, 0, Unit::WRITTEN); }
 };
 
 // A transposition: `many` columns begin somewhere in the source, where `count` units of each lie side by side, and the
@@ -68,6 +72,38 @@ std::vector<long> places(std::vector<Axis>& axes, long Axis::*dense, long bytes,
     return begins;
 }
 
+// Runs, or columns with all of their rows, at each step of an axis.
+template <class Unit>
+void copy_inner(Unit unit, Axis inner, long run, const char* from, const long* columns, long many, char* to,
+                const long* rows, long count) {
+    long width = std::min(many, (long)W), height = std::min(count, (long)W);
+    bool far = count <= W && many <= 256 && inner.from > 256;  // what is read next, farther than the processor foresees
+    for (long k = 0; k < inner.size; k++, from += inner.from, to += inner.to) {
+        if (run > 1)
+            walk(run, [&](long i, long n) {
+                unit.store(to + i * Unit::WRITTEN, unit.load(from + i * Unit::READ, n), n);
+            });
+        else if (many == 1 || count == 1)
+            for (long r = 0; r < count; r++)
+                for (long c = 0; c < many; c++)
+                    unit.copy(from + columns[c] + r * Unit::READ, to + rows[r] + c * Unit::WRITTEN);
+        else
+            for (long above = 0; above < count; above += 4 * W)  // no more rows than the first cache holds
+                for (long left = 0; left < many; left += W)
+                    for (long top = above; top < std::min(count, above + 4 * W); top += W) {
+                        long c = std::min(left, many - width), r = std::min(top, count - height);  // may overlap
+                        const char* source = from + r * Unit::READ;
+                        const long* at = columns + c;
+                        char* target = to + c * Unit::WRITTEN;
+                        if (far)
+                            for (long j = 0; j < width; j++) __builtin_prefetch(source + at[j] + 2 * inner.from);
+                        if (width < W) square(unit, source, at, width, target, rows + r, height);
+                        else if (height < W) square(unit, source, at, W, target, rows + r, height);
+                        else square(unit, source, at, W, target, rows + r, W);
+                    }
+    }
+}
+
 // axes: those that are denser in the target first.
 template <class Unit>
 void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
@@ -85,40 +121,23 @@ void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
     if (run > 1) std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.from < b.from; });
     Axis inner{1, 0, 0};
     if (!axes.empty()) inner = axes[0], axes.erase(axes.begin());
-    constexpr long strip = Unit::WRITTEN == 2 ? 4 * W : W;
-    long many = columns.size(), count = rows.size(), width = std::min(many, (long)W), height = std::min(count, (long)W);
-    auto block = [&](const char* source, char* target, long c, long r) {
-        c = std::min(c, many - width), r = std::min(r, count - height);  // the last ones may overlap
-        source += r * Unit::READ, target += c * Unit::WRITTEN;
-        if (count <= W && inner.from > 256)  // what is read next is farther away than the processor foresees
-            for (long j = c; j < c + width; j++) __builtin_prefetch(source + columns[j] + 2 * inner.from);
-        if (width == W && height == W) square(unit, source, &columns[c], W, target, &rows[r], W);
-        else if (width == W) square(unit, source, &columns[c], W, target, &rows[r], height);
-        else square(unit, source, &columns[c], width, target, &rows[r], height);
-    };
     // Of the columns and the inner axis that one is walked first along which the source is denser.
-    long part = many > 1 && columns[1] < inner.from ? many : strip, parts = (many + part - 1) / part, others = 1;
+    long many = columns.size(), strip = many > 1 && columns[1] < inner.from ? many : (Unit::WRITTEN == 2 ? 4 : 1) * W;
+    long strips = (many + strip - 1) / strip, others = 1;
     for (const Axis& axis : axes) others *= axis.size;
-    for_ranges(others * parts, 16384 / (run * inner.size * count * std::min(many, part)), [&](long begin, long end) {
+    long work = run * inner.size * rows.size() * std::min(many, strip);
+    for_ranges(others * strips, 16384 / work, [&](long begin, long end) {
         for (long task = begin; task < end; task++) {
-            long index = task / parts, first = task % parts * part, last = std::min(many, first + part);
+            long index = task / strips, first = task % strips * strip;
             const char* source = from;
-            char* target = to;
+            char* target = to + first * Unit::WRITTEN;
             for (const Axis& axis : axes) {
                 source += index % axis.size * axis.from;
                 target += index % axis.size * axis.to;
                 index /= axis.size;
             }
-            for (long k = 0; k < inner.size; k++, source += inner.from, target += inner.to) {
-                if (run > 1)
-                    walk(run, [&](long i, long n) {
-                        unit.store(target + i * Unit::WRITTEN, unit.load(source + i * Unit::READ, n), n);
-                    });
-                else
-                    for (long left = first; left < last; left += strip)
-                        for (long r = 0; r < count; r += W)
-                            for (long c = left; c < std::min(last, left + strip); c += W) block(source, target, c, r);
-            }
+            copy_inner(unit, inner, run, source, &columns[first], std::min(many - first, strip), target, rows.data(),
+                       rows.size());
         }
     });
 }
