@@ -9,7 +9,8 @@ hits all of them alike. The speed-up is the median over the rounds of (seconds o
 both of the same round. CPU s/it is the processor time of all threads; with --threads 1 it hardly depends on what else
 the machine does. "Of products" is the time that the model's products would take at the speed that a large product
 reaches here (last line) over the time of the fastest round: the rest is everything else. Memory is the peak above the
-idle process: Python with Paddle imported, no model.
+idle process: Python with Paddle imported, no model. Beside mode fp32, a table says what a precision costs: the check of
+the gradients, the scaler and the masters, and what the optimizer takes beyond that of fp32.
 """
 
 import json
@@ -25,10 +26,12 @@ from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
 from image_classification.tools.parts.benchmark_report import (
+    add_machinery,
     add_shares,
     add_speedups,
     describe_products,
     machine,
+    machinery_table,
     plot,
     rounds_table,
     summary,
@@ -62,7 +65,9 @@ def main(arguments):
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
     add_shares(rows, products, products_of(options))
-    print(table(rows, options), "", rounds_table(rows), "", describe_products(products), sep="\n")
+    add_machinery(rows, measurements)
+    tables = [table(rows, options), rounds_table(rows), machinery_table(rows), describe_products(products)]
+    print("\n\n".join(filter(None, tables)))
     result = {
         "machine": machine() | {"products_per_second": products},
         "command": " ".join(["tools/benchmark.py", *arguments]),

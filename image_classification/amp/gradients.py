@@ -22,7 +22,7 @@ def squared_norm(gradients):
         return 0.0
     with paddle.no_grad():
         # Reading 86 million float32 values this way takes a sixth of the time of Paddle's check_finite_and_unscale.
-        values = square_sums(gradients).astype("float64").numpy()
+        values = square_sums(gradients).numpy().astype("float64")
         # Squares of finite values above 1.8e19 pass float32's range, so only float64 can tell; it takes ten times as
         # long, so the first tensor that holds inf or NaN decides.
         for index in np.flatnonzero(~np.isfinite(values)):
@@ -34,8 +34,8 @@ def squared_norm(gradients):
 
 @half_cpu.composite("square_sums")
 def square_sums(tensors):
-    """Return the sum of the squares of all numbers of each tensor, float32 [n]."""
-    return paddle.stack([private.squared_l2_norm(_float32(tensor)).reshape([]) for tensor in tensors])
+    """Return the sum of the squares of all numbers of each tensor, computed in float32, [n]."""
+    return _stacked([private.squared_l2_norm(_float32(tensor)) for tensor in tensors])
 
 
 def first_non_finite(named_params):
@@ -70,13 +70,13 @@ def count_zeros(gradients):
     with paddle.no_grad():
         # Not `gradient == 0`: Paddle calls floats equal when they differ by less than 1e-8.
         counts = [gradient.astype("bool").logical_not().sum() for gradient in gradients]
-        return int(_values(counts).sum()) if counts else 0
+        return int(_stacked(counts).numpy().sum()) if counts else 0
 
 
 def _float32(tensor):
     return tensor if tensor.dtype == paddle.float32 else tensor.astype("float32")
 
 
-def _values(scalars):
-    """Return one-element tensors as an array of float64; one host sync for all."""
-    return paddle.stack([scalar.reshape([]).astype("float64") for scalar in scalars]).numpy()
+def _stacked(scalars):
+    """Return one-element tensors as one of float64, [n], so that one host sync reads them all."""
+    return paddle.stack([scalar.reshape([]).astype("float64") for scalar in scalars])

@@ -53,6 +53,27 @@ def test_share_of_products_is_that_of_the_fastest_round():
     assert rows[0]["share_of_products"] == pytest.approx(0.5)
 
 
+def with_machinery(scaler, optimizer):
+    """Return a round of steps of a second of processor time, half a second of it on the clock."""
+    phases = dict.fromkeys(benchmark_report.PHASES, 0.0) | {"scaler": scaler, "optimizer": optimizer}
+    one = dict.fromkeys(benchmark_report.PHASES, 0.1) | {"cpu": 1.0, "cpu_phases": phases}
+    return MEASURED | {"iterations": [one] * 2}
+
+
+def test_machinery_is_what_a_precision_takes_beyond_the_optimizer_of_float32():
+    names = {"fp32": ("fp32", (0.01, 0.2)), "auto": ("auto", (0.02, 0.25)), "stock": ("fp32", None)}
+    measurements = [
+        ({"name": name, "mode": mode}, [with_machinery(*parts) if parts else measured(1.0)])
+        for name, (mode, parts) in names.items()
+    ]
+    rows = [benchmark_report.summary(*one) for one in measurements]
+    benchmark_report.add_machinery(rows, measurements)
+    assert [row.get("machinery", {}).get("share") for row in rows] == pytest.approx([0.01, 0.07, None])
+    assert benchmark_report.machinery_table(rows).splitlines()[2:] == [
+        "| fp32 | 10.0 | 200.0 | 0.0 | 1.0% |", "| auto | 20.0 | 250.0 | 50.0 | 7.0% |",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("words, factor", [([], 6), (["--evaluation"], 2)])
 def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
     """torchvision states 1.814 billion for ResNet-18; training has two gradients of each product."""
@@ -142,7 +163,7 @@ def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "| auto bfloat16 |" in done.stdout and "resnet_tiny_digits, training, batch 8, 16 pixels" in done.stdout
-    assert "matrix products alone" in done.stdout
+    assert "matrix products alone" in done.stdout and "check, scaler, masters" in done.stdout
     content = json.loads(json_path.read_text())
     assert set(content["machine"]["products_per_second"]) == {"float32", "bfloat16"}
     assert [row["mode"] for row in content["rows"]] == ["fp32", "auto"]

@@ -55,6 +55,42 @@ def add_shares(rows, products, operations):
         row["share_of_products"] = wanted / min(row["seconds_of_rounds"])
 
 
+def add_machinery(rows, measurements):
+    """Add to each row of a training step of ours what its precision costs, of the median iteration: processor seconds
+    of the scaler, of the optimizer beyond float32's own, and the share of the step that both are."""
+    plain = None
+    for row, (_, rounds) in zip(rows, measurements, strict=True):
+        iterations = [one for measured in rounds for one in measured["iterations"] if "cpu_phases" in one]
+        if not iterations:
+            continue
+        scaler, optimizer = (
+            statistics.median(one["cpu_phases"][phase] for one in iterations) for phase in ("scaler", "optimizer")
+        )
+        if plain is None:
+            if row["mode"] != "fp32":
+                continue
+            plain = optimizer
+        cpu = statistics.median(one["cpu"] for one in iterations)
+        share = (scaler + optimizer - plain) / cpu
+        row["machinery"] = {"scaler": scaler, "optimizer": optimizer, "beyond": optimizer - plain, "share": share}
+
+
+def machinery_table(rows):
+    """Return what the precision costs in the rows that say so, as a Markdown table; nothing where there are none."""
+    if not any("machinery" in row for row in rows):
+        return ""
+    lines = [
+        "| processor time of a step, ms | check, scaler, masters | optimizer | beyond float32's | share of the step |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for row in rows:
+        if "machinery" in row:
+            parts = (row["machinery"][part] * 1e3 for part in ("scaler", "optimizer", "beyond"))
+            times = " | ".join(f"{part:.1f}" for part in parts)
+            lines.append(f"| {row['name']} | {times} | {row['machinery']['share']:.1%} |")
+    return "\n".join(lines)
+
+
 def table(rows, options):
     """Return the rows as a Markdown table."""
     what = "evaluation" if options.evaluation else "training"

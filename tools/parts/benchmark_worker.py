@@ -2,8 +2,8 @@
 
     python tools/parts/benchmark_worker.py '{"cfg": "vit_base_patch16_224", "mode": "auto", ...}'
 
-Prints one line of JSON: seconds of each iteration by phase and of all threads' processor time ("cpu"), memory of the
-idle process and at its peak, in bytes.
+Prints one line of JSON: seconds of each iteration by phase, all threads' processor time of it ("cpu") and by phase
+("cpu_phases", of training steps), memory of the idle process and at its peak, in bytes.
 """
 
 import contextlib
@@ -134,24 +134,26 @@ def repeat_batches(parts, config, kind):
 
 
 class Stopwatch:
-    """Seconds of the phases of one iteration; a phase inside another one is taken out of it."""
+    """Seconds and processor seconds of the phases of one iteration; a phase inside another one is taken out of it."""
 
     def __init__(self, device):
         from image_classification.runtime import device_of
 
         self.device = device_of(device)  # off a CPU operators return before they are computed
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.cpu_seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, phase, function, *arguments, inside=None):
         """Call a function and add the time it takes to a phase."""
         self.device.synchronize()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         result = function(*arguments)
         self.device.synchronize()
-        seconds = time.perf_counter() - start
-        self.seconds[phase] += seconds
-        if inside is not None:
-            self.seconds[inside] -= seconds
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        for phases, taken in ((self.seconds, seconds), (self.cpu_seconds, cpu_seconds)):
+            phases[phase] += taken
+            if inside is not None:
+                phases[inside] -= taken
         return result
 
 
@@ -178,7 +180,8 @@ def measure_training(trainer, batches, count):
         watch.run("scaler", precision.step, optimizer)
         # What is left is the batch's way to the device, and a count of correct images.
         watch.seconds["data"] = time.perf_counter() - start - sum(watch.seconds.values())
-        iterations.append(watch.seconds | {"cpu": time.process_time() - cpu_start})
+        cpu = {"cpu": time.process_time() - cpu_start, "cpu_phases": watch.cpu_seconds}
+        iterations.append(watch.seconds | cpu)
     return iterations[WARMUP_ITERATIONS:]
 
 
