@@ -183,6 +183,46 @@ class Product(PyLayer):
         )
 
 
+class OuterSum(PyLayer):
+    """The sum of two tensors of which each is repeated along axes of the other."""
+
+    @staticmethod
+    def forward(ctx, left, right, runs, shape):
+        """Return the sum in the shape of both together, dense; `runs` has those of each tensor."""
+        ctx.needs = (not left.stop_gradient, not right.stop_gradient)
+        ctx.shapes = shape, left.shape, right.shape
+        left, right, out = contiguous(left), contiguous(right), new_tensor(left.dtype, shape)
+        (sizes, left_strides), (_, right_strides) = map(repeated_strides, runs)
+        constants = numbers(*sizes), numbers(*left_strides, *right_strides)
+        pointers = left.data_ptr(), right.data_ptr(), out.data_ptr()
+        load().arithmetic(b"add", DATA_TYPES[left.dtype], *constants, *pointers)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradients of both tensors: sums over what repeats them."""
+        gradient = contiguous(gradient)
+        shape, *own = ctx.shapes
+        return tuple(
+            sum_over(gradient, None, _plan(gradient, small), new_tensor(gradient.dtype, small)) if needed else None
+            for small, needed in zip(own, ctx.needs, strict=True)
+        )
+
+
+def _outer_sum(left, right):
+    """Return the sum of two tensors of one format neither of which has the shape of the sum, or NotImplemented."""
+    rank = max(left.ndim, right.ndim)
+    shapes = [[1] * (rank - tensor.ndim) + tensor.shape for tensor in (left, right)]
+    shape = [max(pair) for pair in zip(*shapes, strict=True)]
+    if any(size not in (1, whole) for one in shapes for size, whole in zip(one, shape, strict=True)):
+        return NotImplemented
+    kinds = zip(*([size != whole for size, whole in zip(one, shape, strict=True)] for one in shapes), strict=True)
+    runs = runs_of(tuple(shape), tuple(kinds))
+    if len(runs) > 4:
+        return NotImplemented
+    return OuterSum.apply(left, right, [[(size, pair[index]) for size, pair in runs] for index in (0, 1)], shape)
+
+
 def _kernel(name):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "y"), ())
@@ -196,10 +236,11 @@ def _kernel(name):
                 return NotImplemented
             return Broadcast.apply(settled(left), right, name, [(numel(left), False)])
         operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)
-        if operation is None or small.ndim > large.ndim or not (large.is_contiguous() or is_channels_last(large)):
-            return NotImplemented
         aligned = [1] * (large.ndim - small.ndim) + small.shape
-        if any(size not in (1, whole) for size, whole in zip(aligned, large.shape, strict=True)):
+        repeats = (size in (1, whole) for size, whole in zip(aligned, large.shape, strict=True))
+        if small.ndim > large.ndim or not all(repeats):
+            return _outer_sum(left, right) if name == b"add" else NotImplemented
+        if operation is None or not (large.is_contiguous() or is_channels_last(large)):
             return NotImplemented
         runs = _plan(large, small.shape)
         if len(runs) > 4 or _in_order_of(small, large) is None:
