@@ -162,13 +162,34 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
         for_parts(s, [&](long first, long last, long p) {
             float *dots = partial + p * 2 * C, *sums = dots + C;
             memset(dots, 0, 2 * C * sizeof(float));
-            for (long r = first; r < last; r++)
-                walk(C, [&](long c, long count) {
-                    Vector deviation = take(x + r * C + c, count) - take(mean + c, count);
-                    Vector g = arriving(r * C + c, count, deviation, [&](auto* of) { return take(of + c, count); });
-                    give(dots + c, fma(g, deviation, take(dots + c, count)), count);
-                    give(sums + c, take(sums + c, count) + g, count);
-                });
+            // With the sums in registers where rows are so short that reading many of them by columns reads whole lines.
+            constexpr long MANY = 4;
+            auto columns = [&](long c, auto many, long begin, long end, long count) {
+                Vector dot[decltype(many)::value], total[decltype(many)::value];
+                for (long k = 0; k < many; k++) {
+                    dot[k] = take(dots + c + k * W, count);
+                    total[k] = take(sums + c + k * W, count);
+                }
+                for (long r = begin; r < end; r++)
+                    for (long k = 0; k < many; k++) {
+                        long at = c + k * W;
+                        Vector deviation = take(x + r * C + at, count) - take(mean + at, count);
+                        Vector g = arriving(r * C + at, count, deviation, [&](auto* of) { return take(of + at, count); });
+                        dot[k] = fma(g, deviation, dot[k]);
+                        total[k] = total[k] + g;
+                    }
+                for (long k = 0; k < many; k++) {
+                    give(dots + c + k * W, dot[k], count);
+                    give(sums + c + k * W, total[k], count);
+                }
+            };
+            using One = std::integral_constant<long, 1>;
+            using Many = std::integral_constant<long, MANY>;
+            long rows = C > MANY * W ? 1 : 2 * GROUP;
+            for (long r = first; r < last; r += rows) {
+                if (C == MANY * W) columns(0, Many(), r, std::min(last, r + rows), W);
+                else walk(C, [&](long c, long count) { columns(c, One(), r, std::min(last, r + rows), count); });
+            }
         });
         for (long c = 0; c < C; c++) {
             float dot = 0, total = 0;
