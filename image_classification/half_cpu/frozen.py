@@ -20,9 +20,13 @@ class Frozen:
         self._known = {weight.data_ptr(): weight for weight in weights}
         self._made = {}
 
+    def knows(self, pointer):
+        """Return whether a weight, or what was made of one, begins there."""
+        return pointer in self._known
+
     def made(self, pointer, key, make):
         """Return `make()`, a tensor, or what it returned before for the same weight and key, which names all else."""
-        if pointer not in self._known:
+        if not self.knows(pointer):
             return make()
         found = self._made.get((pointer, key))
         if found is None:

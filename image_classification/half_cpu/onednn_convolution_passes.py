@@ -13,7 +13,7 @@ import paddle
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_matmul import matrix, multiply
+from .onednn_convolution_products import is_product, run_as_product
 from .onednn_memory import convert, in_dtype, new_like
 from .onednn_packing import packing
 from .onednn_primitives import (
@@ -27,10 +27,9 @@ from .onednn_primitives import (
     operand_numbers,
     servable,
 )
-from .scope import active, made_once
+from .scope import made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
-_PIXELS = ((1, 1), (0, 0), (0, 0), (0, 0))  # the geometry of a window that moves by single pixels and needs no more
 
 
 def geometry_of(strides, dilations, padding):
@@ -146,33 +145,6 @@ def _run_in_float32(name, key, first, weight, last):
     convert(wide[written], operands[written])
 
 
-def _is_product(name, source, filters, target, geometry, post_ops=()):
-    """A convolution of single pixels is a product of matrices, which needs no other order of the filters. With large
-    ones its gradients are 1.0 to 1.8 times as fast at batch 8, 1.1 to 4 times at batch 2; its result is 1.1 to 2.3
-    times as fast where there are few pixels, unless the filters were rearranged for a batch before."""
-    if filters.shape[2:] != (1, 1) or geometry != _PIXELS or filters.data_type in compiled.formats():
-        return False
-    batch, _, height, width = target.shape
-    pays = name != "forward" or batch * height * width <= 512 and not post_ops and active.frozen is None
-    return pays and math.prod(filters.shape) >= 1 << 18
-
-
-def _run_as_product(name, first, weight, last):
-    """Run a pass with images as rows of pixels, [B * H * W, C]."""
-
-    def rows(tensor):
-        batch, channels, height, width = tensor.shape
-        return matrix(tensor, batch * height * width, channels)
-
-    filters = matrix(weight, *weight.shape[:2])
-    if name == "forward":
-        multiply(rows(first), filters.transposed, rows(last))
-    elif name == "backward_data":
-        multiply(rows(first), filters, rows(last))
-    else:
-        multiply(rows(last).transposed, rows(first), filters)
-
-
 def _turned_geometry(name, source, filters, target, geometry, post_ops=()):
     """Return the geometry of the convolution of a depthwise result's gradient with filters turned round that gives the
     images' gradient, or None. oneDNN's forward pass is twice as fast as the compiled gradient."""
@@ -199,8 +171,8 @@ def run(name, key, first, weight, last, operands=()):
     `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
     `operands` are the pointers to the second operands of the binary ones among these.
     """
-    if _is_product(name, *key):
-        _run_as_product(name, first, weight, last)
+    if is_product(name, *key):
+        run_as_product(name, key, first, weight, last)
         return
     if runs_in_float32(key[1]):
         _run_in_float32(name, key, first, weight, last)

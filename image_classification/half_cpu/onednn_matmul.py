@@ -26,7 +26,7 @@ from .onednn_primitives import (
     operand_numbers,
     servable,
 )
-from .scope import made_once
+from .scope import is_kept, made_once
 
 _CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8
@@ -104,7 +104,7 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
         left, right, out = right.transposed, left.transposed, out.transposed
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     last = operands if bias is None else (bias.pointer, *operands)
-    if not _pays_packing(left.layout, right.layout):
+    if not _pays_packing(left.layout, right):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return
     product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])
@@ -119,12 +119,14 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
 
 
 def _pays_packing(left, right):
-    """Whether a product is faster with its right factor rearranged first, because oneDNN would otherwise copy blocks
-    of it again for each block of rows; float32 has the order that it needs. A transposed one takes five times as long
-    to rearrange, a fifth of a product of 400 rows."""
-    rows = 128 if right.strides[-1] == 1 else 1024
-    large = len(left.shape) == 2 and left.shape[0] >= rows and min(right.shape) >= 64
-    return large and left.data_type == onednn.BFLOAT16
+    """Whether a product is faster with its right factor, a view, rearranged first, because oneDNN would otherwise copy
+    blocks of it again for each block of rows: with five hundred rows or more, and always where it is done once, for a
+    frozen weight. The bits are the same; float32 has the order that it needs. oneDNN's own copy of a transposed one
+    takes five times as long."""
+    if left.data_type != onednn.BFLOAT16 or len(left.shape) != 2 or min(right.layout.shape) < 64:
+        return False
+    rows = 512 if compiled.formats() or right.layout.strides[-1] == 1 else 1024
+    return left.shape[0] >= rows or is_kept(right.pointer)
 
 
 def sum_rows(tensor, rows, columns, dtype):

@@ -76,10 +76,13 @@ active = _Active()
 def made_once(pointer, key, make):
     """Return `make()`, the numbers that begin at a pointer in another order, or, for a frozen weight, the tensor of the
     last call."""
+    return active.frozen.made(pointer, key, make) if is_kept(pointer) else make()
+
+
+def is_kept(pointer):
+    """Return whether what begins at a pointer is a frozen weight, of which `made_once` makes a tensor once."""
     kept = active.frozen
-    if kept is None or not kept.keeps_orders or paddle.is_grad_enabled():
-        return make()
-    return kept.made(pointer, key, make)
+    return kept is not None and kept.keeps_orders and not paddle.is_grad_enabled() and kept.knows(pointer)
 
 
 def cast_once(tensor, dtype, cast):
