@@ -71,8 +71,9 @@ def add_machinery(rows, measurements):
                 continue
             plain = optimizer
         cpu = statistics.median(one["cpu"] for one in iterations)
-        share = (scaler + optimizer - plain) / cpu
-        row["machinery"] = {"scaler": scaler, "optimizer": optimizer, "beyond": optimizer - plain, "share": share}
+        beyond = optimizer - plain if optimizer else 0.0  # none in a run that skips its steps
+        share = (scaler + beyond) / cpu
+        row["machinery"] = {"scaler": scaler, "optimizer": optimizer, "beyond": beyond, "share": share}
 
 
 def machinery_table(rows):
