@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear, rearrange
+from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear, rearrange, residual
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention, LayerScale, relative_position_index
@@ -134,5 +134,6 @@ class PartBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
+        x = residual(x, self.attn(self.norm1(x)), scales[0], self.drop_path)
+        return residual(x, self.mlp(self.norm2(x)), scales[1], self.drop_path)

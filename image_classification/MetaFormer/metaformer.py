@@ -10,7 +10,16 @@ Parameter names are timm's. Shapes use: B batch, C channels, H and W the height 
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, LayerNorm2D, drop_path_rates, linear
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    ZERO,
+    Dropout,
+    DropPath,
+    LayerNorm2D,
+    drop_path_rates,
+    linear,
+    residual,
+)
 from image_classification.model import Column, Row, StagedModel, Whole
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention
@@ -49,8 +58,13 @@ class Scale(nn.Layer):
         self.shape = [dim] + [1] * (axes - 1)
         self.scale = self.create_parameter([dim], default_initializer=nn.initializer.Constant(value))
 
+    @property
+    def factors(self):
+        """The factors in the shape that multiplies a feature map."""
+        return self.scale.reshape(self.shape)
+
     def forward(self, x):
-        return x * self.scale.reshape(self.shape)
+        return x * self.factors
 
 
 class Pooling(nn.Layer):
@@ -131,8 +145,9 @@ class MetaFormerBlock(nn.Layer):
     def forward(self, x):
         shape = x.shape
         x = x.flatten(2).transpose([0, 2, 1]) if self.of_tokens else x
-        x = self.res_scale1(x) + self.drop_path(self.layer_scale1(self.token_mixer(self.norm1(x))))
-        x = self.res_scale2(x) + self.drop_path(self.layer_scale2(self.mlp(self.norm2(x))))
+        scales = [getattr(layer, "factors", None) for layer in (self.layer_scale1, self.layer_scale2)]
+        x = residual(self.res_scale1(x), self.token_mixer(self.norm1(x)), scales[0], self.drop_path)
+        x = residual(self.res_scale2(x), self.mlp(self.norm2(x)), scales[1], self.drop_path)
         return x.transpose([0, 2, 1]).reshape(shape) if self.of_tokens else x
 
 
