@@ -76,8 +76,8 @@ static const Pieces SLOPE_BELOW([](double u) { return normal_above(u) - u * std:
 struct GeluHalf {
     static constexpr const char* NAME = "gelu_half";
     Vector forward(Vector x) const {
-        Vector part = x * ABOVE(magnitude(x));
-        return choose(less(x, all(0.0f)), part, x - part);
+        Vector above = ABOVE(magnitude(x));  // 0 from Pieces::END on, and inf times 0 would be NaN
+        return choose(less(x, all(0.0f)), x * above, x - minimum(all(Pieces::END), x) * above);
     }
     Vector backward(Vector x, Vector g) const {
         Vector slope = SLOPE_BELOW(magnitude(x));
