@@ -98,7 +98,7 @@ def _describe_layer_norm(library, builder, rows, statistics, epsilon):
     return description, (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
 
 
-@compiled.counterpart(compiled.layer_norm_backward)
+@compiled.counterpart(compiled.layer_norm_backward, lambda *key: True)  # takes 0.5 to 0.9 of oneDNN's time
 def _describe_layer_norm_backward(library, builder, rows, statistics, epsilon):
     md = builder.md(rows)
     description = library.description(
