@@ -5,7 +5,6 @@ that. Stock Paddle and PyTorch do not ask. What is in memory stays, so nothing d
 """
 
 import ctypes
-import itertools
 import mmap
 
 _SMALLEST = 16 << 20  # bytes of a region; the stacks of threads are smaller
@@ -14,17 +13,19 @@ _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1, for what is in use already; `mmap`
 
 
 class Adviser:
-    """Asks for huge pages on the calls number 1, 2, 4, 8, ...: memory grows while the first steps run."""
+    """Asks for huge pages on the 8th, 64th, 512th ... call: a GB of them takes up to a second, which a short run would
+    not win back, and memory grows in the first steps of a long one and hardly afterwards."""
 
     def __init__(self):
-        self._calls = itertools.count(1)
+        self._calls, self._next = 0, 8
         self._madvise = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 
     def __call__(self):
         """Ask if it is time to."""
-        number = next(self._calls)
-        if self._madvise is None or number & (number - 1):
+        self._calls += 1
+        if self._madvise is None or self._calls < self._next:
             return
+        self._next *= 8
         for start, end in _regions():
             for advice in (mmap.MADV_HUGEPAGE, _COLLAPSE):  # an older Linux, or one without free memory, may decline
                 self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
