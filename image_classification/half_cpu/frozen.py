@@ -11,13 +11,16 @@ from .scope import active
 class Frozen:
     """What was made of the weights of a model, by where these begin in memory; everything here keeps its memory.
 
+    What was made is the caller's to write in place, as the result of any cast; it is made anew then.
+
     Attributes:
         keeps_orders: whether weights in the memory order of a product are kept beside the rounded ones.
     """
 
     def __init__(self, weights, keeps_orders):
         self.keeps_orders = keeps_orders
-        self._known = {weight.data_ptr(): weight for weight in weights}
+        # Not the weights themselves: where one moves, what takes its place in memory must not be taken for it.
+        self._known = {weight.data_ptr(): weight.detach() for weight in weights}
         self._made = {}
 
     def knows(self, pointer):
@@ -28,9 +31,11 @@ class Frozen:
         """Return `make()`, a tensor, or what it returned before for the same weight and key, which names all else."""
         if not self.knows(pointer):
             return make()
-        found = self._made.get((pointer, key))
-        if found is None:
-            found = self._made[pointer, key] = make()
+        weight = self._known[pointer]
+        found, versions = self._made.get((pointer, key), (weight, None))
+        if versions != (weight.inplace_version, found.inplace_version):
+            found = make()
+            self._made[pointer, key] = found, (weight.inplace_version, found.inplace_version)
             self._known[found.data_ptr()] = found  # what is made of a weight is one
         return found
 

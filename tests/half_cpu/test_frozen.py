@@ -185,6 +185,32 @@ def test_window_of_micro_batches_has_the_same_gradients(mode, dtype, recomputed)
     assert all((a == b).all() for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [dtype for _, dtype in FORMATS[1:]])
+@pytest.mark.parametrize("context", [half_cpu.frozen, half_cpu.rounded_once])
+def test_cast_of_a_kept_weight_may_be_written_in_place(context, dtype):
+    layer = nn.Linear(64, 64)
+    with half_cpu.dispatch(), paddle.no_grad(), context(layer):
+        for _ in range(3):  # such as weights that a layer standardises itself
+            found = layer.weight.astype(dtype)
+            expected = (found.astype("float32") * 2).numpy()
+            found.scale_(2.0)
+            assert (found.astype("float32").numpy() == expected).all()
+            assert abs(expected - 2 * layer.weight.numpy()).max() < 0.01
+        layer.weight.scale_(4.0)
+        assert abs(layer.weight.astype(dtype).astype("float32") - 2 * paddle.to_tensor(expected)).max() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [dtype for _, dtype in FORMATS[1:]])
+def test_memory_of_a_weight_that_moved_is_not_taken_for_it(dtype):
+    layer = nn.Linear(64, 64)
+    with half_cpu.dispatch(), paddle.no_grad(), half_cpu.rounded_once(layer):
+        assert layer.weight.astype(dtype).abs().max() > 0
+        layer.weight.data = paddle.ones([64, 64])
+        others = [paddle.full([64, 64], 2.0) for _ in range(8)]  # one of them may take its place
+        assert (layer.weight.astype(dtype).astype("float32") == 1).all()
+        assert all((other.astype(dtype).astype("float32") == 2).all() for other in others)
+
+
 @pytest.mark.skipif(len(FORMATS) == 1, reason="nothing is rounded")
 def test_weights_are_rounded_once_for_a_window(prepared):
     precision = amp.build_precision(*FORMATS[1])
