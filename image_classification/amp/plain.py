@@ -206,7 +206,8 @@ class PlainPrecision(Precision):
 
     def apply(self, optimizer, factor):
         """Run the optimizer on finite gradients times a factor, and bring the model's weights up to date."""
-        with half_cpu.update(factor, self.half) as written:
+        half_of = self.half if half_cpu.writes_weights_last(optimizer) else lambda master: None
+        with half_cpu.update(factor, half_of) as written:
             optimizer.step()
         self.publish(written)
 

@@ -14,7 +14,7 @@ from .frozen import frozen, rounded_once
 from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
-from .updates import multiplies_gradients, update
+from .updates import multiplies_gradients, update, writes_weights_last
 
 __all__ = [
     "Operand",
@@ -28,6 +28,7 @@ __all__ = [
     "norm_arguments",
     "rounded_once",
     "update",
+    "writes_weights_last",
 ]
 
 onednn.register()

@@ -41,12 +41,17 @@ class Update:
 NONE = Update(1.0, lambda tensor: None)  # what a kernel outside of every update goes by
 
 
+def writes_weights_last(optimizer: paddle.optimizer.Optimizer) -> bool:
+    """Return whether nothing writes the weights in this optimizer's step after its operator has: no step of one's own,
+    which may clip them or move them back."""
+    return type(optimizer) in _OPERATORS and "step" not in vars(optimizer)
+
+
 def multiplies_gradients(optimizer: paddle.optimizer.Optimizer) -> bool:
     """Return whether the active kernels can multiply every gradient of this optimizer's step by a factor."""
-    operator = _OPERATORS.get(type(optimizer))
-    if operator is None or active.scope is None or operator not in active.scope.float32_kernels:
+    if not writes_weights_last(optimizer) or active.scope is None:
         return False
-    return _reads_gradients_itself(optimizer)
+    return _OPERATORS[type(optimizer)] in active.scope.float32_kernels and _reads_gradients_itself(optimizer)
 
 
 def _reads_gradients_itself(optimizer):

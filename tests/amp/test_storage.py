@@ -79,6 +79,46 @@ def test_half_weights_are_the_rounded_masters_after_each_step(mode, dtype, optim
             assert bits({name: weights[name]})[name] == bits({name: master.astype(weights[name].dtype)})[name]
 
 
+class Clipped(paddle.optimizer.AdamW):
+    """Keeps the weights in a range, as critics and embeddings want."""
+
+    @paddle.no_grad()
+    def step(self):
+        super().step()
+        for param in self._parameter_list:
+            param.set_value(param.clip(-0.05, 0.05))
+
+
+def lookahead(parameters):
+    return paddle.incubate.LookAhead(paddle.optimizer.AdamW(0.01, parameters=parameters), k=1)
+
+
+def stepping_from_outside(parameters):
+    optimizer = paddle.optimizer.AdamW(0.01, parameters=parameters)
+    step = optimizer.step
+
+    def clipped():
+        step()
+        with paddle.no_grad():
+            for param in parameters:
+                param.set_value(param.clip(-0.05, 0.05))
+
+    optimizer.step = clipped
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [lambda p: Clipped(0.01, parameters=p), lookahead, stepping_from_outside])
+@pytest.mark.parametrize(("mode", "dtype"), [(mode, dtype) for mode, dtype in HALF_MODES if mode != "O3"])
+def test_half_weights_follow_what_an_optimizer_writes_after_its_operator(mode, dtype, make):
+    precision = amp.build_precision(mode, dtype=dtype, options={"init_scale": 64.0})
+    model = precision.convert_model(network())
+    masters = dict(precision.master_params(model))
+    train(precision, model, make([*masters.values()]), steps=1)
+    weights = dict(model.named_parameters())
+    for name, master in masters.items():
+        assert bits({name: weights[name]}) == bits({name: master.astype(weights[name].dtype)})
+
+
 def test_masters_take_updates_that_half_weights_cannot_hold():
     """1 + 2^-14 rounds to 1 in float16; 16 such updates reach the next float16 number only through a master."""
     ends = {}
