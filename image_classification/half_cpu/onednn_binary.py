@@ -55,6 +55,8 @@ def is_row_of(row, x):
     """Return whether a settled x lies in memory as rows of the shape of `row`."""
     shape, row_shape = x.shape, [1] * (x.ndim - row.ndim) + row.shape
     if not x.is_contiguous():
+        if row_shape[1] != 1 and row_shape[2:] != [1, 1]:
+            return False  # the row itself lies in another order
         shape, row_shape = ([sizes[axis] for axis in (0, 2, 3, 1)] for sizes in (shape, row_shape))
     first = next((axis for axis, size in enumerate(row_shape) if size != 1), None)
     return first is not None and row_shape[first:] == shape[first:]

@@ -1,5 +1,7 @@
 """Element-wise operators by oneDNN where a comparison of numbers does not say all."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -82,3 +84,19 @@ def test_policy_that_wants_float32_for_one_operator_gets_it_from_its_kernel_alon
     with half_cpu.dispatch(Sums()):
         assert layers.residual(x, y, s).dtype == paddle.float32
         assert layers.residual(x.astype(FLOAT32), y, s).dtype == paddle.float32
+
+
+@pytest.mark.parametrize("operator", [paddle.add, paddle.multiply])
+@pytest.mark.parametrize("shape", [[1, 3, 1, 5], [1, 3, 4, 5], [3, 4, 5], [1, 3, 1, 1], [1, 1, 4, 5]])
+def test_row_of_images_that_lie_channels_last_is_read_in_its_own_order(operator, shape):
+    images, row = paddle.randn([2, 4, 5, 3]), paddle.randn(shape)
+    results = []
+    for context in (contextlib.nullcontext(), half_cpu.dispatch()):
+        row.stop_gradient = False
+        with context:
+            out = operator(images.transpose([0, 3, 1, 2]), row)
+            (out * out).sum().backward()
+        results.append((out.numpy(), row.grad.numpy()))
+        row.clear_gradient(False)
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # sums of at most 40 float32 numbers
