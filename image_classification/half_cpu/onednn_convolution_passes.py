@@ -132,6 +132,13 @@ def runs_in_float32(filters):
     return filters.data_type in compiled.formats() and len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
 
 
+def _reads_too_far(name, source, filters, target, geometry, post_ops=()):
+    """oneDNN 3.6 takes two columns at a time for the gradient of bfloat16 filters; where results have a single one and
+    windows move by more than a pixel, the other is whatever lies in memory."""
+    single = name == "backward_weights" and filters.data_type == onednn.BFLOAT16 and target.shape[3] == 1
+    return single and geometry[0][1] > 1
+
+
 def _run_in_float32(name, key, first, weight, last):
     """Run one pass on widened copies."""
     wide_key = [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
@@ -174,7 +181,7 @@ def run(name, key, first, weight, last, operands=()):
     if is_product(name, *key):
         run_as_product(name, key, first, weight, last)
         return
-    if runs_in_float32(key[1]):
+    if runs_in_float32(key[1]) or _reads_too_far(name, *key):
         _run_in_float32(name, key, first, weight, last)
         return
     turned = _turned_geometry(name, *key)

@@ -1,0 +1,45 @@
+"""The passes of a convolution where windows reach past the images."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+
+
+def leave_large_numbers_in_memory():
+    for _ in range(2):
+        pieces = [paddle.full([1 << size], 1e30, "float32") for size in range(8, 19)]
+        del pieces
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("image", "filters", "stride", "padding", "groups"),
+    [
+        ((1, 16, 2, 2), (64, 16, 4, 4), 4, 1, 1),
+        ((4, 32, 2, 2), (64, 16, 4, 4), 4, 1, 2),
+        ((2, 32, 1, 1), (64, 32, 5, 5), 4, 2, 1),
+        ((4, 16, 7, 7), (64, 1, 5, 5), 8, 2, 16),
+        ((2, 32, 6, 1), (64, 32, 3, 3), 2, 1, 1),
+        ((2, 32, 1, 6), (64, 32, 3, 3), 2, 1, 1),
+        ((2, 32, 2, 2), (64, 32, 3, 3), 1, 1, 1),
+    ],
+)
+def test_filter_gradient_where_taps_see_only_padding_is_that_of_float32(dtype, image, filters, stride, padding, groups):
+    """What else was in memory took part in single columns of bfloat16 results."""
+    paddle.seed(0)
+    x, weight = paddle.randn(image).astype(dtype), paddle.randn(filters).astype(dtype)
+    weight.stop_gradient = False
+    leave_large_numbers_in_memory()
+    with half_cpu.dispatch():
+        result = F.conv2d(x, weight, stride=stride, padding=padding, groups=groups)
+    result.backward(paddle.ones_like(result))
+    wide = weight.detach().astype("float32")
+    wide.stop_gradient = False
+    F.conv2d(x.astype("float32"), wide, stride=stride, padding=padding, groups=groups).sum().backward()
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
+    expected = wide.grad.numpy()
+    difference = np.abs(weight.grad.astype("float32").numpy() - expected)
+    assert (difference <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
