@@ -73,6 +73,11 @@ def norm_epsilon(norm):
     return norm._epsilon
 
 
+def optimizer_options(optimizer):
+    """Return (gradient clip, whether all tensors are updated by one operator, parameters or groups) of an optimizer."""
+    return optimizer._grad_clip, getattr(optimizer, "_use_multi_tensor", False), optimizer._parameter_list
+
+
 def bump_version(tensor):
     """Tell autograd that a tensor was written, so that a backward pass which needs the old numbers is refused."""
     tensor._bump_inplace_version()

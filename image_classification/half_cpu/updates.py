@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import paddle
 
+from . import paddle_names
 from .scope import active
 
 # The optimizers whose operators have such kernels, where nothing but the operator reads the gradients.
@@ -56,12 +57,11 @@ def multiplies_gradients(optimizer: paddle.optimizer.Optimizer) -> bool:
 
 def _reads_gradients_itself(optimizer):
     """Return whether the step hands its operator the gradients as they are: not clipped, nothing added."""
-    if optimizer._grad_clip is not None or optimizer.regularization is not None:
-        return False
-    if getattr(optimizer, "_use_multi_tensor", False):
+    clip, together, parameters = paddle_names.optimizer_options(optimizer)
+    if clip is not None or optimizer.regularization is not None or together:
         return False
     in_operator = paddle.regularizer.L2Decay if type(optimizer) is paddle.optimizer.Momentum else ()
-    for param in optimizer._parameter_list:
+    for param in parameters:
         if isinstance(param, dict):
             return False  # groups have such options of their own
         regularizer = getattr(param, "regularizer", None)
