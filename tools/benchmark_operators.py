@@ -29,7 +29,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import Parser, command, prepare_process
+from image_classification.runtime import Parser, UserError, command, prepare_process
 from image_classification.tools.parts.benchmark_operator_cases import cases
 
 FORMATS = ("float32", "float16", "bfloat16")
@@ -45,12 +45,16 @@ def main(arguments):
     prepare_process()
     from image_classification import half_cpu
 
+    found = cases(options.batch_size)
+    for word in options.operators:
+        if not any(word in name for name in found):
+            raise UserError(f"-operators: {word!r} is part of none of the names {', '.join(found)}")
     bandwidth = copy_bandwidth()
     by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
     print(f"{by}; {os.environ['OMP_NUM_THREADS']} threads; a copy moves {bandwidth / 1e9:.1f} GB/s; milliseconds")
     print("| operator | pass | format | ours | spread | stock | ratio | limit | kept |")
     print("| --- " * 3 + "| --: " * 6 + "|")
-    for name, (function, shapes) in cases(options.batch_size).items():
+    for name, (function, shapes) in found.items():
         if options.operators and not any(word in name for word in options.operators):
             continue
         if not in_child(print_rows, name, function, shapes, bandwidth, options):
