@@ -11,6 +11,7 @@ from paddle.distributed.fleet.utils import recompute
 from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn, onednn_convolution_passes, onednn_matmul, onednn_memory
 from image_classification.half_cpu.onednn_primitives import Layout
+from image_classification.half_cpu.scope import active
 from image_classification.layers import linear_gelu
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
@@ -224,3 +225,23 @@ def test_weights_are_rounded_once_for_a_window(prepared):
         counts.append(sum(tuple(key) in weights for key in prepared if isinstance(key, list)))
     # half of the first micro-batch's casts are of gradients, which have the weights' shapes, and come with each
     assert counts[1] == 2 * counts[0] > 0
+
+
+def test_context_within_another_gives_the_outer_one_back():
+    layer = paddle.nn.Linear(4, 4)
+    with half_cpu.rounded_once(layer):
+        outer = active.frozen
+        with half_cpu.frozen(layer):
+            assert active.frozen is not outer
+        assert outer is not None and active.frozen is outer
+    assert active.frozen is None
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_sum_of_two_that_repeat_each_other_gives_gradients_to_who_needs_them(needs):
+    left, right = paddle.ones([3, 1, 5]), paddle.ones([1, 4, 5])
+    left.stop_gradient, right.stop_gradient = (not need for need in needs)
+    with half_cpu.dispatch():
+        result = left + right
+    result.backward(paddle.ones_like(result))
+    assert [one.grad is not None for one in (left, right)] == list(needs)
