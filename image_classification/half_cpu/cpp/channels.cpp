@@ -64,7 +64,7 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
         return;
     }
     long parts = s.parts();
-    float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
+    Floats partial(parts * 2 * C);
     for_parts(s, [&](long first, long last, long p) {
         float *means = partial + p * 2 * C, *squares = means + C;
         memset(means, 0, 2 * C * sizeof(float));
@@ -100,26 +100,25 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
         give(mean + c, center, count);
         give(variance + c, deviations * all(1.0f / s.outer), count);
     });
-    free(partial);
 }
 
-// y = factor[c] * x + addend[c] and the like: f(x, channel's values) over all elements.
+// y = factor[c] * x + addend[c] and the like: write f(index, count, channel's values) of all elements.
 template <class T, class F>
-void for_elements(const Shape& s, F f) {
+void map_elements(const Shape& s, T* to, F f) {
     long C = s.channels;
     if (s.inner == 1) {
         long rows = std::max(1L, 8192 / C);
         run(s.small(), (s.outer + rows - 1) / rows, [&](long task) {
             for (long r = task * rows; r < std::min(s.outer, (task + 1) * rows); r++)
-                walk(C, [&](long c, long count) {
-                    f(r * C + c, count, [&](const float* values) { return take(values + c, count); });
+                map(C, to + r * C, [&](long c, long count) {
+                    return f(r * C + c, count, [&](const float* values) { return take(values + c, count); });
                 });
         });
         return;
     }
     run(s.small(), s.outer * C, [&](long plane) {
-        walk(s.inner, [&](long i, long count) {
-            f(plane * s.inner + i, count, [&](const float* values) { return all(values[plane % C]); });
+        map(s.inner, to + plane * s.inner, [&](long i, long count) {
+            return f(plane * s.inner + i, count, [&](const float* values) { return all(values[plane % C]); });
         });
     });
 }
@@ -129,14 +128,13 @@ template <class T, class A>
 void batch_norm(const Shape& s, float epsilon, bool given, A activation, const T* x, const float* scale,
                 const float* shift, T* y, float* mean, float* variance, const T* residual) {
     if (!given) statistics(s, x, mean, variance);
-    float* factor = (float*)malloc(s.channels * sizeof(float));
+    Floats factor(s.channels);
     for (long c = 0; c < s.channels; c++) factor[c] = scale[c] / std::sqrt(variance[c] + epsilon);
-    for_elements<T>(s, [&](long at, long count, auto of) {
+    map_elements(s, y, [&](long at, long count, auto of) {
         Vector v = fma(take(x + at, count) - of(mean), of(factor), of(shift));
         if (residual) v = v + take(residual + at, count);
-        give(y + at, activation.forward(v), count);
+        return activation.forward(v);
     });
-    free(factor);
 }
 
 // With a residual the gradient that passes through the activation, found by the result `y`, is written to `passed`: it is
@@ -146,8 +144,9 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
                          const float* variance, const float* scale, const T* gradient, T* out, float* scale_gradient,
                          float* shift_gradient, const float* shift, const T* y, T* passed) {
     long C = s.channels;
-    float* root = (float*)malloc(4 * C * sizeof(float));
-    float *slope = root + C, *addend = root + 2 * C, *factor = root + 3 * C, n = (float)s.outer * s.inner;
+    long wide = (C + W - 1) / W * W;
+    Floats root(4 * wide);
+    float *slope = root + wide, *addend = slope + wide, *factor = addend + wide, n = (float)s.outer * s.inner;
     for (long c = 0; c < C; c++) root[c] = 1.0f / std::sqrt(variance[c] + epsilon), factor[c] = scale[c] * root[c];
     auto arriving = [&](long at, long count, Vector deviation, auto of) {
         Vector g = take(gradient + at, count);
@@ -158,7 +157,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
     };
     if (s.inner == 1) {
         long parts = s.parts();
-        float* partial = (float*)malloc(parts * 2 * C * sizeof(float));
+        Floats partial(parts * 2 * C);
         for_parts(s, [&](long first, long last, long p) {
             float *dots = partial + p * 2 * C, *sums = dots + C;
             memset(dots, 0, 2 * C * sizeof(float));
@@ -197,7 +196,6 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
             scale_gradient[c] = dot * root[c];
             shift_gradient[c] = total;
         }
-        free(partial);
     } else {
         run(s.small(), C, [&](long c) {
             double dot = 0, total = 0;
@@ -227,15 +225,14 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
         slope[c] = given ? 0 : scale_gradient[c] * root[c] / n;
         addend[c] = given ? 0 : shift_gradient[c] / n;
     }
-    for_elements<T>(s, [&](long at, long count, auto of) {
+    map_elements(s, out, [&](long at, long count, auto of) {
         Vector deviation = take(x + at, count) - of(mean), g;
         if (passed) g = take(passed + at, count);
         else g = activation.backward(fma(deviation, of(factor), of(shift)), take(gradient + at, count));
         g = g - of(addend);
         if (!given) g = fma(-deviation, of(slope), g);
-        give(out + at, g * of(factor), count);
+        return g * of(factor);
     });
-    free(root);
 }
 
 }  // namespace

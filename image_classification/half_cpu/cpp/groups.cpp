@@ -28,21 +28,21 @@ void for_groups(const Images& s, F f) {
     });
 }
 
-// Call f(place, count, channel, of) for the elements of channels [first, last) of an image, in the order of memory; of()
+// Write f(place, count, of) of the elements of channels [first, last) of an image, in the order of memory; of()
 // returns a channel's values for these elements.
-template <class F>
-void for_elements(const Images& s, long image, long first, long last, F f) {
+template <class T, class F>
+void map_elements(const Images& s, long image, long first, long last, T* to, F f) {
     if (s.last) {
         for (long p = 0; p < s.pixels; p++)
-            walk(last - first, [&](long i, long count) {
+            map(last - first, to + (image * s.pixels + p) * s.channels + first, [&](long i, long count) {
                 long c = first + i;
-                f((image * s.pixels + p) * s.channels + c, count, [&](const float* values) { return take(values + c, count); });
+                return f((image * s.pixels + p) * s.channels + c, count, [&](const float* values) { return take(values + c, count); });
             });
         return;
     }
     for (long c = first; c < last; c++)
-        walk(s.pixels, [&](long i, long count) {
-            f((image * s.channels + c) * s.pixels + i, count, [&](const float* values) { return all(values[c]); });
+        map(s.pixels, to + (image * s.channels + c) * s.pixels, [&](long i, long count) {
+            return f((image * s.channels + c) * s.pixels + i, count, [&](const float* values) { return all(values[c]); });
         });
 }
 
@@ -110,8 +110,8 @@ void normalize(const Images& s, float epsilon, const T* x, const float* scale, c
             factor[c] = 1.0f / std::sqrt(factor[c] + epsilon);
             slope[c] = factor[c] * scale[c];
         }
-        for_elements(s, image, first, last, [&](long at, long count, auto of) {
-            give(y + at, fma(take(x + at, count) - of(mean), of(slope), of(shift)), count);
+        map_elements(s, image, first, last, y, [&](long at, long count, auto of) {
+            return fma(take(x + at, count) - of(mean), of(slope), of(shift));
         });
     });
 }
@@ -120,7 +120,7 @@ template <class T>
 void normalize_back(const Images& s, const T* x, const float* means, const float* factors, const float* scale,
                     const T* gradient, T* out, float* scale_gradient, float* shift_gradient) {
     long C = s.channels;
-    float* sums = (float*)malloc(2 * s.batch * C * sizeof(float));  // of each image: gradient times x - mean, gradient
+    Floats sums(2 * s.batch * C);  // of each image: gradient times x - mean, gradient
     for_groups(s, [&](long image, long first_group, long last_group) {
         static thread_local Scratch scratch;
         float *slope = scratch.floats(3 * (C + W)), *addend = slope + C + W, *weight = addend + C + W;
@@ -142,9 +142,9 @@ void normalize_back(const Images& s, const T* x, const float* means, const float
             addend[c] *= factor[c];
             weight[c] = scale[c] * factor[c];
         }
-        for_elements(s, image, first, last, [&](long at, long count, auto of) {
+        map_elements(s, image, first, last, out, [&](long at, long count, auto of) {
             Vector g = fma(take(gradient + at, count), of(weight), -of(addend));
-            give(out + at, fma(of(mean) - take(x + at, count), of(slope), g), count);
+            return fma(of(mean) - take(x + at, count), of(slope), g);
         });
     });
     for (long c = 0; c < C; c++) {
@@ -156,7 +156,6 @@ void normalize_back(const Images& s, const T* x, const float* means, const float
         scale_gradient[c] = dot;
         shift_gradient[c] = total;
     }
-    free(sums);
 }
 
 Images images(const long* numbers) { return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4] != 0}; }

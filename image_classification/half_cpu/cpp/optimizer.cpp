@@ -109,7 +109,7 @@ EXPORT int adam_direction(long n, float beta1, float beta2, float gain1, float g
 // The sum of squares.
 EXPORT int square_sum(int format, long n, const void* x, float* out) {
     long part = std::max(GRAIN, (n + 255) / 256), parts = (n + part - 1) / part;  // whatever the number of threads
-    float* partial = (float*)malloc(parts * sizeof(float));
+    Floats partial(parts);
     int status = for_format(format, [&](auto element) {
         for_tasks(parts, [&](long p) {
             auto* from = (decltype(element)*)x + p * part;
@@ -124,7 +124,6 @@ EXPORT int square_sum(int format, long n, const void* x, float* out) {
     double total = 0;
     for (long p = 0; p < parts; p++) total += partial[p];
     *out = total;
-    free(partial);
     return status;
 }
 

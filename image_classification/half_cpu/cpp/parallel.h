@@ -27,7 +27,21 @@ static void for_ranges(long n, long grain, F f) {
     for_tasks(tasks, [&](long task) { f(task * size, std::min(n, (task + 1) * size)); });
 }
 
-// Scratch memory of a thread, aligned for vectors; kept between calls and grown when needed.
+// Numbers of one call, aligned for vectors.
+class Floats {
+  public:
+    explicit Floats(size_t count) : data_((float*)aligned_alloc(64, (count * sizeof(float) + 64) / 64 * 64)) {
+        if (!data_) abort();
+    }
+    Floats(const Floats&) = delete;
+    ~Floats() { free(data_); }
+    operator float*() const { return data_; }
+
+  private:
+    float* data_;
+};
+
+// The same of a thread; kept between calls and grown when needed.
 class Scratch {
   public:
     ~Scratch() { free(data_); }

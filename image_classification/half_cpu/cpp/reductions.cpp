@@ -42,7 +42,7 @@ void reduce(const long* sizes, const long* left, const long* right, const T* a, 
     long part = std::max(64L, 65536 / inner);
     if (outer >= 64) part = middle;
     long parts = (middle + part - 1) / part;
-    float* sums = (float*)malloc(outer * parts * inner * sizeof(float));
+    Floats sums(outer * parts * inner);
     auto run = [&](long task) {
         long o = task / parts, p = task % parts;
         sum_block(p * part, std::min(middle, (p + 1) * part), inner, left, right, a + o * left[0],
@@ -59,7 +59,6 @@ void reduce(const long* sizes, const long* left, const long* right, const T* a, 
             give(out + o * inner + i, x * all(scale), count);
         });
     }
-    free(sums);
 }
 
 }  // namespace

@@ -36,9 +36,10 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
     // Parts of fixed size, so that the sums do not depend on the number of threads.
     long total = samples * rows, part = sums ? std::max(16L, (total + 63) / 64) : std::max(1L, GRAIN / columns);
     long parts = (total + part - 1) / part, width = (columns + W - 1) / W * W;
-    float* partial = sums ? (float*)calloc(parts * 2 * width, sizeof(float)) : nullptr;
+    Floats partial(sums ? parts * 2 * width : 0);
     auto run = [&](long p) {
         float *scale_sums = partial + p * 2 * width, *row_sums = scale_sums + width;
+        if (sums) memset(scale_sums, 0, 2 * width * sizeof(float));
         for (long r = p * part; r < std::min(total, (p + 1) * part); r++) {
             const Out* g = gradient + r * columns;
             const X* from = x + r * columns;
@@ -65,7 +66,6 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
         if (scale_gradient) give(scale_gradient + i, a, count);
         if (row_gradient) give(row_gradient + i, b, count);
     });
-    free(partial);
 }
 
 }  // namespace

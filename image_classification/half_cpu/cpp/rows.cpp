@@ -176,9 +176,10 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
     // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
     long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
     long width = (columns + W - 1) / W * W;
-    float* partial = (float*)calloc(parts * 2 * width, sizeof(float));
+    Floats partial(parts * 2 * width);
     auto run = [&](long p) {
         float *scale_sums = partial + p * 2 * width, *shift_sums = scale_sums + width;
+        memset(scale_sums, 0, 2 * width * sizeof(float));
         for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
             const T *x = from + r * columns, *g = gradient + r * columns;
             T* to = out + r * columns;
@@ -211,7 +212,6 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
         give(scale_gradient + i, a, count);
         give(shift_gradient + i, b, count);
     });
-    free(partial);
 }
 
 }  // namespace

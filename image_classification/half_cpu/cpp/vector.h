@@ -42,6 +42,14 @@ static inline void store(BFloat16* p, Vector v) {
     const __m512i high = _mm512_set_epi64(0, 0, 0, 0, 0x1F001D001B0019, 0x17001500130011, 0xF000D000B0009, 0x7000500030001);
     _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded)));
 }
+#ifdef __AVX512BF16__
+static inline void store(BFloat16* p, Vector a, Vector b) {
+    if (!_mm512_kor(_mm512_fpclass_ps_mask(a, 0x81 | 0x20), _mm512_fpclass_ps_mask(b, 0x81 | 0x20)))
+        return _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+    store(p, a);
+    store(p + W, b);
+}
+#endif
 static inline Vector load(const Bits* p) {
     return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)));
 }
@@ -262,6 +270,22 @@ template <class T>
 static inline void give(T* p, Vector v, long count) {
     if (count == W) store(p, v);
     else store(p, v, count);
+}
+
+template <class T>
+static inline void store(T* p, Vector a, Vector b) {
+    store(p, a);
+    store(p + W, b);
+}
+// Write f(index, count) for n elements, two vectors at a time: whole lines of the cache, and one look for special numbers.
+template <class T, class F>
+static inline void map(long n, T* to, F f) {
+    long i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        Vector a = f(i, (long)W), b = f(i + W, (long)W);
+        store(to + i, a, b);
+    }
+    walk(n - i, [&](long j, long count) { give(to + i + j, f(i + j, count), count); });
 }
 
 // exp(x) to two units in the last place; inf beyond 88.7, 0 below -104, NaN stays.
