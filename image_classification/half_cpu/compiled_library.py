@@ -58,6 +58,7 @@ _SIGNATURES = {
     "batch_norm_backward": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "group_norm": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "long_product": (_L, _L, _L, _L, _L, _L, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
@@ -83,6 +84,7 @@ class Library:
 
     Attributes:
         instruction_set: "avx512" or "avx2", what they were compiled to.
+        multiplies_bfloat16: whether they hold products by AVX512-BF16.
     """
 
     def __init__(self, path):
@@ -92,6 +94,7 @@ class Library:
             function.argtypes, function.restype, function.errcheck = argument_types, c_int, _check
             setattr(self, name, function)
         self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]
+        self.multiplies_bfloat16 = bool(dll.multiplies_bfloat16())
 
 
 def numbers(*values):

@@ -4,6 +4,7 @@ import math
 
 from . import compiled
 from . import onednn_library as onednn
+from .compiled_long_products import pays
 from .onednn_matmul import matrix, multiply
 from .onednn_primitives import Layout, cache, dense_strides, new_tensor
 from .scope import active
@@ -20,11 +21,16 @@ def is_product(name, source, filters, target, geometry, post_ops=()):
     is 1.0 to 1.9 times as fast, the windows gathered first; in float32 only that of many channels.
     """
     numbers = math.prod(filters.shape)
-    if len(filters.shape) == 5 or numbers < 1 << 18 or filters.data_type in compiled.formats():
+    if len(filters.shape) == 5 or filters.data_type in compiled.formats():
         return False
-    if filters.shape[2:] == (1, 1) and geometry == _PIXELS:
-        batch, _, height, width = target.shape
-        return name != "forward" or batch * height * width <= 512 and not post_ops and active.frozen is None
+    pixels = math.prod(target.shape) // target.shape[1]
+    is_single = filters.shape[2:] == (1, 1) and geometry == _PIXELS
+    if is_single and name == "backward_weights" and pays(filters.data_type, pixels, *filters.shape[:2]):
+        return True
+    if numbers < 1 << 18:
+        return False
+    if is_single:
+        return name != "forward" or pixels <= 512 and not post_ops and active.frozen is None
     inputs = 1 if filters.data_type == onednn.BFLOAT16 else 256
     large = numbers >= 1 << 19 and filters.shape[1] >= inputs and bool(compiled.formats())
     return name == "backward_weights" and geometry[0] != (1, 1) and large

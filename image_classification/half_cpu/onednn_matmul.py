@@ -11,6 +11,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .compiled_long_products import is_long, long_product
 from .onednn_memory import contiguous, in_dtype, keep
 from .onednn_packing import packing
 from .onednn_primitives import (
@@ -77,7 +78,11 @@ def _arguments(builder, left, right, bias, out, post_ops):
     return "matmul", md(left), md(right), md(bias), md(out), builder.attributes(post_ops)
 
 
-@compiled.counterpart(compiled.matmul)
+def _compiled(*key):
+    return long_product(*key) if is_long(*key) else compiled.matmul(*key)
+
+
+@compiled.counterpart(_compiled, is_long)
 def _describe(library, builder, *key):
     *_, bias, _, post_ops = key
     names = [onednn.SRC, onednn.WEIGHTS, onednn.DST]
@@ -104,7 +109,7 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
         left, right, out = right.transposed, left.transposed, out.transposed
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     last = operands if bias is None else (bias.pointer, *operands)
-    if not _pays_packing(left.layout, right):
+    if not _pays_packing(left.layout, right) or is_long(*key):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return
     product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])

@@ -1,0 +1,178 @@
+// left^T right for bfloat16 matrices of many rows and few columns, as the gradients of weights are: [rows, M] and
+// [rows, N]. Both are read once, by blocks of rows; while one block is multiplied the next is fetched from memory, where
+// it lies row by row. Pairs of rows lie side by side in a block, as the instruction wants them. Sums are float32; their
+// order depends on the sizes alone.
+#include "interface.h"
+#include "parallel.h"
+
+#ifdef __AVX512BF16__
+
+namespace {
+
+constexpr long STRIP = 32;  // columns of a block that lie together
+constexpr long TILE = 8;    // rows of sums in registers, each of a strip's columns
+
+long up(long n, long step) { return (n + step - 1) / step * step; }
+
+// The column of a strip that unpacking puts at a place.
+long column_at(long place) { return place / STRIP * STRIP + (place & 12) * 2 + (place & 16) / 4 + (place & 3); }
+
+struct Matrix {
+    const BFloat16* data;
+    long step, rows, columns;  // elements from row to row
+
+    Matrix part(long row, long count, long column, long width) const {
+        return {data + row * step + column, step, count, std::min(width, columns - column)};
+    }
+    long strips() const { return up(columns, STRIP) / STRIP; }
+};
+
+// Ask for the lines of matrices one after the other.
+class Ahead {
+  public:
+    Ahead(Matrix first, Matrix second) : now_(first), later_(second) {}
+    void one() {
+        if (row_ == now_.rows) return;
+        _mm_prefetch((const char*)(now_.data + row_ * now_.step + column_), _MM_HINT_T0);
+        if ((column_ += 32) < now_.columns) return;
+        column_ = 0;
+        if (++row_ == now_.rows && later_.rows) now_ = later_, later_.rows = 0, row_ = 0;
+    }
+
+  private:
+    Matrix now_, later_;
+    long row_ = 0, column_ = 0;
+};
+
+// Rows as pairs of numbers, a strip of columns at a time, `height` elements apart; rows beyond the last are zero.
+void pack(const Matrix& from, long pairs, uint32_t* to, long height) {
+    __m512i zeros = _mm512_setzero_si512();
+    for (long pair = 0; pair < pairs; pair++) {
+        const BFloat16* row = from.data + 2 * pair * from.step;
+        for (long s = 0; s < from.strips(); s++) {
+            long left = from.columns - s * STRIP;
+            __mmask32 some = left >= STRIP ? ~0u : (1u << left) - 1;
+            __m512i a = zeros, b = zeros;
+            if (2 * pair < from.rows) a = _mm512_maskz_loadu_epi16(some, row + s * STRIP);
+            if (2 * pair + 1 < from.rows) b = _mm512_maskz_loadu_epi16(some, row + from.step + s * STRIP);
+            uint32_t* place = to + s * height + pair * STRIP;
+            _mm512_store_si512(place, _mm512_unpacklo_epi16(a, b));
+            _mm512_store_si512(place + W, _mm512_unpackhi_epi16(a, b));
+        }
+    }
+}
+
+// Add the products of TILE columns of a strip with those of another one to sums, or write them.
+void tile(long pairs, const uint32_t* left, const uint32_t* right, float* sums, long step, bool add, Ahead& ahead) {
+    Vector total[TILE][2];
+    for (long m = 0; m < TILE; m++)
+        for (long v = 0; v < 2; v++) total[m][v] = add ? load(sums + m * step + v * W) : all(0.0f);
+    for (long pair = 0; pair < pairs; pair += 2) {
+        ahead.one();
+        for (long k = 0; k < 2; k++, left += STRIP, right += STRIP) {
+            __m512bh first = (__m512bh)_mm512_load_si512(right), second = (__m512bh)_mm512_load_si512(right + W);
+            for (long m = 0; m < TILE; m++) {
+                __m512bh one = (__m512bh)_mm512_set1_epi32(left[m]);
+                total[m][0] = _mm512_dpbf16_ps(total[m][0], one, first);
+                total[m][1] = _mm512_dpbf16_ps(total[m][1], one, second);
+            }
+        }
+    }
+    for (long m = 0; m < TILE; m++)
+        for (long v = 0; v < 2; v++) store(sums + m * step + v * W, total[m][v]);
+}
+
+// Write the product to sums [left.columns, right.columns], both in whole strips and in the order of unpacking.
+void multiply(const Matrix& left, const Matrix& right, float* sums) {
+    static thread_local Scratch scratch;
+    long most = std::max(128L, std::min(512L, 262144 / (left.columns + right.columns) / 32 * 32));
+    long height = (most / 2 + 1) * STRIP, step = right.strips() * STRIP;  // no power of two from strip to strip
+    uint32_t* lefts = (uint32_t*)scratch.floats((left.strips() + right.strips()) * height);
+    uint32_t* rights = lefts + left.strips() * height;
+    for (long row = 0; row < left.rows; row += most) {
+        long count = std::min(most, left.rows - row), next = std::min(most, left.rows - row - count);
+        long pairs = up(count, 4) / 2;
+        pack(left.part(row, count, 0, left.columns), pairs, lefts, height);
+        pack(right.part(row, count, 0, right.columns), pairs, rights, height);
+        Ahead ahead(left.part(row + count, next, 0, left.columns), right.part(row + count, next, 0, right.columns));
+        for (long n = 0; n < right.strips(); n++)
+            for (long m = 0; m < left.strips() * STRIP; m += TILE)
+                tile(pairs, lefts + m / STRIP * height + m % STRIP, rights + n * height, sums + m * step + n * STRIP,
+                     step, row > 0, ahead);
+    }
+}
+
+// Round the sum of parts, `apart` elements from each other, to a matrix of rows x columns.
+void finish(const float* sums, long parts, long apart, long rows, long columns, BFloat16* out, long out_step) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    long step = up(columns, STRIP);
+    for (long place = 0; place < up(rows, STRIP); place++) {
+        long row = column_at(place);
+        if (row >= rows) continue;
+        for (long n = 0; n < columns; n += STRIP) {
+            const float* from = sums + place * step + n;
+            Vector a = load(from), b = load(from + W);
+            for (long p = 1; p < parts; p++) a = a + load(from + p * apart), b = b + load(from + p * apart + W);
+            BFloat16* to = out + row * out_step + n;
+            give(to, _mm512_permutex2var_ps(a, low, b), std::min((long)W, columns - n));
+            if (columns - n > W) give(to + W, _mm512_permutex2var_ps(a, high, b), std::min((long)W, columns - n - W));
+        }
+    }
+}
+
+void product(const Matrix& left, const Matrix& right, BFloat16* out, long out_step) {
+    // In blocks whose sums a core's cache holds.
+    long height = left.strips(), width = right.strips();
+    while (height * width > 144) (height > width ? height : width) = (std::max(height, width) + 1) / 2;
+    height *= STRIP, width *= STRIP;
+    long down = (left.columns + height - 1) / height, across = (right.columns + width - 1) / width;
+    long parts = down * across < 8 ? std::max(1L, std::min(8L, left.rows / 2048)) : 1;
+    long rows = up((left.rows + parts - 1) / parts, 4), area = height * width;
+    parts = (left.rows + rows - 1) / rows;
+    Floats sums(parts > 1 ? down * across * parts * area : 0);
+    auto block = [&](long task, auto f) {
+        long m = task / across * height, n = task % across * width;
+        f(m, n, std::min(height, left.columns - m), std::min(width, right.columns - n), out + m * out_step + n);
+    };
+    for_tasks(down * across * parts, [&](long task) {
+        block(task / parts, [&](long m, long n, long tall, long wide, BFloat16* to) {
+            static thread_local Scratch scratch;
+            long row = task % parts * rows, count = std::min(rows, left.rows - row);
+            float* own = parts > 1 ? sums + task * area : scratch.floats(area);
+            multiply(left.part(row, count, m, tall), right.part(row, count, n, wide), own);
+            if (parts == 1) finish(own, 1, 0, tall, wide, to, out_step);
+        });
+    });
+    if (parts == 1) return;
+    for_tasks(down * across, [&](long task) {
+        block(task, [&](long, long, long tall, long wide, BFloat16* to) {
+            finish(sums + task * parts * area, parts, area, tall, wide, to, out_step);
+        });
+    });
+}
+
+}  // namespace
+
+#endif
+
+// Whether this file's kernel is there.
+EXPORT int multiplies_bfloat16() {
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// out [M, N] = left [rows, M]^T right [rows, N]; steps: elements from row to row.
+EXPORT int long_product(long rows, long columns, long right_columns, long step, long right_step, long out_step,
+                        const void* left, const void* right, void* out) {
+#ifdef __AVX512BF16__
+    Matrix first{(const BFloat16*)left, step, rows, columns}, second{(const BFloat16*)right, right_step, rows, right_columns};
+    product(first, second, (BFloat16*)out, out_step);
+    return 0;
+#else
+    return 1;
+#endif
+}

@@ -1,0 +1,174 @@
+"""Products of the columns of two matrices of many rows: compared with float64, and when they are chosen."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+from image_classification.half_cpu import compiled_library, compiled_long_products, onednn_matmul
+from image_classification.half_cpu import onednn_library as onednn
+from image_classification.half_cpu.onednn_memory import new_channels_last
+from image_classification.half_cpu.onednn_primitives import Layout
+from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, needs_onednn, run, tensors
+
+library = compiled_library.load()
+is_there = library is not None and library.multiplies_bfloat16
+pytestmark = [needs_onednn, pytest.mark.skipif(not is_there, reason="needs a C++ compiler and AVX512-BF16")]
+
+
+def halves(rows, columns, step):
+    """Return bfloat16 [rows, columns] within rows of `step`, what lies between NaN, and its values in float64."""
+    values = np.full([rows, step], np.nan, "float32")
+    values[:, :columns] = np.random.default_rng(rows + columns).standard_normal([rows, columns])
+    tensor = paddle.to_tensor(values).astype(BFLOAT16)
+    return tensor, tensor.astype("float64").numpy()[:, :columns]
+
+
+def product(left, right, rows, columns, right_columns, step=None):
+    """Return left^T right as the kernel writes it to rows of `step`, and what it leaves between them."""
+    step = step or right_columns
+    out = paddle.full([columns, step], 7, BFLOAT16)
+    sizes = rows, columns, right_columns, left.shape[1], right.shape[1], step
+    library.long_product(*sizes, left.data_ptr(), right.data_ptr(), out.data_ptr())
+    values = out.astype("float64").numpy()
+    return values[:, :right_columns], values[:, right_columns:]
+
+
+# rows, columns, right columns
+SIZES = [
+    (1, 1, 1), (2, 32, 32), (3, 31, 33), (127, 40, 100), (513, 96, 47), (1031, 33, 96), (1500, 384, 390),
+    (2049, 600, 65), (4100, 64, 33), (9001, 41, 34),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_product_of_columns_is_the_exact_one_rounded_once(sizes):
+    rows, columns, right_columns = sizes
+    left, exact_left = halves(rows, columns, columns + 5)
+    right, exact_right = halves(rows, right_columns, right_columns + 3)
+    found, between = product(left, right, *sizes, step=right_columns + 2)
+    exact = exact_left.T @ exact_right
+    # Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each of their terms, and as
+    # a walk of random steps the root of their number.
+    sums = np.abs(exact_left).T @ np.abs(exact_right) * 2.0**-24 * np.sqrt(rows)
+    assert (np.abs(found - exact) <= ROUNDING[BFLOAT16] / 2 * np.abs(exact) + sums).all()
+    assert (between == 7).all()
+
+
+def test_product_of_numbers_that_are_not_finite_has_them_in_their_rows_and_columns_alone():
+    rows, columns, right_columns = 5000, 70, 40
+    left, right = np.ones([rows, columns], "float32"), np.ones([rows, right_columns], "float32")
+    left[4321, 7], left[17, 60], right[4999, 33] = np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore"):
+        exact = left.T.astype("float64") @ right.astype("float64")
+    factors = (paddle.to_tensor(each).astype(BFLOAT16) for each in (left, right))
+    found, _ = product(*factors, rows, columns, right_columns)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(exact))
+    np.testing.assert_array_equal(found[np.isfinite(exact)], exact[np.isfinite(exact)].astype("float32") // 32 * 32)
+
+
+def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit():
+    left, right = (halves(8200, columns, columns)[0] for columns in (64, 96))
+    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
+    threads, results = openmp.omp_get_max_threads(), []
+    for count in (1, 3):
+        openmp.omp_set_num_threads(count)
+        results.append(product(left, right, 8200, 64, 96)[0])
+    openmp.omp_set_num_threads(threads)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("sizes", [(1024, 64, 96), (2048, 96, 40)], ids=str)
+def test_gradient_of_a_linear_layer_is_the_references(sizes, monkeypatch):
+    rows, columns, features = sizes
+    calls = count_calls(monkeypatch)
+    inputs = tensors([(2, rows // 2, columns), (columns, features)])
+    _, gradients = run(F.linear, inputs, "onednn")
+    _, expected = run(F.linear, inputs, "reference")
+    assert calls == [(rows, columns, features)]
+    assert_like(gradients[1], expected[1])
+
+
+def test_gradient_of_a_strided_view_of_a_projection_is_the_references(monkeypatch):
+    """The gradient of a transposed weight is written by its columns: the factors change places."""
+    calls = count_calls(monkeypatch)
+    inputs = tensors([(1200, 40), (64, 40)])
+    multiply = lambda x, weight: paddle.matmul(x, weight, transpose_y=True)  # noqa: E731
+    _, gradients = run(multiply, inputs, "onednn")
+    _, expected = run(multiply, inputs, "reference")
+    assert calls == [(1200, 64, 40)]
+    assert_like(gradients[1], expected[1])
+
+
+def test_gradient_of_the_filters_of_single_pixels_is_the_references(monkeypatch):
+    calls = count_calls(monkeypatch)
+    images, filters = tensors([(4, 48, 17, 16), (33, 48, 1, 1)])
+    _, gradients = run(F.conv2d, [images, filters], "onednn")
+    _, expected = run(F.conv2d, [images, filters], "reference")
+    assert calls == [(4 * 17 * 16, 33, 48)]
+    assert_like(gradients[1], expected[1])
+
+
+def count_calls(monkeypatch):
+    """Return the list that gets (rows, columns, right columns) of each product that is built anew."""
+    calls = []
+
+    def long_product(left, right, bias, out, post_ops):
+        calls.append((right.shape[0], *out.shape))
+        return compiled_long_products.long_product(left, right, bias, out, post_ops)
+
+    monkeypatch.setattr(onednn_matmul, "long_product", long_product)
+    monkeypatch.setattr(onednn_matmul, "cache", onednn_matmul.cache.__class__())
+    return calls
+
+
+def assert_like(found, expected):
+    """One rounding of the largest value: sums of a thousand terms in another order may round to the neighbour."""
+    found, expected = (each.astype("float64").numpy() for each in (found, expected))
+    assert np.abs(found - expected).max() <= ROUNDING[BFLOAT16] * np.abs(expected).max()
+
+
+def layouts(left, right, out, data_type=onednn.BFLOAT16):
+    return (
+        Layout(data_type, left, (1, left[0])),
+        Layout(data_type, right, (right[1], 1)),
+        Layout(data_type, out, (out[1], 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "right_columns", "data_type", "chosen"),
+    [
+        (2048, 64, 96, onednn.BFLOAT16, True),
+        (2048, 64, 96, onednn.FLOAT32, False),
+        (1023, 64, 96, onednn.BFLOAT16, False),
+        (2048, 31, 96, onednn.BFLOAT16, False),
+        (2048, 1024, 1024, onednn.BFLOAT16, True),
+        (2048, 1024, 1056, onednn.BFLOAT16, False),
+    ],
+)
+def test_long_product_is_chosen_for_many_rows_and_few_columns(rows, columns, right_columns, data_type, chosen):
+    left, right, out = layouts((columns, rows), (rows, right_columns), (columns, right_columns), data_type)
+    assert compiled_long_products.is_long(left, right, None, out, ()) is chosen
+    assert not compiled_long_products.is_long(left, right, out, out, ())
+    assert not compiled_long_products.is_long(left, right._replace(strides=None), None, out, ())
+    by_columns = out._replace(strides=(1, columns))
+    assert not compiled_long_products.is_long(left, right, None, by_columns, ())
+
+
+def test_gradient_of_filters_of_images_that_lie_channels_last_reads_them_as_rows():
+    images = new_channels_last(paddle.bfloat16, [2, 40, 24, 24])
+    images.set_value(tensors([(2, 40, 24, 24)])[0])
+    (filters,) = tensors([(64, 40, 1, 1)])
+    filters.stop_gradient = False
+    with half_cpu.dispatch():
+        F.conv2d(images, filters).sum().backward()
+    expected = images.astype("float64").numpy().sum(axis=(0, 2, 3))
+    found = filters.grad.astype("float64").numpy()[:, :, 0, 0]
+    # Each is the sum of 1152 numbers of size one, rounded once.
+    assert np.abs(found - expected).max() <= ROUNDING[BFLOAT16] * np.abs(expected).max()
