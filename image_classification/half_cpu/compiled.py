@@ -70,6 +70,14 @@ def _partial(name, *constants):
     return functools.partial(getattr(load(), name), *constants)
 
 
+def execution(library, primitive, arguments, pointers):
+    """Return a function that does what `library.execute` does with these, in one call, or None without a compiler."""
+    if load() is None:
+        return None
+    functions = library.address("memory_set_data_handle"), library.address("primitive_execute")
+    return _partial("execute", *functions, primitive, library.stream, len(arguments), arguments, pointers)
+
+
 def move(data_type, axes, boxes):
     """The copy of boxes to another memory order, bit for bit. Each is (first element in the source, and in the target,
     sizes, strides in the source, all 0 for a box of zeros, strides in the target), of as many axes, in elements."""
@@ -88,9 +96,12 @@ def reorder(source, target):
 
 def sum_rows(matrix, format, pointer, out_pointer):
     """Write the column sums of a dense matrix in another format or its own."""
-    rows, columns = matrix.shape
-    strides = numbers(*(rows * columns, columns, 1) * 2)
-    load().reduce(matrix.data_type, format, numbers(1, rows, columns), strides, pointer, None, 1.0, out_pointer)
+    load().reduce(matrix.data_type, format, *_sum_constants(*matrix.shape), pointer, None, 1.0, out_pointer)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sum_constants(rows, columns):
+    return numbers(1, rows, columns), numbers(*(rows * columns, columns, 1) * 2)
 
 
 def reverse_rows(data_type, rows, columns):

@@ -6,7 +6,7 @@ from paddle.autograd import PyLayer
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import contiguous, keep, new_like, ordered_like, own_result, settled
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_primitives import bound, data_type, new_tensor, numel, servable
 
 _CPU, _FLOAT32, _UINT8 = paddle.CPUPlace(), paddle.float32, paddle.uint8
 
@@ -19,12 +19,10 @@ class Activation(PyLayer):
         """Return f(x) in the dtype and memory order of x."""
         x = settled(x)
         out = new_like(x)
-        ctx.constants = (name, DATA_TYPES[x.dtype], numel(x), alpha, beta)
+        ctx.constants = (name, data_type(x), numel(x), alpha, beta)
         load().activation(*ctx.constants, x.data_ptr(), out.data_ptr())
-        if keeps == "nothing":
-            ctx.is_contiguous = x.is_contiguous()
-        else:
-            keep(ctx, own_result(out) if keeps == "result" else x)
+        if keeps != "nothing":
+            ctx.save_for_backward(own_result(out) if keeps == "result" else x)
         ctx.keeps = keeps
         return out
 
@@ -44,13 +42,18 @@ class Activation(PyLayer):
 def _kernel(name, parameters=(), keeps="input"):
     """Return the kernel of ``name(x, *parameters)``; `parameters` are pairs of a name and its default."""
     names, defaults = ("x", *(parameter for parameter, _ in parameters)), tuple(value for _, value in parameters)
+    function = name.encode()
 
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, names, defaults)
-        if values is None or not servable(values[0]) or not all(isinstance(v, (int, float)) for v in values[1:]):
+        if values is None or not servable(values[0]):
             return NotImplemented
-        x, *constants = values
-        return Activation.apply(x, name.encode(), *([*map(float, constants), 0.0, 0.0][:2]), keeps)
+        constants = [0.0, 0.0]  # what a function of fewer does not read
+        for index, value in enumerate(values[1:3]):
+            if not isinstance(value, (int, float)):
+                return NotImplemented
+            constants[index] = float(value)
+        return Activation.apply(values[0], function, *constants, keeps)
 
     return kernel
 
@@ -106,7 +109,7 @@ class Dropout(PyLayer):
 
 def _masked(x, kept, factor):
     out = new_tensor(x.dtype, x.shape)
-    load().mask(DATA_TYPES[x.dtype], numel(x), factor, kept.data_ptr(), x.data_ptr(), out.data_ptr())
+    load().mask(data_type(x), numel(x), factor, kept.data_ptr(), x.data_ptr(), out.data_ptr())
     return out
 
 

@@ -18,84 +18,114 @@ from .onednn_memory import (
     in_dtype,
     is_channels_last,
     keep,
+    lies_dense,
     new_channels_last,
     new_like,
     ordered_like,
     settled,
 )
-from .onednn_primitives import CACHE_SIZE, DATA_TYPES, bound, dense_strides, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
 
 _FLOAT32 = paddle.float32
 
 
 def memory_axes(tensor):
     """Return the axes of a settled tensor from the slowest to the fastest in memory."""
-    return (0, 2, 3, 1) if not tensor.is_contiguous() else tuple(range(tensor.ndim))
+    dense = tensor.is_contiguous() or not is_channels_last(tensor)
+    return tuple(range(len(tensor.shape))) if dense else (0, 2, 3, 1)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def runs_of(sizes, repeated):
-    """Return [(size, whether the small tensor is repeated along it)] of two tuples, with neighbours of a kind as one,
-    without ones; the list is shared."""
+    """Return ((size, whether the small tensor is repeated along it), ..) of two tuples, with neighbours of a kind as
+    one, without ones."""
     pairs = [pair for pair in zip(sizes, repeated, strict=True) if pair[0] != 1]
     groups = itertools.groupby(pairs, key=lambda pair: pair[1])
-    return [(math.prod(size for size, _ in group), kind) for kind, group in groups]
+    return tuple((math.prod(size for size, _ in group), kind) for kind, group in groups)
 
 
 def _plan(large, small_shape):
-    """Return the runs of a settled tensor in the order of memory."""
-    axes = memory_axes(large)
-    shape = [1] * (large.ndim - len(small_shape)) + list(small_shape)
-    sizes = tuple(large.shape[axis] for axis in axes)
-    return runs_of(sizes, tuple(shape[axis] != large.shape[axis] for axis in axes))
+    """Return the runs of a settled tensor in the order of memory, or None for shapes of which the other is no part."""
+    return _runs(tuple(large.shape), memory_axes(large), tuple(small_shape))
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _runs(large, axes, small):
+    small = (1,) * (len(large) - len(small)) + small
+    if len(small) > len(large) or any(size not in (1, whole) for size, whole in zip(small, large, strict=True)):
+        return None
+    return runs_of(tuple(large[axis] for axis in axes), tuple(small[axis] != large[axis] for axis in axes))
 
 
 def _in_order_of(small, large):
     """Return the small tensor dense in the memory order of a settled large one, None where it lies in another."""
-    if large.is_contiguous() or sum(size != 1 for size in small.shape[-3:]) <= 1:
-        return contiguous(small)
+    if large.is_contiguous() or _is_row(tuple(small.shape)):
+        return small if lies_dense(small) else contiguous(small)
     return small if is_channels_last(small) else None
 
 
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _is_row(shape):
+    """Return whether images of a shape lie in memory as [B, C, H, W] and as [B, H, W, C] alike."""
+    return sum(size != 1 for size in shape[-3:]) <= 1
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
 def repeated_strides(runs):
     """Return (sizes, strides of the small tensor) of up to four runs as four axes; it repeats where a stride is 0."""
-    runs = [(1, True)] * (4 - len(runs)) + runs
+    runs = ((1, True),) * (4 - len(runs)) + runs
     strides, step = [], 1
     for size, repeated in reversed(runs):
         strides.append(0 if repeated else step)
         step *= 1 if repeated else size
-    return [size for size, _ in runs], strides[::-1]
+    return tuple(size for size, _ in runs), tuple(reversed(strides))
 
 
 def _arithmetic(name, large, small, runs):
     """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
-    sizes, strides = repeated_strides(runs)
     out = new_like(large)
-    constants = numbers(*sizes), numbers(*dense_strides(sizes), *strides)
     pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
-    load().arithmetic(name, DATA_TYPES[large.dtype], *constants, *pointers)
+    load().arithmetic(name, data_type(large), *_operands(runs), *pointers)
     return out
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _operands(runs):
+    """Return (sizes, strides of the large and of the small tensor) as the kernel reads them."""
+    sizes, strides = repeated_strides(runs)
+    return numbers(*sizes), numbers(*dense_strides(sizes), *strides)
 
 
 def sum_over(tensor, other, runs, out, factor=1.0):
     """Write the sum of a settled tensor, or of its product with another, over the runs that repeat; float32 between."""
+    *steps, (last, _) = _steps(runs)
+    for constants, count in steps:
+        target = new_tensor(_FLOAT32, [count])
+        _reduce(tensor, other, constants, 1.0, target)
+        tensor, other = target, None
+    _reduce(tensor, other, last, factor, out)
+    return out
+
+
+def _reduce(tensor, other, constants, factor, out):
+    pointer = None if other is None else other.data_ptr()
+    load().reduce(data_type(tensor), data_type(out), *constants, tensor.data_ptr(), pointer, factor, out.data_ptr())
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _steps(runs):
+    """Return [((sizes, strides), number of sums)], a sum over one run after the other, the innermost first."""
     sizes, kinds = [size for size, _ in runs], [repeated for _, repeated in runs]
-    while True:
-        at = max((index for index, repeated in enumerate(kinds) if repeated), default=None)
-        if at is None:
-            at, sizes, kinds = 0, [1, *sizes], [True, *kinds]
+    if not any(kinds):
+        sizes, kinds = [1, *sizes], [True, *kinds]
+    steps = []
+    while any(kinds):
+        at = max(index for index, repeated in enumerate(kinds) if repeated)
         outer, middle, inner = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
         del sizes[at], kinds[at]
-        last = not any(kinds)
-        target = out if last else new_tensor(_FLOAT32, [outer * inner])
-        strides = numbers(*(middle * inner, inner, 1) * 2)
-        load().reduce(
-            DATA_TYPES[tensor.dtype], DATA_TYPES[target.dtype], numbers(outer, middle, inner), strides,
-            tensor.data_ptr(), None if other is None else other.data_ptr(), factor if last else 1.0, target.data_ptr(),
-        )  # fmt: skip
-        if last:
-            return out
-        tensor, other = target, None
+        constants = numbers(outer, middle, inner), numbers(*(middle * inner, inner, 1) * 2)
+        steps.append((constants, outer * inner))
+    return steps
 
 
 class Broadcast(PyLayer):
@@ -135,7 +165,7 @@ def _scaled(tensor, factor):
     if factor == 1:
         return tensor
     out = new_like(tensor)
-    load().activation(b"scale", DATA_TYPES[tensor.dtype], numel(tensor), factor, 0.0, tensor.data_ptr(), out.data_ptr())
+    load().activation(b"scale", data_type(tensor), numel(tensor), factor, 0.0, tensor.data_ptr(), out.data_ptr())
     return out
 
 
@@ -147,14 +177,14 @@ def _small_gradient(gradient, large, small, runs, shape, sign):
         return sum_over(gradient, large, runs, _new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
     total = sum_over(gradient, large, runs, new_like(small, _FLOAT32), sign)
-    divisor, dense = in_dtype(small, _FLOAT32), [(numel(small), False)]
+    divisor, dense = in_dtype(small, _FLOAT32), ((numel(small), False),)
     total = _arithmetic(b"divide", _arithmetic(b"divide", total, divisor, dense), divisor, dense)
     return in_dtype(total, gradient.dtype)
 
 
 def _new_small(large, shape):
     """Return a tensor with arbitrary content in the memory order that `_in_order_of` gives it."""
-    if large.is_contiguous() or sum(size != 1 for size in shape[-3:]) <= 1:
+    if large.is_contiguous() or _is_row(tuple(shape)):
         return new_tensor(large.dtype, shape)
     return new_channels_last(large.dtype, shape)
 
@@ -168,17 +198,17 @@ class Product(PyLayer):
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
         left = settled(left)
         right = ordered_like(right, left)
-        keep(ctx, left, right)
-        return _arithmetic(b"multiply", left, right, [(numel(left), False)])
+        ctx.save_for_backward(left, right)
+        return _arithmetic(b"multiply", left, right, ((numel(left), False),))
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of both factors."""
         factors = ctx.saved_tensor()
         gradient = ordered_like(gradient, factors[0])
-        runs = [(numel(gradient), False)]
+        runs = ((numel(gradient), False),)
         return tuple(
-            _arithmetic(b"multiply", gradient, other, runs) if needed else None
+            _arithmetic(b"multiply", gradient, ordered_like(other, gradient), runs) if needed else None
             for other, needed in zip(reversed(factors), ctx.needs, strict=True)
         )
 
@@ -195,7 +225,7 @@ class OuterSum(PyLayer):
         (sizes, left_strides), (_, right_strides) = map(repeated_strides, runs)
         constants = numbers(*sizes), numbers(*left_strides, *right_strides)
         pointers = left.data_ptr(), right.data_ptr(), out.data_ptr()
-        load().arithmetic(b"add", DATA_TYPES[left.dtype], *constants, *pointers)
+        load().arithmetic(b"add", data_type(left), *constants, *pointers)
         return out
 
     @staticmethod
@@ -220,7 +250,8 @@ def _outer_sum(left, right):
     runs = runs_of(tuple(shape), tuple(kinds))
     if len(runs) > 4:
         return NotImplemented
-    return OuterSum.apply(left, right, [[(size, pair[index]) for size, pair in runs] for index in (0, 1)], shape)
+    own = [tuple((size, pair[index]) for size, pair in runs) for index in (0, 1)]
+    return OuterSum.apply(left, right, own, shape)
 
 
 def _kernel(name):
@@ -234,17 +265,15 @@ def _kernel(name):
                 return Product.apply(left, right)
             if name != b"subtract":
                 return NotImplemented
-            return Broadcast.apply(settled(left), right, name, [(numel(left), False)])
+            return Broadcast.apply(settled(left), right, name, ((numel(left), False),))
         operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)
-        aligned = [1] * (large.ndim - small.ndim) + small.shape
-        repeats = (size in (1, whole) for size, whole in zip(aligned, large.shape, strict=True))
-        if small.ndim > large.ndim or not all(repeats):
-            return _outer_sum(left, right) if name == b"add" else NotImplemented
-        if operation is None or not (large.is_contiguous() or is_channels_last(large)):
-            return NotImplemented
         runs = _plan(large, small.shape)
-        if len(runs) > 4 or _in_order_of(small, large) is None:
+        if runs is None:
+            return _outer_sum(left, right) if name == b"add" else NotImplemented
+        if operation is None or len(runs) > 4 or not (large.is_contiguous() or is_channels_last(large)):
             return NotImplemented
+        if not (large.is_contiguous() or _is_row(tuple(small.shape)) or is_channels_last(small)):
+            return NotImplemented  # the small one lies in another order
         return Broadcast.apply(large, small, operation, runs)
 
     return kernel

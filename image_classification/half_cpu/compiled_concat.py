@@ -1,6 +1,7 @@
 """Concatenation and splitting in the memory order of images, their gradients, and reshaping of what lies in another
 order, on all formats; nothing is rounded."""
 
+import functools
 import math
 
 import paddle
@@ -9,41 +10,43 @@ from paddle.autograd import PyLayer
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
-from .onednn_primitives import DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 
 _CPU = paddle.CPUPlace()
 
 
-def _row_bytes(tensor, axis, last):
-    """Return the bytes of a part of a dense tensor from one index before `axis` to the next."""
-    sizes = [tensor.shape[1]] if last else tensor.shape[axis:]
-    return math.prod(sizes) * tensor.element_size()
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _rows(shapes, axis, last):
+    """Return (shape of tensors of these shapes one after the other along an axis, rows, elements of a row of each, all
+    of a shape but for that axis); a row goes from one index before `axis` to the next, a pixel's channels if `last`."""
+    shape = [*shapes[0]]
+    shape[axis] = sum(each[axis] for each in shapes)
+    inner = 1 if last else math.prod(shape[axis + 1 :])
+    return shape, math.prod(shape) // (shape[axis] * inner), [each[axis] * inner for each in shapes]
 
 
 def joined(axis, last, tensors):
     """Return the tensors one after the other along an axis: the channels of [B, H, W, C] if `last`, else of rows."""
     tensors = [(channels_last if last else contiguous)(tensor) for tensor in tensors]
-    shape = list(tensors[0].shape)
-    shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
+    shape, rows, sizes = _rows(tuple(tuple(tensor.shape) for tensor in tensors), axis, last)
     out = (new_channels_last if last else new_tensor)(tensors[0].dtype, shape)
-    step, pointer = _row_bytes(out, axis, last), out.data_ptr()
-    for tensor in tensors:
-        size = _row_bytes(tensor, axis, last)
-        rows = numel(tensor) * tensor.element_size() // size
-        load().copy_rows(rows, size, size, step, tensor.data_ptr(), pointer)
-        pointer += size
+    width, pointer = out.element_size(), out.data_ptr()
+    step = sum(sizes) * width
+    for tensor, size in zip(tensors, sizes, strict=True):
+        load().copy_rows(rows, size * width, size * width, step, tensor.data_ptr(), pointer)
+        pointer += size * width
     return out
 
 
 def parted(axis, last, whole, shapes):
     """Return the parts of a tensor in the memory order named, of these shapes one after the other along an axis."""
-    step, pointer, results = _row_bytes(whole, axis, last), whole.data_ptr(), []
-    for shape in shapes:
+    _, rows, sizes = _rows(tuple(map(tuple, shapes)), axis, last)
+    width, pointer, results = whole.element_size(), whole.data_ptr(), []
+    step = sum(sizes) * width
+    for shape, size in zip(shapes, sizes, strict=True):
         out = (new_channels_last if last else new_tensor)(whole.dtype, shape)
-        size = _row_bytes(out, axis, last)
-        rows = numel(out) * out.element_size() // size
-        load().copy_rows(rows, size, step, size, pointer, out.data_ptr())
-        pointer += size
+        load().copy_rows(rows, size * width, step, size * width, pointer, out.data_ptr())
+        pointer += size * width
         results.append(out)
     return results
 
@@ -76,13 +79,13 @@ def concat(original, args, kwargs):
     tensors, axis = values
     if not isinstance(tensors, (list, tuple)) or not tensors or not isinstance(axis, int) or not servable(*tensors):
         return NotImplemented
-    first = tensors[0]
-    axis = axis + first.ndim if axis < 0 else axis
-    if not 0 <= axis < first.ndim or any(tensor.ndim != first.ndim for tensor in tensors):
+    first, *others = (tensor.shape for tensor in tensors)
+    axis = axis + len(first) if axis < 0 else axis
+    if not 0 <= axis < len(first):
         return NotImplemented
-    if any(tensor.shape[:axis] + tensor.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]
-           for tensor in tensors):  # fmt: skip
-        return NotImplemented  # Paddle words the error
+    for shape in others:
+        if shape[:axis] != first[:axis] or shape[axis + 1 :] != first[axis + 1 :]:
+            return NotImplemented  # Paddle words the error
     return Concat.apply(axis, *tensors)
 
 

@@ -93,6 +93,8 @@ class Library:
             function = getattr(dll, name)
             function.argtypes, function.restype, function.errcheck = argument_types, c_int, _check
             setattr(self, name, function)
+        self.execute = dll.execute  # the one that returns a status of oneDNN's
+        self.execute.argtypes, self.execute.restype = (_P, _P, _P, _P, _I, _P, _P), c_int
         self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]
         self.multiplies_bfloat16 = bool(dll.multiplies_bfloat16())
 

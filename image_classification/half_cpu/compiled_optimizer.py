@@ -17,9 +17,10 @@ _FLOAT32 = paddle.float32
 
 
 def _are_plain(*tensors, dtype=_FLOAT32):
-    return all(
-        tensor.dtype is dtype and tensor.is_dense() and tensor.is_contiguous() and numel(tensor) for tensor in tensors
-    )
+    for tensor in tensors:
+        if tensor.dtype is not dtype or not tensor.is_dense() or not tensor.is_contiguous() or 0 in tensor.shape:
+            return False
+    return True
 
 
 def _served(names, gradient):

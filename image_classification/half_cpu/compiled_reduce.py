@@ -1,5 +1,6 @@
 """Sums and means over any axes, on all formats: float32 sums, rounded once."""
 
+import functools
 import math
 
 from paddle.autograd import PyLayer
@@ -8,7 +9,7 @@ from .arguments import DTYPES
 from .compiled_broadcast import memory_axes, repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, new_channels_last, settled
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
+from .onednn_primitives import CACHE_SIZE, bound, data_type, is_known, new_tensor, servable
 
 
 class Reduction(PyLayer):
@@ -18,11 +19,10 @@ class Reduction(PyLayer):
     def forward(ctx, x, axes, shape, factor, dtype):
         """Return the sum in the shape and format wanted, dense."""
         x = settled(x)
-        kept = [axis for axis in memory_axes(x) if axis not in axes and x.shape[axis] > 1]
-        if kept != sorted(kept):  # images [B, H, W, C] of which channels and places stay: so would their sum
+        runs = _runs(tuple(x.shape), memory_axes(x), axes)
+        if runs is None:
             x = contiguous(x)
-        order = memory_axes(x)
-        runs = runs_of(tuple(x.shape[axis] for axis in order), tuple(axis in axes for axis in order))
+            runs = _runs(tuple(x.shape), memory_axes(x), axes)
         ctx.constants = x.dtype, x.shape, not x.is_contiguous(), runs, factor
         return sum_over(x, None, runs, new_tensor(dtype, shape), factor)
 
@@ -32,28 +32,52 @@ class Reduction(PyLayer):
         dtype, shape, last, runs, factor = ctx.constants
         gradient = contiguous(gradient)
         out = (new_channels_last if last else new_tensor)(dtype, shape)
-        sizes, strides = repeated_strides(runs)
-        types = DATA_TYPES[gradient.dtype], DATA_TYPES[dtype]
-        load().expand(*types, numbers(*sizes), numbers(*strides), factor, gradient.data_ptr(), out.data_ptr())
+        types = data_type(gradient), data_type(out)
+        load().expand(*types, *_spread(runs), factor, gradient.data_ptr(), out.data_ptr())
         return out
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _runs(shape, order, axes):
+    """Return the runs of a tensor whose axes lie in memory in this order, or None where those that stay do not lie in
+    the order of the result: channels and places of images [B, H, W, C]."""
+    kept = [axis for axis in order if axis not in axes and shape[axis] > 1]
+    if kept != sorted(kept):
+        return None
+    return runs_of(tuple(shape[axis] for axis in order), tuple(axis in axes for axis in order))
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _spread(runs):
+    return tuple(numbers(*each) for each in repeated_strides(runs))
 
 
 def _apply(x, axes, keepdim, dtype, mean):
     """Return the reduction, or NotImplemented for what Paddle words the error for or for too many alternating axes."""
-    if not servable(x) or dtype not in DATA_TYPES:
+    if not servable(x) or not is_known(dtype):
         return NotImplemented
     axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
     if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes):
         return NotImplemented
-    named = [axis + x.ndim if axis < 0 else axis for axis in axes]
-    axes = set(named) or set(range(x.ndim))
-    if len(set(named)) < len(named) or not all(0 <= axis < x.ndim for axis in axes):
+    found = _described(tuple(x.shape), tuple(axes), bool(keepdim))
+    if found is None:
         return NotImplemented
-    if len(runs_of(tuple(x.shape), tuple(axis in axes for axis in range(x.ndim)))) > 4:
-        return NotImplemented
-    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
-    factor = 1 / math.prod(x.shape[axis] for axis in axes) if mean else 1.0
-    return Reduction.apply(x, axes, shape, factor, dtype)
+    axes, shape, count = found
+    return Reduction.apply(x, axes, shape, 1 / count if mean else 1.0, dtype)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _described(sizes, axes, keepdim):
+    """Return (axes from 0 on, shape of the result, elements of each sum), or None for what is not served."""
+    rank = len(sizes)
+    named = [axis + rank if axis < 0 else axis for axis in axes]
+    reduced = frozenset(named or range(rank))
+    if len(set(named)) < len(named) or not all(0 <= axis < rank for axis in reduced):
+        return None
+    if len(runs_of(sizes, tuple(axis in reduced for axis in range(rank)))) > 4:
+        return None
+    shape = [1 if axis in reduced else size for axis, size in enumerate(sizes) if keepdim or axis not in reduced]
+    return reduced, shape, math.prod(sizes[axis] for axis in reduced)
 
 
 def mean(original, args, kwargs):

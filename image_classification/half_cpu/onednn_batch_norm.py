@@ -18,7 +18,6 @@ from .onednn_memory import (
     contiguous,
     in_dtype,
     in_float32,
-    keep,
     new_channels_last,
     new_like,
     ordered_like,
@@ -88,13 +87,13 @@ class BatchNorm(PyLayer):
         x = settled(x)
         scale, shift = in_float32(scale), in_float32(shift)
         out = new_like(x)
-        ctx.key = (layout(x), epsilon, flags, activation, residual is not None)
+        ctx.key = (epsilon, flags, activation, residual is not None)
         operands = [x, scale, shift, out, mean, variance]
         if residual is not None:
             operands.append(ordered_like(residual, x))
-        cache.get(_describe, *ctx.key)(*(tensor.data_ptr() for tensor in operands))
+        cache.get(_describe, layout(x), *ctx.key)(*(tensor.data_ptr() for tensor in operands))
         ctx.masks = residual is not None and activation is not None
-        keep(ctx, x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
+        ctx.save_for_backward(x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
         return out
 
     @staticmethod
@@ -106,8 +105,8 @@ class BatchNorm(PyLayer):
         operands = [x, mean, variance, scale, gradient, *results, shift]
         if ctx.masks:
             gradient = new_like(x)
-            operands += [*out, gradient]
-        primitive = cache.get(_describe_backward, *ctx.key)
+            operands += [ordered_like(out[0], x), gradient]
+        primitive = cache.get(_describe_backward, layout(x), *ctx.key)
         primitive(*(tensor.data_ptr() for tensor in operands[: primitive.arity]))
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         results.append(gradient)

@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from .onednn_convolution_passes import geometry_of, grouped, plan, run
-from .onednn_memory import channels_last, contiguous, keep, new_channels_last
+from .onednn_memory import channels_last, contiguous, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
 
 
@@ -17,7 +17,7 @@ class Convolution(PyLayer):
         x, weight, ctx.key = channels_last(x), contiguous(weight), found.key
         out = new_channels_last(x.dtype, found.shape)
         run("forward", ctx.key, x, weight, out)
-        keep(ctx, x, weight)
+        ctx.save_for_backward(x, weight)
         return out
 
     @staticmethod
@@ -29,6 +29,7 @@ class Convolution(PyLayer):
 def _gradients(ctx, gradient, of_images, transposed):
     """Return the gradients of x and the filters; transposed: what goes in stands where results do."""
     x, weight = ctx.saved_tensor()
+    x, weight = channels_last(x), contiguous(weight)  # `Tensor.contiguous()` may have rearranged the images meanwhile
     gradient = channels_last(gradient)
     x_gradient = weight_gradient = None
     if ctx.needs[0]:
@@ -74,7 +75,7 @@ class TransposedConvolution(PyLayer):
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
         ctx.key = (layout(out), grouped(layout(weight), groups), layout(x), geometry)
         run("backward_data", ctx.key, x, weight, out)
-        keep(ctx, x, weight)
+        ctx.save_for_backward(x, weight)
         return out
 
     @staticmethod

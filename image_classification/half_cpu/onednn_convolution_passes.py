@@ -18,9 +18,9 @@ from .onednn_memory import convert, in_dtype, new_like
 from .onednn_packing import packing
 from .onednn_primitives import (
     CACHE_SIZE,
-    DATA_TYPES,
     Layout,
     cache,
+    data_type,
     dense_strides,
     new_tensor,
     numel,
@@ -167,7 +167,7 @@ def _turned(weight):
     """Return dense filters with the rows and columns of each in reverse order."""
     out = new_tensor(weight.dtype, weight.shape)
     taps = math.prod(weight.shape[2:])
-    copy = compiled.reverse_rows(DATA_TYPES[weight.dtype], numel(weight) // taps, taps)
+    copy = compiled.reverse_rows(data_type(weight), numel(weight) // taps, taps)
     copy(weight.data_ptr(), out.data_ptr())
     return out
 
@@ -228,11 +228,11 @@ def plan(x, weight, strides, padding, algorithm, dilations, groups, data_format)
     if not servable(x, weight) or data_format != "NCHW":
         return None
     sizes = tuple(x.shape), tuple(weight.shape)
-    return _plan(DATA_TYPES[x.dtype], *sizes, tuple(strides), tuple(padding), algorithm, tuple(dilations), groups)
+    return _plan(data_type(x), *sizes, tuple(strides), tuple(padding), algorithm, tuple(dilations), groups)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _plan(data_type, images, filters, strides, padding, algorithm, dilations, groups):
+def _plan(number, images, filters, strides, padding, algorithm, dilations, groups):
     if len(images) != 4 or len(filters) != 4 or images[1] != filters[1] * groups or filters[0] % groups:
         return None
     if algorithm == "SAME":
@@ -245,10 +245,10 @@ def _plan(data_type, images, filters, strides, padding, algorithm, dilations, gr
     if min(sizes) < 1:
         return None  # Paddle words the error
     shape = (images[0], filters[0], *sizes)
-    weights = grouped(Layout(data_type, filters, dense_strides(filters)), groups)
-    return Plan(shape, (_channels_last(data_type, images), weights, _channels_last(data_type, shape), geometry))
+    weights = grouped(Layout(number, filters, dense_strides(filters)), groups)
+    return Plan(shape, (_channels_last(number, images), weights, _channels_last(number, shape), geometry))
 
 
-def _channels_last(data_type, shape):
+def _channels_last(number, shape):
     _, channels, height, width = shape
-    return Layout(data_type, shape, (height * width * channels, 1, width * channels, channels))
+    return Layout(number, shape, (height * width * channels, 1, width * channels, channels))

@@ -4,7 +4,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_memory import keep, new_like, ordered_like, own_result, settled
+from .onednn_memory import new_like, ordered_like, own_result, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 
 
@@ -41,7 +41,7 @@ class Activation(PyLayer):
         out = new_like(x)
         cache.get(_describe_activation, algorithm, dense(x.dtype, numel(x)))(x.data_ptr(), out.data_ptr())
         ctx.algorithm = algorithm
-        keep(ctx, own_result(out) if algorithm == onednn.RELU_USE_DST else x)
+        ctx.save_for_backward(own_result(out) if algorithm == onednn.RELU_USE_DST else x)
         return out
 
     @staticmethod

@@ -93,7 +93,6 @@ _HANDLE = POINTER(c_void_p)
 _SIGNATURES = {
     "dnnl_engine_create": (_HANDLE, c_int, c_size_t),
     "dnnl_stream_create": (_HANDLE, c_void_p, c_uint),
-    "dnnl_stream_wait": (c_void_p,),
     "dnnl_memory_desc_create_with_strides": (_HANDLE, c_int, POINTER(c_int64), c_int, POINTER(c_int64)),
     "dnnl_memory_desc_create_with_tag": (_HANDLE, c_int, POINTER(c_int64), c_int, c_int),
     "dnnl_memory_desc_query": (c_void_p, c_int, c_void_p),
@@ -195,6 +194,10 @@ class Library:
         """Return how many threads a primitive may use."""
         return self._dll.omp_get_max_threads()  # of the OpenMP runtime that the library is linked to
 
+    def address(self, name):
+        """Return where a function of the library begins."""
+        return ctypes.cast(getattr(self._dll, f"dnnl_{name}"), c_void_p).value
+
     @staticmethod
     def check(status, what):
         """Raise :class:`OneDNNError` unless the status is success."""
@@ -213,6 +216,12 @@ class Library:
             source, destination, attributes = arguments
             return self.new(name, self._reorder, source, self.engine, destination, self.engine, attributes)
         return self.new(name, self._descriptions[name], self.engine, *arguments)
+
+    def execute(self, primitive, arguments, pointers):
+        """Run a primitive on the data that the pointers point to, one for each argument, and return the status."""
+        for argument, pointer in zip(arguments, pointers, strict=True):
+            self.memory_set_data_handle(argument.memory, pointer)
+        return self.primitive_execute(primitive, self.stream, len(arguments), arguments)
 
     def number_of_inputs(self, description):
         """Return how many input arguments the primitive takes."""
@@ -259,6 +268,11 @@ def dimensions(values):
 def argument_array(pairs):
     """Return the array of (argument number, memory handle) that executing a primitive takes."""
     return (_Argument * len(pairs))(*(_Argument(index, memory) for index, memory in pairs))
+
+
+def pointer_array(count):
+    """Return an array of pointers to the data of so many arguments."""
+    return (c_void_p * count)()
 
 
 def library_path():

@@ -4,6 +4,7 @@ Sums are kept in float32 and rounded once, when the result is written. Backward 
 came in, so a bfloat16 layer saves half of what a float32 layer saves.
 """
 
+import math
 from typing import NamedTuple
 
 import paddle
@@ -150,8 +151,9 @@ def affine(x, weight, bias, post_ops=()):
     """Return x [..., K] @ weight [K, N] + bias [N], after the post operations, in the dtype of x; x and bias dense,
     weight a view."""
     columns, features = weight.layout.shape
-    rows = numel(x) // columns
-    out = new_tensor(x.dtype, [*x.shape[:-1], features])
+    *outer, _ = x.shape
+    rows = math.prod(outer)
+    out = new_tensor(x.dtype, [*outer, features])
     multiply(
         matrix(x, rows, columns),
         weight,
@@ -248,9 +250,12 @@ def linear(original, args, kwargs):
 
 def _fits(x, weight, bias):
     """Return whether the tensors make a linear layer that oneDNN computes; for others Paddle words the error."""
-    if not servable(x, weight, *(() if bias is None else (bias,))) or weight.ndim != 2 or x.ndim == 0:
+    if not (servable(x, weight) if bias is None else servable(x, weight, bias)):
         return False
-    return x.shape[-1] == weight.shape[0] and (bias is None or bias.ndim == 1 and bias.shape[0] == weight.shape[1])
+    sizes, factor = x.shape, weight.shape
+    if len(factor) != 2 or sizes[-1:] != factor[:1]:
+        return False
+    return bias is None or bias.shape == factor[1:]
 
 
 def linear_gelu(original, args, kwargs):

@@ -4,6 +4,7 @@ oneDNN's copies use all threads and vector loads; Paddle's own copy of a strided
 one thread. A tensor is settled when it lies in memory as its shape says or, for images [B, C, H, W], as [B, H, W, C].
 """
 
+import functools
 import math
 
 import paddle
@@ -13,12 +14,14 @@ from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .arguments import replace_tensors
 from .onednn_primitives import (
+    CACHE_SIZE,
     DATA_TYPES,
     Layout,
     bound,
     cache,
     dense,
     dense_strides,
+    is_known,
     layout,
     new_tensor,
     numel,
@@ -56,11 +59,24 @@ def contiguous(tensor):
     return reorder_like(tensor, new_tensor(tensor.dtype, tensor.shape))
 
 
+def lies_dense(tensor):
+    """Return whether the elements lie one after the other as the shape says: strides of axes of size one count for
+    nothing here, and `tensor.is_contiguous()` may be False."""
+    return tensor.is_contiguous() or _lies_dense(tuple(tensor.shape), tuple(tensor.strides))
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _lies_dense(shape, strides):
+    axes = zip(shape, strides, dense_strides(shape), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in axes)
+
+
 def is_channels_last(tensor):
     """Return True for an image batch [B, C, H, W] that lies in memory as [B, H, W, C]."""
-    if tensor.ndim != 4:
+    shape = tensor.shape
+    if len(shape) != 4:
         return False
-    _, channels, height, width = tensor.shape
+    _, channels, height, width = shape
     return tensor.strides == [height * width * channels, 1, width * channels, channels]
 
 
@@ -107,7 +123,7 @@ def keep(ctx, *tensors):
 def _unchangeable(tensor):
     if tensor is None or tensor.is_contiguous():
         return tensor
-    return paddle_names.transpose(tensor, list(range(tensor.ndim)))  # a view with the same axes
+    return paddle_names.transpose(tensor, list(range(len(tensor.shape))))  # a view with the same axes
 
 
 def ordered_like(tensor, other):
@@ -125,7 +141,8 @@ def converted(tensor, dtype):
 
 def convert(tensor, out):
     """Return `out` with the content of a tensor of the same shape and memory order, both settled."""
-    source, target = dense(tensor.dtype, numel(tensor)), dense(out.dtype, numel(tensor))
+    count = numel(tensor)
+    source, target = dense(tensor.dtype, count), dense(out.dtype, count)
     cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
     return out
 
@@ -186,7 +203,7 @@ def cast(original, args, kwargs):
     if values is None:
         return NotImplemented
     tensor, dtype = values
-    if not servable(tensor) or dtype not in DATA_TYPES or tensor.dtype is dtype:
+    if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype:
         return NotImplemented
     return Cast.apply(tensor, dtype)
 

@@ -4,6 +4,7 @@ Two things differ from the reference: a maximum over NaN and numbers is a number
 each sum of gradients (four at most for 3x3 windows at stride 2) is rounded to bfloat16.
 """
 
+import functools
 from typing import NamedTuple
 
 import paddle
@@ -13,14 +14,9 @@ from . import compiled
 from . import onednn_library as onednn
 from .onednn_convolution_passes import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
-from .onednn_primitives import bound, cache, layout, new_tensor, servable
+from .onednn_primitives import CACHE_SIZE, bound, cache, layout, new_tensor, servable
 
 _UINT8 = paddle.uint8
-
-
-def _output_sizes(x, window):
-    size, strides, before, after = window
-    return [output_size(*numbers) for numbers in zip(x.shape[2:], size, strides, (0, 0), before, after, strict=True)]
 
 
 def _pooling(builder, kind, algorithm, source, target, window):
@@ -57,13 +53,13 @@ class Pooling(PyLayer):
     """Maximum or mean over windows. The maximum keeps the positions (one byte each mostly), the mean keeps nothing."""
 
     @staticmethod
-    def forward(ctx, x, algorithm, window):
-        """Return the pooled images."""
+    def forward(ctx, x, algorithm, window, outputs):
+        """Return the pooled images, [B, C, *outputs]."""
         needs_gradient = not x.stop_gradient
         x = channels_last(x)
-        out = new_channels_last(x.dtype, [*x.shape[:2], *_output_sizes(x, window)])
-        ctx.key = (algorithm, layout(x), layout(out), window)
         ctx.shape = x.shape
+        out = new_channels_last(x.dtype, [*ctx.shape[:2], *outputs])
+        ctx.key = (algorithm, layout(x), layout(out), window)
         if algorithm == onednn.POOL_MAX and needs_gradient:
             primitive = cache.get(_describe_pooling, onednn.FORWARD_TRAINING, *ctx.key)
             positions = new_tensor(_UINT8, [primitive.sizes[2]])
@@ -95,7 +91,7 @@ class Call(NamedTuple):
 
     x: paddle.Tensor
     window: tuple
-    outputs: list
+    outputs: tuple
     maximum: bool
     with_padding: bool
     ceil_mode: bool
@@ -108,27 +104,40 @@ def described(args, kwargs):
     if values is None:
         return None
     x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
-    if not servable(x) or x.ndim != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
+    if not servable(x) or len(x.shape) != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
         return None
     if not isinstance(size, (list, tuple)) or not all(isinstance(value, int) and value > 0 for value in size):
         return None
-    if whole or adaptive and list(size) == [1, 1]:
-        size = strides = x.shape[2:]
+    size, image = tuple(size), tuple(x.shape[2:])
+    if whole or adaptive and size == (1, 1):
+        size = strides = image
         padding, ceil_mode, adaptive = (0, 0), False, False
     if adaptive:
-        return Call(x, (), list(size), kind == "max", False, False, True)
+        return Call(x, (), size, kind == "max", False, False, True)
+    found = _windows(image, size, tuple(strides), tuple(padding), bool(ceil_mode))
+    if found is None:
+        return None
+    window, outputs = found
+    return Call(x, window, outputs, kind == "max", not exclusive, bool(ceil_mode), False)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _windows(image, size, strides, padding, ceil_mode):
+    """Return ((size, strides, padding before, padding after), (height, width) of the result), or None for windows that
+    lie outside of the image."""
     strides, _, before, after = geometry_of(strides, (1, 1), padding)
     if ceil_mode:  # as if there was more padding at the end
         after = tuple(
             last + -(length + first + last - extent) % stride
-            for length, extent, stride, first, last in zip(x.shape[2:], size, strides, before, after, strict=True)
+            for length, extent, stride, first, last in zip(image, size, strides, before, after, strict=True)
         )
-    window = (tuple(size), strides, before, after)
-    outputs = _output_sizes(x, window)
+    outputs = tuple(
+        output_size(*numbers) for numbers in zip(image, size, strides, (0, 0), before, after, strict=True)
+    )
     starts = [(count - 1) * stride - first for count, stride, first in zip(outputs, strides, before, strict=True)]
-    if min(outputs) < 1 or any(start >= length for start, length in zip(starts, x.shape[2:], strict=True)):
+    if min(outputs) < 1 or any(start >= length for start, length in zip(starts, image, strict=True)):
         return None
-    return Call(x, window, outputs, kind == "max", not exclusive, bool(ceil_mode), False)
+    return (size, strides, before, after), outputs
 
 
 def pool2d(original, args, kwargs):
@@ -137,9 +146,9 @@ def pool2d(original, args, kwargs):
     if call is None or call.adaptive:
         return NotImplemented
     if call.maximum:
-        return Pooling.apply(call.x, onednn.POOL_MAX, call.window)
+        return Pooling.apply(call.x, onednn.POOL_MAX, call.window, call.outputs)
     size, strides, *_ = call.window
     if strides[0] < size[0] or strides[1] < size[1] or call.ceil_mode:
         return NotImplemented  # oneDNN sums the gradients of overlapping windows in bfloat16
     algorithm = onednn.POOL_AVG_INCLUDE_PADDING if call.with_padding else onednn.POOL_AVG_EXCLUDE_PADDING
-    return Pooling.apply(call.x, algorithm, call.window)
+    return Pooling.apply(call.x, algorithm, call.window, call.outputs)

@@ -6,16 +6,19 @@ primitive with data pointers runs it to the end. The pointers must belong to ten
 
 import collections
 import functools
-import math
+from math import prod
 from typing import Any, NamedTuple
 
 import paddle
 
-from . import compiled, paddle_names
+from . import compiled
 from . import onednn_library as onednn
 from .compiled_library import CompiledError
+from .paddle_names import empty
 
 DATA_TYPES = {paddle.float16: onednn.FLOAT16, paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
+# The same by identity: Paddle hands out one object per dtype, and to hash it takes longer than all else of a look-up.
+_NUMBERS = {id(dtype): number for dtype, number in DATA_TYPES.items()}
 ELEMENT_SIZE = onednn.ELEMENT_SIZE
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
@@ -63,29 +66,46 @@ def dense_strides(shape):
     return tuple(reversed(strides))
 
 
+def is_known(dtype):
+    """Return whether oneDNN has a number for a Paddle dtype."""
+    return id(dtype) in _NUMBERS
+
+
+def data_type(tensor):
+    """Return oneDNN's number of a tensor's format."""
+    return _NUMBERS[id(tensor.dtype)]
+
+
 def layout(tensor):
     """Return the layout of a tensor as it lies in memory."""
-    return Layout(DATA_TYPES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides))
+    return _layout(_NUMBERS[id(tensor.dtype)], tuple(tensor.shape), tuple(tensor.strides))
+
+
+_layout = functools.lru_cache(maxsize=4 * CACHE_SIZE)(Layout)
+
+
+def dense(dtype, *shape):
+    """Return the layout of a dense row-major tensor of a Paddle dtype."""
+    return _dense(_NUMBERS[id(dtype)], *shape)
 
 
 @functools.lru_cache(maxsize=4 * CACHE_SIZE)
-def dense(dtype, *shape):
-    """Return the layout of a dense row-major tensor of a Paddle dtype."""
-    return Layout(DATA_TYPES[dtype], shape, dense_strides(shape))
+def _dense(number, *shape):
+    return Layout(number, shape, dense_strides(shape))
 
 
 def numel(tensor):
     """Return the number of elements; Tensor.size goes through NumPy and takes ten times as long."""
-    return math.prod(tensor.shape)
+    return prod(tensor.shape)
 
 
 @functools.cache
-def served_types():
-    """Return {dtype: oneDNN's number} of the formats that are computed on this machine."""
+def _served_types():
+    """Return the identities of the dtypes that are computed on this machine."""
     known = {onednn.FLOAT32, *compiled.formats()}
     if onednn.load() is not None and onednn.load().isa() & onednn.AVX512_BF16 == onednn.AVX512_BF16:
         known.add(onednn.BFLOAT16)
-    return {dtype: number for dtype, number in DATA_TYPES.items() if number in known}
+    return frozenset(identity for identity, number in _NUMBERS.items() if number in known)
 
 
 def operand_numbers(post_ops):
@@ -98,20 +118,23 @@ def operand_numbers(post_ops):
 def servable(tensor, *others):
     """Return True for tensors that are not empty and share a number format that is computed here."""
     dtype = tensor.dtype
-    if dtype not in served_types() or not numel(tensor):
+    if id(dtype) not in _served_types() or 0 in tensor.shape:
         return False
-    return all(other.dtype is dtype and numel(other) for other in others)
+    for other in others:  # noqa: SIM110, a generator takes as long as all else
+        if other.dtype is not dtype or 0 in other.shape:
+            return False
+    return True
 
 
 def new_tensor(dtype, shape):
     """Return a dense CPU tensor with arbitrary content."""
-    return paddle_names.empty(shape, dtype, _CPU)
+    return empty(shape, dtype, _CPU)
 
 
 class Primitive:
     """A built primitive with one memory object per argument; call it with as many data pointers, in that order."""
 
-    __slots__ = ("_library", "_handle", "_description", "_memories", "_arguments", "implementation", "sizes")
+    __slots__ = ("_library", "_handle", "_description", "_memories", "_pointers", "_run", "implementation", "sizes")
 
     def __init__(self, library, description, argument_numbers):
         self._library = library
@@ -125,16 +148,17 @@ class Primitive:
             md = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, number)
             self.sizes.append(library.memory_desc_get_size(md))
             self._memories.append(library.new("memory", library.memory_create, md, library.engine, None))
-        self._arguments = onednn.argument_array(list(zip(argument_numbers, self._memories, strict=True)))
+        arguments = onednn.argument_array(list(zip(argument_numbers, self._memories, strict=True)))
+        self._pointers = onednn.pointer_array(len(self._memories))
+        self._run = compiled.execution(library, self._handle, arguments, self._pointers) or functools.partial(
+            library.execute, self._handle, arguments, self._pointers
+        )
 
     def __call__(self, *pointers):
         library = self._library
-        set_pointer = library.memory_set_data_handle
         with library.lock:
-            for memory, pointer in zip(self._memories, pointers, strict=True):
-                set_pointer(memory, pointer)
-            status = library.primitive_execute(self._handle, library.stream, len(pointers), self._arguments)
-            library.stream_wait(library.stream)
+            self._pointers[:] = pointers
+            status = self._run()
         if status:
             library.check(status, self.implementation)
 
@@ -250,7 +274,7 @@ class Cache:
             entry = entries[build, key] = self._build(build, key)
             if len(entries) > self.size:
                 entries.popitem(last=False)
-        else:
+        elif 2 * len(entries) > self.size:  # in a smaller one nothing goes before others were used
             entries.move_to_end((build, key))
         if isinstance(entry, Exception):
             raise entry

@@ -1,0 +1,18 @@
+// A call of oneDNN in one step: where its operands lie, then the primitive. Returns oneDNN's status.
+#include "interface.h"
+
+namespace {
+
+struct Argument {
+    int number;
+    void* memory;
+};
+
+}  // namespace
+
+EXPORT int execute(int (*set_data)(void*, void*), int (*run)(const void*, void*, int, const Argument*),
+                   const void* primitive, void* stream, int count, const Argument* arguments, void* const* pointers) {
+    for (int i = 0; i < count; i++)
+        if (int status = set_data(arguments[i].memory, pointers[i])) return status;
+    return run(primitive, stream, count, arguments);
+}
