@@ -6,9 +6,9 @@ Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 
 from paddle.autograd import PyLayer
 
-from .onednn_matmul import View, sum_rows, view
+from .onednn_matmul import View, view
 from .onednn_memory import contiguous, keep
-from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 
 
@@ -50,13 +50,10 @@ class Attention(PyLayer):
         tiles, value = Attention._tiles(ctx, packed, bias, kept)
         gradient = contiguous(gradient)
         result = new_tensor(packed.dtype, packed.shape)
-        slopes = new_tensor(packed.dtype, [len(packed), *bias.shape[1:]]) if ctx.needs[1] else None
-        attend_backward(tiles, value, parts(gradient, num_heads, 1)[0], parts(result, num_heads, 3), slopes)
+        (gradient,), results = parts(gradient, num_heads, 1), parts(result, num_heads, 3)
+        bias_gradient = attend_backward(tiles, value, gradient, results, bias if ctx.needs[1] else None)
         if bias is None:
             return result
-        bias_gradient = None
-        if ctx.needs[1]:
-            bias_gradient = sum_rows(slopes, len(packed) // len(bias), numel(bias), packed.dtype).reshape(bias.shape)
         return result if ctx.needs[0] else None, bias_gradient
 
     @staticmethod

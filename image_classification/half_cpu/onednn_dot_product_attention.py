@@ -5,9 +5,9 @@ Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 
 from paddle.autograd import PyLayer
 
-from .onednn_matmul import View, sum_rows, view
+from .onednn_matmul import View, view
 from .onednn_memory import contiguous, keep
-from .onednn_primitives import Layout, bound, new_tensor, numel, servable
+from .onednn_primitives import Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 
 
@@ -45,14 +45,9 @@ class DotProductAttention(PyLayer):
         query, key, value, mask, kept = ctx.saved_tensor()
         tiles = DotProductAttention._tiles(ctx, query, key, mask, kept)
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (query, key, value)]
-        slopes = new_tensor(mask.dtype, [len(query), *mask.shape[1:]]) if ctx.needs_mask else None
-        gradient = _by_heads(_readable(gradient))
-        attend_backward(tiles, _by_heads(value), gradient, [_by_heads(result) for result in results], slopes)
-        if mask is None:
-            return tuple(results)
-        if slopes is not None:
-            slopes = sum_rows(slopes, len(query) // len(mask), numel(mask), mask.dtype).reshape(mask.shape)
-        return *results, slopes
+        gradient, of_mask = _by_heads(_readable(gradient)), mask if ctx.needs_mask else None
+        of_mask = attend_backward(tiles, _by_heads(value), gradient, [_by_heads(one) for one in results], of_mask)
+        return tuple(results) if mask is None else (*results, of_mask)
 
     @staticmethod
     def _tiles(ctx, query, key, mask, kept):

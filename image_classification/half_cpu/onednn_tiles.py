@@ -6,17 +6,19 @@ waits in float32 and is rounded once. Operands are views by any strides: queries
 [B, h, M, d].
 """
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
 
 import paddle
 
+from . import compiled_attention
 from . import onednn_library as onednn
-from .onednn_matmul import View, multiply, view
+from .onednn_matmul import View, multiply, sum_rows, view
 from .onednn_memory import convert, copy_layout, in_dtype
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, dense, layout, new_tensor
+from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, dense, layout, new_tensor, numel
 
 # Bytes of scores that a thread computes at a time: heads and samples are taken together up to SMALL, and one head's
 # queries apart from LARGE on, since sums over blocks of queries, read and written again for each, take a tenth of the
@@ -70,12 +72,13 @@ class Tiles:
     def __init__(self, dtype, query, key, scale, causal=False, *, bias=None, kept=None):
         self.dtype, self.query, self.key = dtype, query, key
         self.bias, self.causal, self.kept = bias, causal, kept
-        self.groups = [list(group) for group in self._groups()]
+        self.scale = scale
         self.scaled = (("eltwise", onednn.LINEAR, scale, 0.0),)
         self._unseen = {}
 
-    def _groups(self):
-        """Return lists of blocks; those of a list differ in their queries only, and the last one sees all keys."""
+    @functools.cached_property
+    def groups(self):
+        """Lists of blocks; those of a list differ in their queries only, and the last one sees all keys."""
         batch, heads, queries, _ = self.query.layout.shape
         keys = self.key.layout.shape[2]
         row = keys * ELEMENT_SIZE[DATA_TYPES[self.dtype]]
@@ -94,8 +97,10 @@ class Tiles:
         parts = _even(period, samples_at_once)
         samples = [(start + first, count) for start in range(0, batch, period) for first, count in parts]
         parts = [(first, min(at_once, queries - first)) for first in range(0, queries, at_once)]
+        groups = []
         for others, some in itertools.product(_even(heads, heads_at_once), samples):
-            yield (Block(some, others, part, (0, sum(part) if self.causal else keys)) for part in parts)
+            groups.append([Block(some, others, part, (0, sum(part) if self.causal else keys)) for part in parts])
+        return groups
 
     def scratch(self):
         """Return memory for the scores of the largest block."""
@@ -155,20 +160,28 @@ def _rows(scores, dtype):
 
 def attend(tiles, value, out):
     """Write the mean of the values, weighted by the probabilities, to the view `out`, [B, h, N, d]."""
+    if compiled_attention.serves(tiles, value):
+        compiled_attention.attend(tiles, value, out)
+        return
     scratch = tiles.scratch() if tiles.kept is None else None
     for block in itertools.chain(*tiles.groups):
         multiply(tiles.probabilities(block, scratch), keys_of(value, block), out.part(*block[:3]))
 
 
-def attend_backward(tiles, value, gradient, results, slopes=None):
-    """Write the gradients of queries, keys and values to three views.
+def attend_backward(tiles, value, gradient, results, bias=None):
+    """Write the gradients of queries, keys and values to three views, and return that of the bias.
 
     Args:
         gradient: view of the gradient of what `attend` wrote.
         results: views like those of queries, keys and values.
-        slopes: a dense tensor [B, h, N, M] for the gradient of all scores, None for memory of one block.
+        bias: the tensor [W, h, N, M] whose gradient is wanted, None for none.
     """
-    dtype = tiles.dtype
+    if tiles.kept is not None and compiled_attention.serves(tiles, value):
+        bias_gradient = None if bias is None else new_tensor(bias.dtype, bias.shape)
+        compiled_attention.attend_backward(tiles, value, gradient, results, bias_gradient)
+        return bias_gradient
+    dtype, batch = tiles.dtype, tiles.query.layout.shape[0]
+    slopes = None if bias is None else new_tensor(dtype, [batch, *bias.shape[1:]])  # the gradient of all scores
     scratch = tiles.scratch() if tiles.kept is None else None
     one_block = tiles.scratch() if slopes is None else None
     in_parts = len(tiles.groups[0]) > 1
@@ -188,6 +201,9 @@ def attend_backward(tiles, value, gradient, results, slopes=None):
             multiply(scores.transposed, query, key_sums, post_ops=(*tiles.scaled, *further))
         for one in sums:
             one.finish()
+    if bias is None:
+        return None
+    return sum_rows(slopes, batch // len(bias), numel(bias), dtype).reshape(bias.shape)
 
 
 class _Sums:

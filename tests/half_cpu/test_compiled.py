@@ -213,7 +213,7 @@ import sys
 sys.path.insert(0, {root!r})
 import numpy as np, paddle
 import paddle.nn.functional as F
-from image_classification import half_cpu
+from image_classification import half_cpu, layers
 paddle.seed(0)
 x, w = paddle.randn([2, 24, 17, 15]), paddle.randn([40, 24, 3, 3])
 s, b = paddle.randn([40]), paddle.randn([40])
@@ -227,8 +227,13 @@ with half_cpu.dispatch():
     y = F.max_pool2d(y, 3, 2, 1).transpose([0, 2, 3, 1])
     y = F.softmax(paddle.matmul(F.gelu(y), w.flatten(1)[:, :40]))
     y = F.layer_norm(y, 40, s, b)
+qkv, bias = (paddle.randn(shape).astype("float16") for shape in ([18, 21, 3 * 24], [3, 2, 21, 21]))
+qkv.stop_gradient = bias.stop_gradient = False
+with half_cpu.dispatch():
+    z = layers.attention(qkv, 2, 0.3, None, bias)
 y.backward(paddle.linspace(-1, 1, y.size).reshape(y.shape).astype("float16"))
-tensors = [y, *(tensor.grad for tensor in inputs)]
+z.backward(paddle.linspace(-1, 1, z.size).reshape(z.shape).astype("float16"))
+tensors = [y, z, *(tensor.grad for tensor in (*inputs, qkv, bias))]
 np.savez({path!r}, *(tensor.numpy() for tensor in tensors))
 print(half_cpu.backend_name("float16"))
 """

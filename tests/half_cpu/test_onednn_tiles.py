@@ -9,7 +9,7 @@ import pytest
 
 from image_classification import half_cpu, layers
 from image_classification.amp import build_precision
-from image_classification.half_cpu import onednn, onednn_primitives, onednn_tiles
+from image_classification.half_cpu import compiled_attention, onednn, onednn_primitives, onednn_tiles
 from image_classification.half_cpu.onednn_matmul import View
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, assert_within_one_rounding, run, tensors
 
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def shrink(monkeypatch, small, large, causal_queries=16):
-    """Make blocks of a few scores, and keep none of their probabilities."""
+    """Make blocks of a few scores by oneDNN, and keep none of their probabilities."""
+    monkeypatch.setattr(compiled_attention, "SCORES", 0)
     for name, value in {"SMALL": small, "LARGE": large, "CAUSAL_QUERIES": causal_queries, "KEPT_SCORES": 0}.items():
         monkeypatch.setattr(onednn_tiles, name, value)
 
@@ -63,6 +64,7 @@ def test_attention_is_the_same_for_blocks_of_any_size(case, dtype, monkeypatch):
     def attend(qkv, bias=None):
         return layers.attention(qkv, 2, 0.3, None, bias)
 
+    monkeypatch.setattr(compiled_attention, "SCORES", 0)
     expected, expected_gradients = run(attend, inputs, "onednn")
     for small, large in ((1, 1), (1, 1 << 20), (6000, 1 << 20), (1 << 20, 1 << 20)):
         shrink(monkeypatch, small, large)

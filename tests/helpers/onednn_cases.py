@@ -348,7 +348,7 @@ MIXED = {
 
 # The reference rounds between the operators that a kernel computes as one (scores and biased scores; a product, what
 # drop path makes of it, and a sum): each of them is allowed one more rounding.
-FEWER_ROUNDINGS = {"attention-bias", "attention-biases", "scale_shift"} | {
+FEWER_ROUNDINGS = {"attention", "attention-bias", "attention-biases", "scale_shift"} | {
     case for case in CASES if case.startswith(("residual", "dot-product"))
 }
 

@@ -71,6 +71,7 @@ static inline Mask is_nan(Vector a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD
 static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm512_mask_blend_ps(mask, no, yes); }
 static inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
 static inline float sum(Vector a) { return _mm512_reduce_add_ps(a); }
+static inline float largest(Vector a) { return _mm512_reduce_max_ps(a); }
 static inline Vector nearest(Vector a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -185,6 +186,11 @@ static inline float sum(Vector a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+static inline float largest(Vector a) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 static inline Vector nearest(Vector a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -1,0 +1,306 @@
+// softmax(scale q k^T + bias) v and its gradients, for one sample and head at a time: what lies between the products
+// stays in a core's cache. Scores are float32; probabilities and the gradients of scores are rounded where they become
+// factors of a product of bfloat16 pairs.
+#include <array>
+#include <vector>
+
+#include "interface.h"
+#include "lanes.h"
+#include "parallel.h"
+
+namespace {
+
+constexpr float LOG2E = 1.44269504f;
+
+// 2^x for x up to 0, to 1.7e-7 of it; 0 below -150, NaN stays.
+static inline Vector power_of_two(Vector x) {
+    x = maximum(all(-200.0f), x);
+    Vector n = nearest(x), r = x - n, p = all(1.32647269e-3f);
+    p = fma(p, r, all(9.67151266e-3f));
+    p = fma(p, r, all(5.55073374e-2f));
+    p = fma(p, r, all(2.40222421e-1f));
+    p = fma(p, r, all(6.93146978e-1f));
+    return times_power_of_two(fma(p, r, all(1.0f)), n);
+}
+
+struct Sizes {
+    long batch, heads, queries, keys, dim, value_dim;
+    long biases;  // of so many samples each has a bias of its own
+    long causal;  // a query sees the keys up to its own
+};
+
+struct Steps {  // strides in elements; 0 where a bias is the same for all
+    long sample, head, token;
+};
+
+enum { QUERY, KEY, VALUE, OUT, BIAS, QUERY_GRADIENT, KEY_GRADIENT, VALUE_GRADIENT, OPERANDS };
+
+// What one sample and head needs, in a thread's memory.
+template <class T>
+struct Head {
+    using L = Lanes<T>;
+    static constexpr long STEP = L::STEP;
+
+    const Sizes& s;
+    // vectors of keys and channels; lanes of a row of scores, which may be packed along to half as many
+    const long keys = parts(s.keys, W), dims = parts(s.dim, W), value_dims = parts(s.value_dim, W);
+    const long width = parts(s.keys, STEP * W) * STEP * W;
+    const long query_steps = parts(s.queries, STEP), key_steps = parts(s.keys, STEP);
+    const long dim_steps = parts(s.dim, STEP), value_steps = parts(s.value_dim, STEP);
+    const long dim_lanes = parts(dim_steps, W) * W, value_lanes = parts(value_steps, W) * W;
+
+    // Rows side by side: what a product sums along them.
+    static void pack_along(const T* from, long step, long rows, long columns, float* to, long lanes) {
+        for (long i = 0; i < rows; i++)
+            for (long c = 0, lane = 0; lane < lanes; c += STEP * W, lane += W)
+                store(to + i * lanes + lane, L::along(from + i * step + c, std::min(columns - c, STEP * W)));
+    }
+    // Rows in lanes, STEP together: what a product sums over them.
+    static void pack_across(const T* from, long step, long rows, long columns, float* to) {
+        long width = parts(columns, W) * W;
+        for (long i = 0; i < rows; i += STEP) {
+            const T *first = from + i * step, *second = i + 1 < rows ? first + step : nullptr;
+            for (long c = 0; c < columns; c += W)
+                store(to + i / STEP * width + c,
+                      L::across(first + c, second ? second + c : nullptr, std::min(columns - c, (long)W)));
+        }
+    }
+    // Rows as columns, STEP channels in a lane.
+    static void pack_transposed(const T* from, long step, long rows, long columns, float* to) {
+        long width = parts(rows, W) * W;
+        for (long i = 0; i < rows; i += W)
+            for (long c = 0; c < columns; c += STEP * W) {
+                Vector square[W];
+                for (long j = 0; j < W; j++)
+                    square[j] = i + j < rows ? L::along(from + (i + j) * step + c, std::min(columns - c, STEP * W))
+                                             : all(0.0f);
+                transpose(square);
+                long lanes = std::min((long)W, parts(columns - c, STEP));
+                for (long j = 0; j < lanes; j++) store(to + (c / STEP + j) * width + i, square[j]);
+            }
+    }
+
+    // Scores of some queries, `query` the first, to probabilities; zero for keys that a query does not see, and beyond.
+    void softmax(long query, long rows, float* scores, float scale, const T* bias, long bias_step) const {
+        static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (long i = 0; i < rows; i++) {
+            float* row = scores + i * width;
+            const T* add = bias ? bias + i * bias_step : nullptr;
+            long seen = s.causal ? query + i + 1 : s.keys;
+            Vector top = all(-INFINITY), total = all(0.0f);
+            for (long v = 0; v < keys; v++) {
+                Vector x = load(row + v * W) * all(scale);
+                if (add) x = x + take(add + v * W, std::min(s.keys - v * W, (long)W));
+                if (seen < (v + 1) * W) x = choose(less(load(counting), all(seen - v * W)), x, all(-INFINITY));
+                top = maximum(x, top);
+                store(row + v * W, x);
+            }
+            Vector shift = all(-LOG2E * largest(top));
+            for (long v = 0; v < keys; v++) {
+                Vector x = power_of_two(fma(load(row + v * W), all(LOG2E), shift));
+                total = total + x;
+                store(row + v * W, x);
+            }
+            Vector factor = all(1.0f / sum(total));
+            for (long v = 0; v < keys; v++) store(row + v * W, load(row + v * W) * factor);
+        }
+    }
+
+    // The gradients of packed weights to those of the scores, in place and packed across; STEP rows, of which the first
+    // `rows` count.
+    void softmax_backward(long rows, const float* weights, float* gradients, float* packed) const {
+        Vector dots[STEP];
+        for (long r = 0; r < STEP; r++) {
+            Vector dot = all(0.0f);
+            for (long v = 0; v < keys; v++)
+                dot = fma(L::row(load(weights + v * W), r), load(gradients + r * width + v * W), dot);
+            dots[r] = all(sum(dot));
+        }
+        for (long v = 0; v < keys; v++) {
+            Vector results[STEP];
+            for (long r = 0; r < STEP; r++) {
+                float* place = gradients + r * width + v * W;
+                results[r] = r < rows ? L::row(load(weights + v * W), r) * (load(place) - dots[r]) : all(0.0f);
+                store(place, results[r]);
+            }
+            store(packed + v * W, L::across(results));
+        }
+    }
+
+    // Pack rows of `scores` along, and write them to `kept` unless it is null.
+    void pack_rows(long rows, const float* scores, float* to, T* kept) const {
+        for (long i = 0; i < rows; i++)
+            for (long j = 0; j < width; j += STEP * W) {
+                Vector packed = L::along(scores + i * width + j);
+                store(to + (i * width + j) / STEP, packed);
+                if (kept && j < s.keys) L::keep(kept + i * s.keys + j, packed, std::min(s.keys - j, STEP * W));
+            }
+    }
+
+    // Queries at a time: an even number, for pairs, so that blocks of sums are full.
+    long some_queries() const { return parts(parts(s.queries, parts(s.queries, 2 * ROWS)), 2) * 2; }
+};
+
+struct Call {
+    Sizes s;
+    Steps steps[OPERANDS];
+
+    template <class T>
+    T* at(const void* data, int operand, long sample, long head) const {
+        const Steps& step = steps[operand];
+        return (T*)data + sample * step.sample + head * step.head;
+    }
+
+    // Call f(sample, head, part) for all; a part is some samples that share a bias, one after another. The parts are the
+    // same for any number of threads.
+    template <class F>
+    void each(F f) const {
+        long share = samples_at_once(), all = s.batch / s.biases, tasks = s.biases * parts(all, share);
+        long together = parts(s.heads, std::min(s.heads, parts(TASKS, tasks))), groups = parts(s.heads, together);
+        for_tasks(tasks * groups, [&](long task) {
+            long head = task % groups * together, bias = task / groups % s.biases, part = task / groups / s.biases;
+            long heads = std::min(s.heads - head, together), samples = std::min(all - part * share, share);
+            for (long n = part * share; n < part * share + samples; n++)
+                for (long h = head; h < head + heads; h++) f(n * s.biases + bias, h, part);
+        });
+    }
+    static constexpr long TASKS = 32;
+    long samples_at_once() const { return parts(s.batch / s.biases, std::max(1L, TASKS / s.biases)); }
+};
+
+// A thread's memory in parts of so many floats each.
+template <size_t N>
+static std::array<float*, N> divided(const long (&sizes)[N]) {
+    static thread_local Scratch scratch;
+    long total = 0;
+    for (long size : sizes) total += parts(size, W) * W;
+    std::array<float*, N> places;
+    float* place = scratch.floats(total);
+    for (size_t i = 0; i < N; place += parts(sizes[i], W) * W, i++) places[i] = place;
+    return places;
+}
+
+template <class T>
+void attend(const Call& call, float scale, const T* query, const T* key, const T* value, const T* bias, T* kept,
+            T* out) {
+    using L = Lanes<T>;
+    const Sizes& s = call.s;
+    const Head<T> head{s};
+    call.each([&](long b, long h, long) {
+        long columns = head.keys * W, channels = head.value_dims * W, some = head.some_queries();
+        auto [queries, keys, values, scores, weights] =
+            divided({s.queries * head.dim_lanes, head.dim_steps * columns, head.key_steps * channels, some * head.width,
+                     some * head.width});
+        memset(scores, 0, some * head.width * sizeof(float));
+        head.pack_along(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim, queries,
+                        head.dim_lanes);
+        head.pack_transposed(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys);
+        head.pack_across(call.at<const T>(value, VALUE, b, h), call.steps[VALUE].token, s.keys, s.value_dim, values);
+        const T* add = bias ? call.at<const T>(bias, BIAS, b % s.biases, h) : nullptr;
+        T* keep = kept ? kept + (b * s.heads + h) * s.queries * s.keys : nullptr;
+        T* to = call.at<T>(out, OUT, b, h);
+        long add_step = call.steps[BIAS].token, step = call.steps[OUT].token;
+        for (long i = 0; i < s.queries; i += some) {
+            long rows = std::min(s.queries - i, some);
+            product<L>(rows, head.keys, head.dim_steps, {queries + i * head.dim_lanes, head.dim_lanes, 1}, keys,
+                       Tile{scores, head.width});
+            head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step);
+            head.pack_rows(rows, scores, weights, keep ? keep + i * s.keys : nullptr);
+            product<L>(rows, head.value_dims, head.key_steps, {weights, head.width / head.STEP, 1}, values,
+                       Rows<T>{to + i * step, step, s.value_dim, 1.0f});
+        }
+    });
+}
+
+template <class T>
+void attend_backward(const Call& call, float scale, const T* query, const T* key, const T* value, const T* kept,
+                     const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient, T* bias_gradient) {
+    using L = Lanes<T>;
+    constexpr long STEP = L::STEP;
+    const Sizes& s = call.s;
+    const Head<T> head{s};
+    // Sums of the bias's gradient: of each part, bias and head one after another
+    long square = s.queries * s.keys, whole = s.biases * s.heads * square;
+    long count = parts(s.batch / s.biases, call.samples_at_once());
+    std::vector<float> partial(bias_gradient ? count * whole : 0);
+    call.each([&](long b, long h, long part) {
+        long columns = head.keys * W, channels = head.dims * W, value_channels = head.value_dims * W;
+        long some = head.some_queries();
+        auto [queries, keys, values, slopes_along, slopes, weights, score_slopes, scores, packed] = divided(
+            {head.query_steps * channels, head.key_steps * channels, head.value_steps * columns,
+             s.queries * head.value_lanes, head.query_steps * value_channels, head.query_steps * columns,
+             head.query_steps * columns, some * head.width, some * head.width});
+        memset(scores, 0, some * head.width * sizeof(float));
+        const T* slope = call.at<const T>(gradient, OUT, b, h);
+        head.pack_across(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim, queries);
+        head.pack_across(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys);
+        head.pack_transposed(call.at<const T>(value, VALUE, b, h), call.steps[VALUE].token, s.keys, s.value_dim,
+                             values);
+        head.pack_along(slope, call.steps[OUT].token, s.queries, s.value_dim, slopes_along, head.value_lanes);
+        head.pack_across(slope, call.steps[OUT].token, s.queries, s.value_dim, slopes);
+        head.pack_across(kept + (b * s.heads + h) * square, s.keys, s.queries, s.keys, weights);
+        float* sums = bias_gradient ? partial.data() + part * whole + (b % s.biases * s.heads + h) * square : nullptr;
+        T* of_queries = call.at<T>(query_gradient, QUERY_GRADIENT, b, h);
+        T* of_keys = call.at<T>(key_gradient, KEY_GRADIENT, b, h);
+        T* of_values = call.at<T>(value_gradient, VALUE_GRADIENT, b, h);
+        long query_step = call.steps[QUERY_GRADIENT].token;
+        for (long i = 0; i < s.queries; i += some) {
+            long rows = std::min(s.queries - i, some);
+            product<L>(rows, head.keys, head.value_steps, {slopes_along + i * head.value_lanes, head.value_lanes, 1},
+                       values, Tile{scores, head.width});
+            for (long row = 0; row < rows; row += STEP)
+                head.softmax_backward(std::min(rows - row, STEP), weights + (i + row) / STEP * columns,
+                                      scores + row * head.width, score_slopes + (i + row) / STEP * columns);
+            for (long row = 0; sums && row < rows; row++)
+                walk(s.keys, [&](long j, long n) {
+                    float* place = sums + (i + row) * s.keys + j;
+                    give(place, take(place, n) + load(scores + row * head.width + j), n);
+                });
+            head.pack_rows(rows, scores, packed, nullptr);
+            product<L>(rows, head.dims, head.key_steps, {packed, head.width / STEP, 1}, keys,
+                       Rows<T>{of_queries + i * query_step, query_step, s.dim, scale});
+        }
+        product<L>(s.keys, head.dims, head.query_steps, {score_slopes, 1, columns}, queries,
+                   Rows<T>{of_keys, call.steps[KEY_GRADIENT].token, s.dim, scale});
+        product<L>(s.keys, head.value_dims, head.query_steps, {weights, 1, columns}, slopes,
+                   Rows<T>{of_values, call.steps[VALUE_GRADIENT].token, s.value_dim, 1.0f});
+    });
+    if (!bias_gradient) return;
+    for_ranges(whole, 4096, [&](long first, long last) {
+        walk(last - first, [&](long i, long n) {
+            Vector total = all(0.0f);
+            for (long part = 0; part < count; part++)
+                total = total + take(partial.data() + part * whole + first + i, n);
+            give(bias_gradient + first + i, total, n);
+        });
+    });
+}
+
+}  // namespace
+
+// numbers: the sizes, then the strides (sample, head, token) of queries, keys, values, result and bias. `kept` gets the
+// probabilities, [batch, heads, queries, keys]; it and the bias may be null.
+EXPORT int attention(int format, const long* numbers, float scale, const void* query, const void* key,
+                     const void* value, const void* bias, void* kept, void* out) {
+    Call call;
+    memcpy(&call, numbers, sizeof(Sizes) + (BIAS + 1) * sizeof(Steps));
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        attend(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)bias, (T*)kept, (T*)out);
+    });
+}
+
+// numbers: as above, then the strides of the gradients of queries, keys and values. The gradient of the bias, null
+// where none is wanted, is dense, [biases, heads, queries, keys].
+EXPORT int attention_backward(int format, const long* numbers, float scale, const void* query, const void* key,
+                              const void* value, const void* kept, const void* gradient, void* query_gradient,
+                              void* key_gradient, void* value_gradient, void* bias_gradient) {
+    Call call;
+    memcpy(&call, numbers, sizeof(Call));
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        attend_backward(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)kept,
+                        (const T*)gradient, (T*)query_gradient, (T*)key_gradient, (T*)value_gradient,
+                        (T*)bias_gradient);
+    });
+}

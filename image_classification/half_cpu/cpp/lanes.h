@@ -1,0 +1,138 @@
+// Products of matrices that fit a core's cache, of operands that are packed to float32 lanes first. A lane holds STEP
+// numbers, which are multiplied with those of another lane and summed: two of bfloat16 where the processor has
+// instructions for that, else one number, widened. Sums are float32.
+#pragma once
+#include <algorithm>
+
+#include "vector.h"
+
+// One number for each lane.
+template <class T>
+struct Lanes {
+    static constexpr long STEP = 1;
+    static Vector multiply_add(Vector a, Vector b, Vector sum) { return fma(a, b, sum); }
+    // n numbers of a row, side by side
+    static Vector along(const T* row, long n) { return take(row, n); }
+    // n numbers of STEP rows, one row after the other within a lane; a second row may be missing
+    static Vector across(const T* first, const T*, long n) { return take(first, n); }
+    // the numbers of one of the rows
+    static Vector row(Vector pairs, long) { return pairs; }
+    static Vector across(const Vector* rows) { return rows[0]; }
+    static Vector along(const float* row) { return load(row); }
+    // n numbers of packed ones
+    static void keep(T* to, Vector packed, long n) { give(to, packed, n); }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <>
+struct Lanes<BFloat16> {
+    static constexpr long STEP = 2;
+    static Vector multiply_add(Vector a, Vector b, Vector sum) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+    }
+    static Vector along(const BFloat16* row, long n) {
+        return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(n < 32 ? (1u << n) - 1 : 0xFFFFFFFF, row));
+    }
+    static Vector across(const BFloat16* first, const BFloat16* second, long n) {
+        Vector low = take((const Bits*)first, n);
+        return second ? paired(low, take((const Bits*)second, n)) : low;
+    }
+    static Vector row(Vector pairs, long which) {
+        __m512i bits = _mm512_castps_si512(pairs);
+        bits = which ? _mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF0000)) : _mm512_slli_epi32(bits, 16);
+        return _mm512_castsi512_ps(bits);
+    }
+    static Vector across(const Vector* rows) {
+        const __m512i order = _mm512_or_si512(counting_pairs(), _mm512_slli_epi32(counting_pairs(), 16));
+        const __m512i mixed = _mm512_add_epi32(order, _mm512_set1_epi32(16 << 16));
+        return (Vector)_mm512_permutexvar_epi16(mixed, (__m512i)_mm512_cvtne2ps_pbh(rows[1], rows[0]));
+    }
+    static __m512i counting_pairs() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+    static Vector along(const float* row) { return (Vector)_mm512_cvtne2ps_pbh(load(row + W), load(row)); }
+    static void keep(BFloat16* to, Vector packed, long n) {
+        _mm512_mask_storeu_epi16(to, n < 32 ? (1u << n) - 1 : 0xFFFFFFFF, _mm512_castps_si512(packed));
+    }
+};
+#endif
+
+constexpr int ROWS = 6;  // of a block of sums that stays in registers; even, for pairs of rows
+#if defined(__AVX512F__)
+constexpr int VECTORS = 4;
+#else
+constexpr int VECTORS = 2;
+#endif
+
+static inline long parts(long size, long part) { return (size + part - 1) / part; }
+
+// The left factor of a product: place of the first lane, lanes from one row to the next and from one step to the next.
+struct Left {
+    const float* data;
+    long row, step;
+};
+
+// Where sums go: to float32 memory, or scaled and rounded to rows of a result.
+struct Tile {
+    float* to;
+    long width;
+    void operator()(long i, long v, Vector sum) const { store(to + i * width + v * W, sum); }
+};
+template <class T>
+struct Rows {
+    T* to;
+    long step, columns;
+    float scale;
+    void operator()(long i, long v, Vector sum) const {
+        give(to + i * step + v * W, sum * all(scale), std::min(columns - v * W, (long)W));
+    }
+};
+
+template <class L, int R, int V, class Out>
+static inline void block(long steps, Left a, const float* b, long width, const Out& out, long row, long vector) {
+    Vector sums[R][V];
+#pragma GCC unroll 6
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[i][v] = all(0.0f);
+    for (long k = 0; k < steps; k++) {
+        Vector right[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) right[v] = load(b + k * width + v * W);
+#pragma GCC unroll 6
+        for (int i = 0; i < R; i++) {
+            Vector left = all(a.data[i * a.row + k * a.step]);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) sums[i][v] = L::multiply_add(left, right[v], sums[i][v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) out(row + i, vector + v, sums[i][v]);
+}
+
+template <class L, int R, class Out>
+static void some_rows(long vectors, long steps, Left a, const float* b, long width, const Out& out, long row) {
+    for (long v = 0, groups = parts(vectors, VECTORS); groups; groups--) {
+        long count = parts(vectors - v, groups);
+        if (count == 1) block<L, R, 1>(steps, a, b + v * W, width, out, row, v);
+        else if (count == 2) block<L, R, 2>(steps, a, b + v * W, width, out, row, v);
+        else if (count == 3) block<L, R, std::min(3, VECTORS)>(steps, a, b + v * W, width, out, row, v);
+        else block<L, R, VECTORS>(steps, a, b + v * W, width, out, row, v);
+        v += count;
+    }
+}
+
+// Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors.
+template <class L, class Out>
+static void product(long rows, long vectors, long steps, Left a, const float* b, const Out& out) {
+    constexpr decltype(&some_rows<L, 1, Out>) run[] = {
+        some_rows<L, 1, Out>, some_rows<L, 2, Out>, some_rows<L, 3, Out>,
+        some_rows<L, 4, Out>, some_rows<L, 5, Out>, some_rows<L, 6, Out>,
+    };
+    static_assert(sizeof(run) == ROWS * sizeof(*run), "one for each number of rows");
+    for (long i = 0, groups = parts(rows, ROWS); groups; groups--) {
+        long count = parts(rows - i, groups);
+        run[count - 1](vectors, steps, {a.data + i * a.row, a.row, a.step}, b, vectors * W, out, i);
+        i += count;
+    }
+}

@@ -1,0 +1,87 @@
+"""Attention of few tokens by the compiled kernel, against float64: sizes that fill no vector, biases of windows."""
+
+import numpy as np
+import paddle
+import pytest
+
+from image_classification import half_cpu, layers
+from image_classification.half_cpu import compiled_attention, onednn_primitives
+from image_classification.half_cpu.compiled_library import load
+from image_classification.half_cpu.onednn_matmul import View
+from image_classification.half_cpu.onednn_tiles import Tiles
+from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, run, tensors
+
+pytestmark = [needs_onednn, pytest.mark.skipif(load() is None, reason="needs the compiled kernels")]
+
+
+# samples, tokens, heads, channels of a head, biases
+SIZES = {
+    "windows of Swin": (4, 49, 3, 32, 2),
+    "one bias for all": (40, 16, 2, 16, 1),
+    "no bias": (2, 197, 2, 64, None),
+    "odd": (3, 35, 2, 17, 3),
+    "one token": (2, 1, 2, 8, 1),
+    "one channel": (2, 33, 1, 1, None),
+    "most": (1, 256, 1, 128, None),
+}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("case", SIZES)
+def test_attention_of_few_tokens_equals_float64(case, dtype):
+    batch, tokens, heads, dim, biases = SIZES[case]
+    shapes = [(batch, tokens, 3 * heads * dim)]
+    inputs = tensors(shapes if biases is None else [*shapes, (biases, heads, tokens, tokens)], dtype)
+    wide = [tensor.astype("float64").detach() for tensor in inputs]
+    for tensor in wide:
+        tensor.stop_gradient = False
+
+    def attend(qkv, bias=None):
+        return layers.attention(qkv, heads, dim**-0.5, None, bias)
+
+    expected, expected_gradients = run(attend, wide, "reference")
+    actual, gradients = run(attend, inputs, "onednn")
+    # Probabilities and results are rounded to u / 2 each, gradients the same and those of the scores; float32 sums.
+    unit = {"float16": 2.0**-10, BFLOAT16: 2.0**-7, FLOAT32: 2.0**-20}[dtype]
+    for one, other in zip([actual, *gradients], [expected, *expected_gradients], strict=True):
+        assert str(one.dtype) == f"paddle.{dtype}"
+        difference = np.abs(one.astype("float64").numpy() - other.numpy()).max()
+        assert difference <= 1.5 * unit * np.abs(other.numpy()).max()
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_gradient_of_a_bias_is_the_sum_over_its_samples(dtype):
+    """Rounded once: of 96 numbers around 1 that were rounded each it would be off by several roundings."""
+    qkv, bias = tensors([(96, 7, 3 * 2 * 8), (1, 2, 7, 7)], dtype)
+    _, (_, together) = run(lambda qkv, bias: layers.attention(qkv, 2, 0.3, None, bias), [qkv, bias], "onednn")
+    apart = paddle.concat([bias.detach()] * 96)
+    apart.stop_gradient = False
+    _, (_, each) = run(lambda qkv, bias: layers.attention(qkv, 2, 0.3, None, bias), [qkv.detach(), apart], "onednn")
+    total = each.astype("float64").numpy().sum(axis=0)
+    unit = {BFLOAT16: 2.0**-7, FLOAT32: 2.0**-20}[dtype]
+    assert np.abs(together.astype("float64").numpy()[0] - total).max() <= unit * np.abs(total).max()
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ALL)
+def test_infinite_channel_of_a_token_spoils_its_own_sample_only(value, dtype):
+    values = np.random.default_rng(0).standard_normal((3, 35, 3 * 2 * 16)).astype(np.float32)
+    values[1, 34, 5] = value  # of a query
+    qkv = paddle.to_tensor(values).astype(dtype)
+    qkv.stop_gradient = False
+    with half_cpu.dispatch():
+        out = layers.attention(qkv, 2, 0.25)
+    out.backward(paddle.ones_like(out))
+    out, gradient = (np.isfinite(tensor.astype(FLOAT32).numpy()) for tensor in (out, qkv.grad))
+    assert not out[1, 34, :16].any() and out[1, 34, 16:].all()  # the first head's result, and no other
+    assert out[[0, 2]].all() and out[1, :34].all()
+    assert gradient[[0, 2]].all() and not gradient[1, :, :16].all()
+
+
+def test_long_sequences_and_wide_heads_are_left_to_onednn():
+    def serves(tokens, dim):
+        operand = View(0, onednn_primitives.dense(paddle.float32, 2, 3, tokens, dim))
+        return compiled_attention.serves(Tiles(paddle.float32, operand, operand, 1.0), operand)
+
+    assert serves(49, 32) and serves(256, 128)
+    assert not serves(257, 32) and not serves(49, 129)
