@@ -67,6 +67,12 @@ def scale_shift(x, scale, shift):
     return x * scale + shift
 
 
+@composite("product_norm", casts_as="layer_norm", result_as="linear")
+def product_norm(x, norm: nn.Layer):
+    """Return `norm(x)`, which linear layers alone read: where they round it, it is rounded as it is written."""
+    return norm(x)
+
+
 @composite("rearrange")
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""

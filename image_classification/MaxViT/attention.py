@@ -8,7 +8,16 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, linear, rearrange, residual
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    Dropout,
+    DropPath,
+    Mlp,
+    linear,
+    product_norm,
+    rearrange,
+    residual,
+)
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
 from image_classification.transformer import Attention, LayerScale, relative_position_index
@@ -135,5 +144,5 @@ class PartBlock(nn.Layer):
 
     def forward(self, x):
         scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
-        x = residual(x, self.attn(self.norm1(x)), scales[0], self.drop_path)
-        return residual(x, self.mlp(self.norm2(x)), scales[1], self.drop_path)
+        x = residual(x, self.attn(product_norm(x, self.norm1)), scales[0], self.drop_path)
+        return residual(x, self.mlp(product_norm(x, self.norm2)), scales[1], self.drop_path)

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 
 from image_classification.half_cpu import composite
-from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, rearrange, residual
+from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, product_norm, rearrange, residual
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
 from image_classification.runtime import UserError
@@ -64,7 +64,7 @@ class PatchMerging(nn.Layer):
         batch, height, width, dim = x.shape
         split, shape = [batch, height // 2, 2, width // 2, 2, dim], [batch, height // 2, width // 2, 4 * dim]
         x = rearrange(x, split, [0, 1, 3, 4, 2, 5], shape)
-        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(product_norm(x, self.norm))
 
 
 class SwinBlock(nn.Layer):
@@ -95,9 +95,9 @@ class SwinBlock(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x):
-        attended = self.norm1(self.attend(x)) if self.post_norm else self.attend(self.norm1(x))
+        attended = self.norm1(self.attend(x)) if self.post_norm else self.attend(product_norm(x, self.norm1))
         x = residual(x, attended, drop_path=self.drop_path)
-        mixed = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
+        mixed = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(product_norm(x, self.norm2))
         return residual(x, mixed, drop_path=self.drop_path)
 
     def attend(self, x):

@@ -12,7 +12,7 @@ import types
 import paddle
 from paddle.nn import functional as F
 
-from .arguments import HALF_NAMES, replace_tensors, scan
+from .arguments import DTYPES, HALF_NAMES, replace_tensors, scan
 from .branches import branched
 from .scope import active
 
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[object, str] = {
 }  # fmt: skip
 
 
-def composite(kernel, *, casts_as=None, then=(), inference_only=False):
+def composite(kernel, *, casts_as=None, then=(), result_as=None, inference_only=False):
     """Return a decorator that offers each call of a function to a kernel while a dispatch is active.
 
     Args:
@@ -34,6 +34,8 @@ def composite(kernel, *, casts_as=None, then=(), inference_only=False):
         then: the operators that follow. Where there are any, the first of them reads the tensors that the call begins
             with, and others are left as they are. The function itself runs where the policy wants casts for what
             follows, the activations among the arguments too.
+        result_as: the operator that alone reads the result. A kernel gets the half dtype to which a policy casts that
+            operator's inputs, `dtype`, and returns the result in it; the function runs where the policy casts to none.
         inference_only: with gradients the operators of the function are served one by one.
 
     Static programs (`paddle.jit.to_static`) get the function itself.
@@ -47,7 +49,7 @@ def composite(kernel, *, casts_as=None, then=(), inference_only=False):
             scope = active.scope
             if scope is None or inference_only and paddle.is_grad_enabled():
                 return function(*args, **kwargs)
-            result = _served(scope, kernel, casts_as, then, function, args, kwargs)
+            result = _served(scope, kernel, casts_as, then, result_as, function, args, kwargs)
             return function(*args, **kwargs) if result is NotImplemented else result
 
         return wrapper
@@ -55,13 +57,18 @@ def composite(kernel, *, casts_as=None, then=(), inference_only=False):
     return decorate
 
 
-def _served(scope, kernel, casts_as, then, function, args, kwargs):
+def _served(scope, kernel, casts_as, then, result_as, function, args, kwargs):
     """Return the kernel's result, or NotImplemented where there is no kernel, or one that declines."""
     if scope.composite_kernel(kernel, True) is None and scope.composite_kernel(kernel, False) is None:
         return NotImplemented
     tensors, half = scan(args, kwargs)
     if not tensors:
         return NotImplemented
+    if result_as is not None:
+        wanted = None if scope.policy_cast is None else scope.policy_cast(result_as, tensors)
+        if not isinstance(wanted, str) or wanted not in scope.half_dtypes:
+            return NotImplemented
+        kwargs = {**kwargs, "dtype": DTYPES[wanted]}
     args, kwargs = branched(scope, args, kwargs, tensors)
     if casts_as is not None and scope.policy_cast is not None:
         wanted, *others = (scope.policy_cast(name, tensors) for name in casts_as.split())

@@ -68,6 +68,7 @@ KERNELS = {
     "squeeze": onednn_memory.squeeze,
     "unsqueeze": onednn_memory.unsqueeze,
     "layer_norm": onednn_normalization.layer_norm,
+    "product_norm": onednn_normalization.product_norm,
 }
 
 # Where the compiled library is; what both have, oneDNN is asked for first.

@@ -6,7 +6,7 @@ Statistics, exponentials and sums are float32 in both; the result is rounded onc
 import paddle
 from paddle.autograd import PyLayer
 
-from . import compiled
+from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, in_float32, keep, own_result
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
@@ -78,12 +78,12 @@ def softmax(original, args, kwargs):
     return Softmax.apply(x)
 
 
-def _layer_norm_forward(builder, rows, statistics, epsilon):
+def _layer_norm_forward(builder, rows, result, statistics, epsilon):
     return (
         "layer_normalization_forward",
         onednn.FORWARD_TRAINING,
         builder.md(rows),
-        builder.md(rows),
+        builder.md(result),
         builder.md(statistics),
         onednn.FLOAT32,  # of scale and shift: for bfloat16 ones oneDNN has its slow reference code only
         epsilon,
@@ -92,27 +92,27 @@ def _layer_norm_forward(builder, rows, statistics, epsilon):
     )
 
 
-@compiled.counterpart(compiled.layer_norm)
-def _describe_layer_norm(library, builder, rows, statistics, epsilon):
-    description = library.description(*_layer_norm_forward(builder, rows, statistics, epsilon))
+@compiled.counterpart(compiled.layer_norm, lambda rows, result, *others: result != rows)
+def _describe_layer_norm(library, builder, *key):
+    description = library.description(*_layer_norm_forward(builder, *key))
     return description, (onednn.SRC, onednn.SCALE, onednn.SHIFT, onednn.DST, onednn.MEAN, onednn.VARIANCE)
 
 
 @compiled.counterpart(compiled.layer_norm_backward, lambda *key: True)  # takes 0.5 to 0.9 of oneDNN's time
-def _describe_layer_norm_backward(library, builder, rows, statistics, epsilon):
+def _describe_layer_norm_backward(library, builder, rows, result, statistics, epsilon):
     md = builder.md(rows)
     description = library.description(
         "layer_normalization_backward",
         onednn.BACKWARD,
         md,
-        md,
+        builder.md(result),
         md,
         builder.md(statistics),
         onednn.FLOAT32,
         onednn.FLOAT32,
         epsilon,
         onednn.USE_SCALE | onednn.USE_SHIFT,
-        builder.hint(*_layer_norm_forward(builder, rows, statistics, epsilon)),
+        builder.hint(*_layer_norm_forward(builder, rows, result, statistics, epsilon)),
         None,
     )
     numbers = [onednn.SRC, onednn.MEAN, onednn.VARIANCE, onednn.SCALE, onednn.DIFF_DST]
@@ -126,15 +126,15 @@ class LayerNorm(PyLayer):
     """Normalisation of each row [columns] to mean 0 and variance 1, then scale and shift."""
 
     @staticmethod
-    def forward(ctx, x, scale, shift, epsilon, columns):
-        """Return the normalised rows in the dtype of x."""
+    def forward(ctx, x, scale, shift, epsilon, dtype):
+        """Return the normalised rows, as long as the scale, in a dtype; it is that of x where x is half."""
         ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
         ctx.parameter_dtype = scale.dtype
         x, scale, shift = contiguous(x), in_float32(scale), in_float32(shift)
-        out = new_tensor(x.dtype, x.shape)
+        out, columns = new_tensor(dtype, x.shape), numel(scale)
         rows = numel(x) // columns
         mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
-        ctx.key = (dense(x.dtype, rows, columns), dense(_FLOAT32, rows), epsilon)
+        ctx.key = (dense(x.dtype, rows, columns), dense(dtype, rows, columns), dense(_FLOAT32, rows), epsilon)
         cache.get(_describe_layer_norm, *ctx.key)(
             x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
         )
@@ -167,4 +167,20 @@ def layer_norm(original, args, kwargs):
     shift = paddle.zeros_like(scale) if shift is None else shift
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented
-    return LayerNorm.apply(x, scale, shift, float(epsilon), numel(scale))
+    return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)
+
+
+def product_norm(original, args, kwargs):
+    """Kernel of ``product_norm(x, norm)`` for a plain LayerNorm of float32 numbers, rounded to `dtype`."""
+    values = bound(args, kwargs, ("x", "norm", "dtype"), ())
+    if values is None or not compiled.formats():
+        return NotImplemented
+    x, norm, dtype = values
+    if not paddle_names.is_plain(norm, paddle.nn.LayerNorm) or not servable(x) or x.dtype is not _FLOAT32:
+        return NotImplemented
+    scale, shift = norm.weight, norm.bias
+    if scale is None or shift is None or scale.dtype not in DATA_TYPES or shift.dtype is not scale.dtype:
+        return NotImplemented
+    if x.shape[-scale.ndim :] != scale.shape:
+        return NotImplemented  # Paddle words the error
+    return LayerNorm.apply(x, scale, shift, paddle_names.norm_epsilon(norm), dtype)

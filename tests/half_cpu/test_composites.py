@@ -63,6 +63,20 @@ def test_composite_gets_the_casts_of_its_first_operator():
         assert rows(paddle.zeros([1, 2]).astype("bfloat16")).dtype == paddle.float32  # the function itself
 
 
+@half_cpu.composite(lambda original, args, kwargs: args[0].astype(kwargs["dtype"]), result_as="linear")
+def half_of(x):
+    return x
+
+
+@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="needs a backend with half kernels")
+def test_composite_is_told_the_half_dtype_of_what_reads_its_result():
+    x = paddle.ones([2])
+    for policy, dtype in ((Policy(linear="bfloat16"), "bfloat16"), (Policy(linear="float32"), "float32"),
+                          (Policy(linear=lambda tensor, operand: tensor), "float32"), (None, "float32")):  # fmt: skip
+        with half_cpu.dispatch(policy):
+            assert half_of(x).dtype == getattr(paddle, dtype)
+
+
 def test_composite_by_name_computes_what_the_function_computes():
     layer = paddle.nn.Linear(8, 4)
     x = paddle.randn([3, 8])

@@ -5,8 +5,18 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from image_classification import half_cpu
-from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, run, statistics, tensors
+from image_classification import half_cpu, layers
+from image_classification.amp import build_precision
+from tests.helpers.onednn_runs import (
+    ALL,
+    BFLOAT16,
+    FLOAT32,
+    HALVES,
+    needs_onednn,
+    run,
+    statistics,
+    tensors,
+)
 
 pytestmark = needs_onednn
 
@@ -57,3 +67,40 @@ def test_batch_norm_statistics_of_channels_far_from_zero_do_not_cancel():
     exact = images.astype("float64")
     np.testing.assert_allclose(mean.numpy(), exact.mean((0, 1, 2)), rtol=1e-6)  # float32 numbers: 1e-7 apart
     np.testing.assert_allclose(variance.numpy(), exact.var((0, 1, 2)), rtol=1e-4)  # 1e-7 * 1000 of one deviation
+
+
+def normalised(dtype, norm, linear, of):
+    """Return what a linear layer makes of `of(x, norm)` in mixed precision, the dtype in between, and the gradients."""
+    (x,) = tensors([(3, 49, 35)], FLOAT32)
+    for layer in (norm, linear):
+        layer.clear_gradients()
+    with build_precision("auto", dtype=dtype).forward_context():
+        between = of(x, norm)
+        out = linear(between)
+    out.backward(tensors([out.shape], dtype)[0].detach())
+    gradients = x.grad, norm.weight.grad, norm.bias.grad, linear.weight.grad
+    return between.dtype, [out.astype(FLOAT32), *(gradient.clone() for gradient in gradients)]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_norm_that_products_alone_read_is_rounded_as_it_is_written(dtype):
+    norm, linear = paddle.nn.LayerNorm(35), paddle.nn.Linear(35, 11)
+    norm.weight.set_value(paddle.linspace(-1, 2, 35))
+    expected_dtype, expected = normalised(dtype, norm, linear, lambda x, norm: norm(x))
+    actual_dtype, actual = normalised(dtype, norm, linear, layers.product_norm)
+    assert (expected_dtype, actual_dtype) == (paddle.float32, getattr(paddle, dtype))
+    unit = {"float16": 2.0**-10, BFLOAT16: 2.0**-7}[dtype]
+    for one, other in zip(actual, expected, strict=True):
+        # The norm's sums have another order: a number may be rounded to the other side.
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=unit * float(other.abs().max()))
+
+
+def test_norm_with_a_hook_or_without_a_policy_stays_as_it_is():
+    norm, x = paddle.nn.LayerNorm(8), paddle.ones([2, 8])
+    with half_cpu.dispatch():
+        assert layers.product_norm(x, norm).dtype == paddle.float32
+    seen = []
+    norm.register_forward_post_hook(lambda layer, inputs, output: seen.append(output.dtype))
+    with build_precision("auto", dtype=BFLOAT16).forward_context():
+        assert layers.product_norm(x, norm).dtype == paddle.float32
+    assert seen == [paddle.float32]

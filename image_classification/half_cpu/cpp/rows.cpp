@@ -144,12 +144,12 @@ void softmax_columns_backward(long outer, long columns, long inner, const T* y, 
     });
 }
 
-template <class T>
-void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, T* to,
+template <class T, class Out>
+void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, Out* to,
                 float* means, float* variances) {
     for_rows(rows, columns, [&](long r, float* row) {
         const T* x = from + r * columns;
-        T* y = to + r * columns;
+        Out* y = to + r * columns;
         float mean = sum_over(columns, [&](long i, long count) {
             Vector v = take(x + i, count);
             store(row + i, v);
@@ -169,10 +169,10 @@ void layer_norm(long rows, long columns, float epsilon, const T* from, const flo
     });
 }
 
-template <class T>
+template <class T, class Out>
 void layer_norm_backward(long rows, long columns, float epsilon, const T* from, const float* means,
-                         const float* variances, const float* scale, const T* gradient, T* out, float* scale_gradient,
-                         float* shift_gradient) {
+                         const float* variances, const float* scale, const Out* gradient, T* out,
+                         float* scale_gradient, float* shift_gradient) {
     // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
     long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
     long width = (columns + W - 1) / W * W;
@@ -181,7 +181,8 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
         float *scale_sums = partial + p * 2 * width, *shift_sums = scale_sums + width;
         memset(scale_sums, 0, 2 * width * sizeof(float));
         for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
-            const T *x = from + r * columns, *g = gradient + r * columns;
+            const T* x = from + r * columns;
+            const Out* g = gradient + r * columns;
             T* to = out + r * columns;
             Vector mean = all(means[r]), factor = all(1.0f / std::sqrt(variances[r] + epsilon));
             Vector dot = all(0.0f), total = all(0.0f);
@@ -259,20 +260,27 @@ EXPORT int softmax_columns_backward(int format, long outer, long columns, long i
     });
 }
 
-EXPORT int layer_norm(int format, long rows, long columns, float epsilon, const void* x, const float* scale,
-                      const float* shift, void* y, float* means, float* variances) {
-    return for_format(format, [&](auto number) {
+// The result has the format of x, or x is float32.
+template <class F>
+static int for_formats(int format, int result_format, F f) {
+    if (format == FLOAT32) return for_format(result_format, [&](auto result) { f(float{}, result); });
+    return format != result_format || for_format(format, [&](auto number) { f(number, number); });
+}
+
+EXPORT int layer_norm(int format, int result_format, long rows, long columns, float epsilon, const void* x,
+                      const float* scale, const float* shift, void* y, float* means, float* variances) {
+    return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
-        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (T*)y, means, variances);
+        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (decltype(result)*)y, means, variances);
     });
 }
 
-EXPORT int layer_norm_backward(int format, long rows, long columns, float epsilon, const void* x, const float* means,
-                               const float* variances, const float* scale, const void* gradient, void* out,
-                               float* scale_gradient, float* shift_gradient) {
-    return for_format(format, [&](auto number) {
+EXPORT int layer_norm_backward(int format, int result_format, long rows, long columns, float epsilon, const void* x,
+                               const float* means, const float* variances, const float* scale, const void* gradient,
+                               void* out, float* scale_gradient, float* shift_gradient) {
+    return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
-        layer_norm_backward(rows, columns, epsilon, (const T*)x, means, variances, scale, (const T*)gradient, (T*)out,
-                            scale_gradient, shift_gradient);
+        layer_norm_backward(rows, columns, epsilon, (const T*)x, means, variances, scale,
+                            (const decltype(result)*)gradient, (T*)out, scale_gradient, shift_gradient);
     });
 }
