@@ -30,6 +30,12 @@ def windows(x, window: int, shift: int):
     return x.reshape(split).transpose([0, 1, 3, 2, 4]).reshape([-1, window * window, dim])
 
 
+@composite("norm_windows", casts_as="layer_norm", result_as="linear")
+def norm_windows(x, norm: nn.Layer, window: int, shift: int):
+    """Return the windows of `norm(x)`, which a linear layer alone reads."""
+    return windows(norm(x), window, shift)
+
+
 @composite("maps")
 def maps(x, window: int, shift: int, height: int, width: int):
     """Return the maps, [B, H, W, C], whose windows are `x`, [G, w * w, C]: the way back from :func:`windows`."""
@@ -95,15 +101,16 @@ class SwinBlock(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x):
-        attended = self.norm1(self.attend(x)) if self.post_norm else self.attend(product_norm(x, self.norm1))
-        x = residual(x, attended, drop_path=self.drop_path)
+        x = residual(x, self.attend(x), drop_path=self.drop_path)
         mixed = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(product_norm(x, self.norm2))
         return residual(x, mixed, drop_path=self.drop_path)
 
     def attend(self, x):
-        """Return window attention over the map, with the cyclic shift done and undone."""
-        mixed = self.attn(windows(x, self.window, self.shift), self.attn_mask)
-        return maps(mixed, self.window, self.shift, *x.shape[1:3])
+        """Return window attention over the map and the norm before or after it, the cyclic shift done and undone."""
+        cut = self.window, self.shift
+        parts = windows(x, *cut) if self.post_norm else norm_windows(x, self.norm1, *cut)
+        mixed = maps(self.attn(parts, self.attn_mask), *cut, *x.shape[1:3])
+        return self.norm1(mixed) if self.post_norm else mixed
 
 
 class SwinStage(nn.Layer):

@@ -137,12 +137,16 @@ def softmax_backward(rows):
     return Primitive(_partial("softmax_backward", rows.data_type, *rows.shape), 3)
 
 
-def layer_norm(rows, result, statistics, epsilon):
-    return Primitive(_partial("layer_norm", rows.data_type, result.data_type, *rows.shape, epsilon), 6)
+def _layer_norm_constants(rows, result, statistics, epsilon, windows=None):
+    return rows.data_type, result.data_type, *rows.shape, epsilon, windows and numbers(*windows)
 
 
-def layer_norm_backward(rows, result, statistics, epsilon):
-    return Primitive(_partial("layer_norm_backward", rows.data_type, result.data_type, *rows.shape, epsilon), 8)
+def layer_norm(*key):
+    return Primitive(_partial("layer_norm", *_layer_norm_constants(*key)), 6)
+
+
+def layer_norm_backward(*key):
+    return Primitive(_partial("layer_norm_backward", *_layer_norm_constants(*key)), 8)
 
 
 def _batch_norm_constants(images, epsilon, flags):

@@ -4,6 +4,7 @@ from paddle.autograd import PyLayer
 
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous
+from .onednn_normalization import rounded_norm
 from .onednn_primitives import bound, new_tensor, servable
 
 
@@ -35,11 +36,28 @@ def windows(original, args, kwargs):
     if values is None or not servable(values[0]) or values[0].ndim != 4:
         return NotImplemented
     x, window, shift = values
+    shape = _shape_of_windows(x, window, shift)
+    return NotImplemented if shape is None else Windows.apply(x, shape, (*x.shape[:3], window, shift), False)
+
+
+def _shape_of_windows(x, window, shift):
+    """Return [G, window * window, C] of maps [B, H, W, C], or None where windows do not divide them."""
     batch, height, width, dim = x.shape
     if not 0 <= shift < window or height % window or width % window:
+        return None
+    return [batch * (height // window) * (width // window), window * window, dim]
+
+
+def norm_windows(original, args, kwargs):
+    """Kernel of ``norm_windows(x, norm, window, shift)`` for a plain LayerNorm over the channels of float32 maps."""
+    values = bound(args, kwargs, ("x", "norm", "window", "shift", "dtype"), ())
+    if values is None:
         return NotImplemented
-    shape = [batch * (height // window) * (width // window), window * window, dim]
-    return Windows.apply(x, shape, (batch, height, width, window, shift), False)
+    x, norm, window, shift, dtype = values
+    shape = _shape_of_windows(x, window, shift) if x.ndim == 4 else None
+    if shape is None or norm.weight is None or norm.weight.ndim != 1:
+        return NotImplemented
+    return rounded_norm(x, norm, dtype, (*x.shape[1:3], window, shift), shape)
 
 
 def maps(original, args, kwargs):
@@ -57,4 +75,4 @@ def maps(original, args, kwargs):
     return Windows.apply(x, [batch, height, width, dim], (batch, height, width, window, shift), True)
 
 
-KERNELS = {"windows": windows, "maps": maps}
+KERNELS = {"windows": windows, "norm_windows": norm_windows, "maps": maps}

@@ -123,18 +123,23 @@ def _describe_layer_norm_backward(library, builder, rows, result, statistics, ep
 
 
 class LayerNorm(PyLayer):
-    """Normalisation of each row [columns] to mean 0 and variance 1, then scale and shift."""
+    """Normalisation of each row [columns] to mean 0 and variance 1, then scale and shift.
+
+    `windows`, (height, width, window, shift), asks for rows in the order of the windows of maps [B, height, width,
+    columns] that are shifted cyclically, in this `shape`; compiled kernels only, as for a dtype that is not that of x.
+    """
 
     @staticmethod
-    def forward(ctx, x, scale, shift, epsilon, dtype):
+    def forward(ctx, x, scale, shift, epsilon, dtype, windows=None, shape=None):
         """Return the normalised rows, as long as the scale, in a dtype; it is that of x where x is half."""
         ctx.needs = (not x.stop_gradient, not scale.stop_gradient, not shift.stop_gradient)
         ctx.parameter_dtype = scale.dtype
         x, scale, shift = contiguous(x), in_float32(scale), in_float32(shift)
-        out, columns = new_tensor(dtype, x.shape), numel(scale)
+        out, columns = new_tensor(dtype, shape or x.shape), numel(scale)
         rows = numel(x) // columns
         mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
-        ctx.key = (dense(x.dtype, rows, columns), dense(dtype, rows, columns), dense(_FLOAT32, rows), epsilon)
+        layouts = dense(x.dtype, rows, columns), dense(dtype, rows, columns), dense(_FLOAT32, rows)
+        ctx.key = (*layouts, epsilon) if windows is None else (*layouts, epsilon, windows)
         cache.get(_describe_layer_norm, *ctx.key)(
             x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
         )
@@ -173,9 +178,13 @@ def layer_norm(original, args, kwargs):
 def product_norm(original, args, kwargs):
     """Kernel of ``product_norm(x, norm)`` for a plain LayerNorm of float32 numbers, rounded to `dtype`."""
     values = bound(args, kwargs, ("x", "norm", "dtype"), ())
-    if values is None or not compiled.formats():
+    return NotImplemented if values is None else rounded_norm(*values)
+
+
+def rounded_norm(x, norm, dtype, *order):
+    """Return the result of a plain LayerNorm in a half dtype, its rows in an order that :class:`LayerNorm` knows."""
+    if not compiled.formats():
         return NotImplemented
-    x, norm, dtype = values
     if not paddle_names.is_plain(norm, paddle.nn.LayerNorm) or not servable(x) or x.dtype is not _FLOAT32:
         return NotImplemented
     scale, shift = norm.weight, norm.bias
@@ -183,4 +192,4 @@ def product_norm(original, args, kwargs):
         return NotImplemented
     if x.shape[-scale.ndim :] != scale.shape:
         return NotImplemented  # Paddle words the error
-    return LayerNorm.apply(x, scale, shift, paddle_names.norm_epsilon(norm), dtype)
+    return LayerNorm.apply(x, scale, shift, paddle_names.norm_epsilon(norm), dtype, *order)

@@ -1,5 +1,6 @@
 // Softmax, layer normalisation and root-mean-square normalisation of the rows of a matrix; float32 inside.
 #include <utility>
+#include <vector>
 
 #include "interface.h"
 #include "parallel.h"
@@ -144,12 +145,33 @@ void softmax_columns_backward(long outer, long columns, long inner, const T* y, 
     });
 }
 
+// Where rows of maps [height, width] go in their windows, cut after a cyclic shift up and to the left; null: they stay.
+struct Places {
+    std::vector<int> places;
+
+    explicit Places(const long* numbers) {
+        if (!numbers) return;
+        long height = numbers[0], width = numbers[1], window = numbers[2], shift = numbers[3];
+        places.resize(height * width);
+        for (long y = 0; y < height; y++)
+            for (long x = 0; x < width; x++) {
+                long i = (y - shift + height) % height, j = (x - shift + width) % width;
+                long first = (i / window * window * width) + j / window * window * window;
+                places[y * width + x] = first + i % window * window + j % window;
+            }
+    }
+    long operator()(long row) const {
+        long count = places.size();
+        return count ? row - row % count + places[row % count] : row;
+    }
+};
+
 template <class T, class Out>
 void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, Out* to,
-                float* means, float* variances) {
+                float* means, float* variances, const Places& place) {
     for_rows(rows, columns, [&](long r, float* row) {
         const T* x = from + r * columns;
-        Out* y = to + r * columns;
+        Out* y = to + place(r) * columns;
         float mean = sum_over(columns, [&](long i, long count) {
             Vector v = take(x + i, count);
             store(row + i, v);
@@ -172,7 +194,7 @@ void layer_norm(long rows, long columns, float epsilon, const T* from, const flo
 template <class T, class Out>
 void layer_norm_backward(long rows, long columns, float epsilon, const T* from, const float* means,
                          const float* variances, const float* scale, const Out* gradient, T* out,
-                         float* scale_gradient, float* shift_gradient) {
+                         float* scale_gradient, float* shift_gradient, const Places& place) {
     // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
     long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
     long width = (columns + W - 1) / W * W;
@@ -182,7 +204,7 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
         memset(scale_sums, 0, 2 * width * sizeof(float));
         for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
             const T* x = from + r * columns;
-            const Out* g = gradient + r * columns;
+            const Out* g = gradient + place(r) * columns;
             T* to = out + r * columns;
             Vector mean = all(means[r]), factor = all(1.0f / std::sqrt(variances[r] + epsilon));
             Vector dot = all(0.0f), total = all(0.0f);
@@ -260,27 +282,32 @@ EXPORT int softmax_columns_backward(int format, long outer, long columns, long i
     });
 }
 
-// The result has the format of x, or x is float32.
+// The result has the format of x, or x is float32. windows: height and width of maps whose rows go to their windows, the
+// side of those and the shift; null where the rows stay.
 template <class F>
 static int for_formats(int format, int result_format, F f) {
     if (format == FLOAT32) return for_format(result_format, [&](auto result) { f(float{}, result); });
     return format != result_format || for_format(format, [&](auto number) { f(number, number); });
 }
 
-EXPORT int layer_norm(int format, int result_format, long rows, long columns, float epsilon, const void* x,
-                      const float* scale, const float* shift, void* y, float* means, float* variances) {
+EXPORT int layer_norm(int format, int result_format, long rows, long columns, float epsilon, const long* windows,
+                      const void* x, const float* scale, const float* shift, void* y, float* means, float* variances) {
+    Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
-        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (decltype(result)*)y, means, variances);
+        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (decltype(result)*)y, means, variances,
+                   places);
     });
 }
 
-EXPORT int layer_norm_backward(int format, int result_format, long rows, long columns, float epsilon, const void* x,
-                               const float* means, const float* variances, const float* scale, const void* gradient,
-                               void* out, float* scale_gradient, float* shift_gradient) {
+EXPORT int layer_norm_backward(int format, int result_format, long rows, long columns, float epsilon,
+                               const long* windows, const void* x, const float* means, const float* variances,
+                               const float* scale, const void* gradient, void* out, float* scale_gradient,
+                               float* shift_gradient) {
+    Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
         layer_norm_backward(rows, columns, epsilon, (const T*)x, means, variances, scale,
-                            (const decltype(result)*)gradient, (T*)out, scale_gradient, shift_gradient);
+                            (const decltype(result)*)gradient, (T*)out, scale_gradient, shift_gradient, places);
     });
 }
