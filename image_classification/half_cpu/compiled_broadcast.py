@@ -129,12 +129,13 @@ def _steps(runs):
 
 
 class Broadcast(PyLayer):
-    """A settled tensor combined with a smaller one, or with one of its shape."""
+    """A tensor combined with a smaller one, for which it is settled, or with one of its shape."""
 
     @staticmethod
     def forward(ctx, large, small, name, runs):
         """Return the result in the memory order of the large tensor."""
         ctx.needs = (not large.stop_gradient, not small.stop_gradient)
+        large = settled(large)
         ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
         small = ordered_like(small, large) if small.shape == large.shape else _in_order_of(small, large)
         if name in (b"multiply", b"divide"):
@@ -265,7 +266,7 @@ def _kernel(name):
                 return Product.apply(left, right)
             if name != b"subtract":
                 return NotImplemented
-            return Broadcast.apply(settled(left), right, name, ((numel(left), False),))
+            return Broadcast.apply(left, right, name, ((numel(left), False),))
         operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)
         runs = _plan(large, small.shape)
         if runs is None:

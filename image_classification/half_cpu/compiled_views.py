@@ -87,8 +87,8 @@ def get_item(original, args, kwargs):
         return NotImplemented
     with paddle.no_grad():
         part = original(x, index)
-    if not part.ndim or not numel(part):
-        return NotImplemented
+    if not part.ndim or not numel(part) or part.shape == x.shape:
+        return NotImplemented  # of all of a tensor Paddle makes the tensor itself
     return Part.apply(x, lambda x: original(x, index))
 
 

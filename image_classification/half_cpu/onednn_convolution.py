@@ -98,7 +98,7 @@ def conv2d_transpose(original, args, kwargs):
         return NotImplemented
     if not isinstance(wanted, (list, tuple)) or not all(isinstance(size, int) for size in wanted):
         return NotImplemented
-    strides, dilations, before, after = geometry_of(strides, dilations, padding)
+    strides, dilations, before, after = geometry_of(weight.shape[2:], strides, dilations, padding)
     smallest = [
         (size - 1) * stride + (dilation + 1) * (window - 1) + 1 - first - last
         for size, window, stride, dilation, first, last

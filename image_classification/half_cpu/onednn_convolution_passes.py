@@ -32,13 +32,17 @@ from .scope import made_once
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
 
-def geometry_of(strides, dilations, padding):
-    """Return oneDNN's numbers (strides, dilations, padding before, padding after) of a square or rectangular window."""
+def geometry_of(window, strides, dilations, padding):
+    """Return oneDNN's numbers (strides, dilations, padding before, padding after) of a square or rectangular window.
+
+    A dilation means nothing along an axis of a single tap; oneDNN 3.6 reads beyond the images by it.
+    """
     if len(padding) == 4:
         before, after = (padding[0], padding[2]), (padding[1], padding[3])
     else:
         before = after = tuple(padding)
-    return tuple(strides), tuple(value - 1 for value in dilations), before, after
+    dilations = tuple(value - 1 if taps > 1 else 0 for taps, value in zip(window, dilations, strict=True))
+    return tuple(strides), dilations, before, after
 
 
 def same_padding(sizes, windows, strides):
@@ -240,7 +244,7 @@ def _plan(number, images, filters, strides, padding, algorithm, dilations, group
         padding = same_padding(images[2:], filters[2:], strides)
     elif algorithm != "EXPLICIT":
         return None
-    geometry = geometry_of(strides, dilations, padding)
+    geometry = geometry_of(filters[2:], strides, dilations, padding)
     sizes = [output_size(*numbers) for numbers in zip(images[2:], filters[2:], *geometry, strict=True)]
     if min(sizes) < 1:
         return None  # Paddle words the error

@@ -28,8 +28,9 @@ class DotProductAttention(PyLayer):
 
     @staticmethod
     def forward(ctx, query, key, value, mask, scale, causal, keeps):
-        """Return [B, N, h, d] for tensors like it and no mask or a dense one of [W, h or 1, N or 1, M]."""
+        """Return [B, N, h, d] for tensors like it and no mask or one of [W, h or 1, N or 1, M]."""
         ctx.needs_mask = mask is not None and not mask.stop_gradient
+        mask = None if mask is None else contiguous(mask)
         query, key, value = map(_readable, (query, key, value))
         batch, queries, heads, _ = query.shape
         kept = new_tensor(query.dtype, [batch, heads, queries, key.shape[1]]) if keeps else None
@@ -75,7 +76,7 @@ def dot_product_attention(original, args, kwargs):
     if mask is not None:
         if not servable(query, mask) or mask.ndim > 4:
             return NotImplemented
-        mask = contiguous(mask) if mask.ndim == 4 else contiguous(mask).reshape([1] * (4 - mask.ndim) + mask.shape)
+        mask = mask if mask.ndim == 4 else mask.reshape([1] * (4 - mask.ndim) + mask.shape)
         full = [batch, heads, queries, keys]
         if any(size not in (1, whole) for size, whole in zip(mask.shape, full, strict=True)) or mask.shape[3] != keys:
             return NotImplemented

@@ -13,7 +13,7 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
-from .onednn_memory import contiguous, in_dtype, keep
+from .onednn_memory import contiguous, copy_layout, in_dtype, keep
 from .onednn_packing import packing
 from .onednn_primitives import (
     DATA_TYPES,
@@ -22,6 +22,7 @@ from .onednn_primitives import (
     bound,
     cache,
     dense,
+    dense_strides,
     layout,
     new_tensor,
     numel,
@@ -75,8 +76,22 @@ def matrix(tensor, rows, columns):
 
 
 def _arguments(builder, left, right, bias, out, post_ops):
-    md = builder.md
-    return "matmul", md(left), md(right), md(bias), md(out), builder.attributes(post_ops)
+    left, right, out = (builder.md(_without_odd_strides(one)) for one in (left, right, out))
+    return "matmul", left, right, builder.md(bias), out, builder.attributes(post_ops)
+
+
+def _without_odd_strides(matrices):
+    """Return the layout with strides for axes of size one as a dense tensor has them. There any would do, but oneDNN
+    3.6 takes that of a single row for the length of rows, and then so do products that are built later."""
+    data_type, shape, strides = matrices
+    if strides is None or 1 not in shape:
+        return matrices
+    steps: list[int] = []
+    step = 1
+    for size, own in zip(reversed(shape), reversed(strides), strict=True):
+        steps.insert(0, step if size == 1 else own)
+        step = max(step, size * steps[0])
+    return Layout(data_type, shape, tuple(steps))
 
 
 def _compiled(*key):
@@ -108,6 +123,12 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     if bias is None and not operands and out.is_transposed:
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
+    if 1 in (*left.layout.shape[-2:], *right.layout.shape[-2:]):
+        (left, _left), (right, _right), (whole, copy) = map(_dense_vectors, (left, right, out))
+        if copy is not None:
+            multiply(left, right, whole, bias, post_ops=post_ops, operands=operands)
+            copy_layout(whole.layout, out.layout, whole.pointer, out.pointer)
+            return
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     last = operands if bias is None else (bias.pointer, *operands)
     if not _pays_packing(left.layout, right) or is_long(*key):
@@ -122,6 +143,19 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
 
     packed = made_once(right.pointer, key, pack)
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
+
+
+def _dense_vectors(operand):
+    """Return an operand, and what it is a view of unless it is the caller's: where matrices are single rows or columns,
+    oneDNN 3.6 reads other numbers than those of strided ones."""
+    data_type, shape, strides = operand.layout
+    plain = dense_strides(shape)
+    moves = (size > 1 and own != step for size, own, step in zip(shape, strides, plain, strict=True))
+    if 1 not in shape[-2:] or not any(moves):
+        return operand, None
+    copy = new_tensor(_UINT8, [math.prod(shape) * ELEMENT_SIZE[data_type]])
+    copy_layout(operand.layout, Layout(data_type, shape, plain), operand.pointer, copy.data_ptr())
+    return View(copy.data_ptr(), Layout(data_type, shape, plain)), copy
 
 
 def _pays_packing(left, right):

@@ -125,7 +125,7 @@ def described(args, kwargs):
 def _windows(image, size, strides, padding, ceil_mode):
     """Return ((size, strides, padding before, padding after), (height, width) of the result), or None for windows that
     lie outside of the image."""
-    strides, _, before, after = geometry_of(strides, (1, 1), padding)
+    strides, _, before, after = geometry_of(size, strides, (1, 1), padding)
     if ceil_mode:  # as if there was more padding at the end
         after = tuple(
             last + -(length + first + last - extent) % stride

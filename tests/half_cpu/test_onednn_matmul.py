@@ -32,6 +32,24 @@ def test_linear_keeps_bfloat16_activations_only():
     assert node.name() == "GradNodePyLayer_Linear"
 
 
+@pytest.mark.parametrize("dtype", ALL)
+def test_product_of_a_single_row_is_right_after_one_that_is_written_as_a_column(dtype):
+    """oneDNN keeps what it builds, and takes rows for equal whatever their stride."""
+    column, slope, row, square = tensors([(1, 37, 1), (1, 37, 37), (1, 1, 37), (1, 37, 37)], dtype)
+    bound = 2 * ROUNDING.get(dtype, 1e-6)  # of sums of 37 terms
+
+    def assert_is_product(actual, left, right):
+        expected = (left.astype("float64") @ right.astype("float64")).numpy()
+        np.testing.assert_allclose(actual.astype("float64").numpy(), expected, rtol=bound, atol=4 * bound)
+
+    with half_cpu.dispatch(backend="onednn"):
+        result = paddle.matmul(column.detach(), column, transpose_y=True)
+        (gradient,) = paddle.grad(result, column, slope)
+        product = row @ square
+    assert_is_product(gradient, slope.transpose([0, 2, 1]), column)
+    assert_is_product(product, row, square)
+
+
 def gelu_layer(dtype, bias=True):
     paddle.seed(0)
     layer = paddle.nn.Linear(96, 160, bias_attr=None if bias else False)

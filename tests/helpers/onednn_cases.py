@@ -48,6 +48,10 @@ CASES = {
     "matmul-rows-packed": (
         "matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 75, 96), (160, 96)], False),
     "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
+    "matmul-columns-apart": (
+        "matmul", lambda x, y: paddle.matmul(x[..., :1], y[:, :1]), [(3, 5, 4), (3, 2, 7)], False),
+    "matmul-rows-apart": (
+        "matmul", lambda x, y: paddle.matmul(x[:, :1, ::3], y[:, ::2, 1:2]), [(3, 2, 15), (3, 10, 3)], False),
     "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
     "gelu-tanh": ("gelu", lambda x: F.gelu(x, approximate=True), [(3, 5, 33)], False),
     "gelu-strided": ("gelu", lambda x: F.gelu(x.transpose([1, 0])), [(5, 33)], False),
@@ -79,6 +83,8 @@ CASES = {
         "conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
     "conv-groups": ("conv2d", lambda x, w: F.conv2d(x, w, groups=2), [(2, 16, 9, 7), (24, 8, 3, 3)], False),
     "conv-dilated": ("conv2d", lambda x, w: F.conv2d(x, w, dilation=2), [(2, 5, 9, 7), (6, 5, 3, 3)], False),
+    "conv-dilated-single-taps": (
+        "conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=1, dilation=2), [(2, 9, 14, 1), (9, 9, 1, 1)], False),
     "conv-depthwise": (
         "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (16, 1, 3, 3)], False),
     "conv-uneven-padding": ("conv2d", lambda x, w: F.conv2d(x, w, padding=[1, 0, 2, 1]), [(2, 4, 5, 5), (4, 4, 3, 3)],
@@ -165,6 +171,7 @@ CASES = {
         "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=[4, 3]), [(2, 16, 5, 6), (16, 1, 3, 3)],
         False),
     "subtract": ("subtract", lambda x, y: x - y, [(3, 5, 33), (3, 5, 33)], False),
+    "subtract-strided": ("subtract", lambda x, y: x.transpose([1, 0]) - y, [(5, 33), (33, 5)], False),
     "subtract-row-first": ("subtract", lambda x, y: y - x, [(3, 5, 33), (5, 1)], False),
     "subtract-column": ("subtract", lambda x, y: x - y, [(3, 5, 33), (3, 5, 1)], False),
     "divide-column": ("divide", lambda x, y: x / y, [(3, 5, 33), (3, 5, 1)], False),
@@ -297,7 +304,7 @@ CASES = {
         "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv.transpose([0, 2, 1]), 4, t),
         [(2, 3 * 4 * 24, 70), (4, 1, 1)], True),
     "cross-covariance-one-token": (
-        "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv, 2, t), [(1, 1, 3 * 2 * 5), (2, 1, 1)], True),
+        "cross_covariance", lambda qkv, t: xcit.cross_covariance(qkv, 2, t), [(3, 1, 3 * 2 * 5), (2, 1, 1)], True),
     "reshape-view": ("reshape", lambda x: x.reshape([8, 65, -1]).transpose([0, 2, 1]), [(4, 130, 65)], False),
     "reshape-view-of-images": (
         "reshape", lambda x, w: F.conv2d(x.transpose([0, 2, 1]).reshape([2, 8, 45, 47]), w),
@@ -325,10 +332,13 @@ CASES = {
     "dot-product-causal": (
         "dot_product_attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         [(2, 13, 3, 8)] * 3, True),
+    "dot-product-mask-strided": (
+        "dot_product_attention", lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask.transpose([1, 0])),
+        [(2, 13, 1, 8), (2, 9, 1, 8), (2, 9, 1, 8), (9, 13)], True),
     "dot-product-mask": (
         "dot_product_attention", F.scaled_dot_product_attention,
         [(2, 13, 3, 8), (2, 9, 3, 8), (2, 9, 3, 8), (1, 3, 13, 9)], True),
-    "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.3), [(2, 1, 3 * 2 * 8)], True),
+    "attention-one-token": ("attention", lambda qkv: layers.attention(qkv, 3, 0.3), [(3, 1, 3 * 3 * 8)], True),
 }
 
 # A half tensor first, then float32 ones.
