@@ -80,10 +80,13 @@ EXPORT int momentum(int format, int copy_format, long n, float factor, float mu,
     });
 }
 
+// Paddle rounds the product where its vectors of eight hold all numbers, and fuses it with the sum where they do not.
 EXPORT int sgd(int format, int copy_format, long n, float factor, const float* rate, const void* gradient, void* weights,
                void* copy) {
-    return update(format, copy_format, n, factor, gradient, weights, copy,
-                  [&](long, long, auto, Vector g, Vector w) { return fma(all(-*rate), g, w); });
+    bool fused = n % 8;
+    return update(format, copy_format, n, factor, gradient, weights, copy, [&](long, long, auto, Vector g, Vector w) {
+        return fused ? fma(all(-*rate), g, w) : w - apart(g * all(*rate));
+    });
 }
 
 // Adam's averages of the gradient and of its square, in place, and its direction, their quotient, each divided by what
