@@ -68,11 +68,16 @@ def scale(original, args, kwargs):
 
 
 def power(original, args, kwargs):
-    """Kernel of ``pow(x, 2)``; other powers are left to the reference."""
+    """Kernel of ``pow(x, y)`` for whole numbers and quarters up to 8; other powers are left to the reference."""
     values = bound(args, kwargs, ("x", "y"), ())
-    if values is None or not isinstance(values[1], (int, float)) or values[1] != 2:
+    if values is None or not isinstance(values[1], (int, float)) or not servable(values[0]):
         return NotImplemented
-    return squared(original, values[:1], {})
+    x, exponent = values
+    if exponent == 2:
+        return squared(original, (x,), {})
+    if abs(exponent) > 8 or exponent * 4 % 1 or exponent in (0, 1):
+        return NotImplemented
+    return Activation.apply(x, b"power", float(exponent), 0.0, "input")
 
 
 def clip(original, args, kwargs):
@@ -131,6 +136,7 @@ KERNELS = {
     "abs": _kernel("abs"),
     "celu": _kernel("celu", (("alpha", 1.0),)),
     "clip": clip,
+    "cos": _kernel("cos"),
     "dropout": dropout,
     "elu": _kernel("elu", (("alpha", 1.0),)),
     "exp": _kernel("exp", keeps="result"),
@@ -138,6 +144,7 @@ KERNELS = {
     "hardsigmoid": _kernel("hardsigmoid", (("slope", 1 / 6), ("offset", 0.5)), "result"),
     "hardtanh": _kernel("hardtanh", (("t_min", 0.0), ("t_max", 24.0))),  # a rounded bound may lie within
     "leaky_relu": _kernel("leaky_relu", (("negative_slope", 0.02),)),
+    "log": _kernel("log"),
     "logsigmoid": _kernel("logsigmoid"),
     "mish": _kernel("mish", (("lambda", 20.0),)),
     "pow": power,
@@ -147,6 +154,7 @@ KERNELS = {
     "selu": _kernel("selu", (("scale", 1.0507009873554805), ("alpha", 1.6732632423543772))),
     "sigmoid": _kernel("sigmoid", keeps="result"),
     "silu": _kernel("silu"),
+    "sin": _kernel("sin"),
     "softplus": _kernel("softplus", (("beta", 1.0), ("threshold", 20.0))),
     "softsign": _kernel("softsign"),
     "sqrt": _kernel("sqrt", keeps="result"),

@@ -44,7 +44,7 @@ def runs_of(sizes, repeated):
     return tuple((math.prod(size for size, _ in group), kind) for kind, group in groups)
 
 
-def _plan(large, small_shape):
+def plan(large, small_shape):
     """Return the runs of a settled tensor in the order of memory, or None for shapes of which the other is no part."""
     return _runs(tuple(large.shape), memory_axes(large), tuple(small_shape))
 
@@ -57,7 +57,7 @@ def _runs(large, axes, small):
     return runs_of(tuple(large[axis] for axis in axes), tuple(small[axis] != large[axis] for axis in axes))
 
 
-def _in_order_of(small, large):
+def in_order_of(small, large):
     """Return the small tensor dense in the memory order of a settled large one, None where it lies in another."""
     if large.is_contiguous() or _is_row(tuple(small.shape)):
         return small if lies_dense(small) else contiguous(small)
@@ -137,7 +137,7 @@ class Broadcast(PyLayer):
         ctx.needs = (not large.stop_gradient, not small.stop_gradient)
         large = settled(large)
         ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
-        small = ordered_like(small, large) if small.shape == large.shape else _in_order_of(small, large)
+        small = ordered_like(small, large) if small.shape == large.shape else in_order_of(small, large)
         if name in (b"multiply", b"divide"):
             keep(ctx, large, small)
         return _arithmetic(name, large, small, runs)
@@ -175,7 +175,7 @@ def _small_gradient(gradient, large, small, runs, shape, sign):
     if large is None and not any(repeated for _, repeated in runs):
         return _scaled(gradient, sign)
     if sign == 1 or large is None:
-        return sum_over(gradient, large, runs, _new_small(gradient, shape), sign)
+        return sum_over(gradient, large, runs, new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
     total = sum_over(gradient, large, runs, new_like(small, _FLOAT32), sign)
     divisor, dense = in_dtype(small, _FLOAT32), ((numel(small), False),)
@@ -183,8 +183,8 @@ def _small_gradient(gradient, large, small, runs, shape, sign):
     return in_dtype(total, gradient.dtype)
 
 
-def _new_small(large, shape):
-    """Return a tensor with arbitrary content in the memory order that `_in_order_of` gives it."""
+def new_small(large, shape):
+    """Return a tensor with arbitrary content in the memory order that `in_order_of` gives it."""
     if large.is_contiguous() or _is_row(tuple(shape)):
         return new_tensor(large.dtype, shape)
     return new_channels_last(large.dtype, shape)
@@ -235,7 +235,7 @@ class OuterSum(PyLayer):
         gradient = contiguous(gradient)
         shape, *own = ctx.shapes
         return tuple(
-            sum_over(gradient, None, _plan(gradient, small), new_tensor(gradient.dtype, small)) if needed else None
+            sum_over(gradient, None, plan(gradient, small), new_tensor(gradient.dtype, small)) if needed else None
             for small, needed in zip(own, ctx.needs, strict=True)
         )
 
@@ -268,7 +268,7 @@ def _kernel(name):
                 return NotImplemented
             return Broadcast.apply(left, right, name, ((numel(left), False),))
         operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)
-        runs = _plan(large, small.shape)
+        runs = plan(large, small.shape)
         if runs is None:
             return _outer_sum(left, right) if name == b"add" else NotImplemented
         if operation is None or len(runs) > 4 or not (large.is_contiguous() or is_channels_last(large)):

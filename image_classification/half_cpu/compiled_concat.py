@@ -9,6 +9,7 @@ from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
+from .compiled_worth import LARGE, asks_gradient
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 
@@ -87,6 +88,18 @@ def concat(original, args, kwargs):
         if shape[:axis] != first[:axis] or shape[axis + 1 :] != first[axis + 1 :]:
             return NotImplemented  # Paddle words the error
     return Concat.apply(axis, *tensors)
+
+
+def stack(original, args, kwargs):
+    """Kernel of ``stack(tensors, axis)`` whose gradients are asked for: views with a further axis are concatenated."""
+    values = bound(args, kwargs, ("x", "axis"), (0,))
+    if values is None or not isinstance(values[0], (list, tuple)) or not values[0] or type(values[1]) is not int:
+        return NotImplemented
+    tensors, axis = values
+    rank = tensors[0].ndim + 1
+    if not -rank <= axis < rank or not asks_gradient(*tensors) or sum(map(numel, tensors)) < LARGE:
+        return NotImplemented
+    return concat(original, ([paddle_names.unsqueeze(tensor, axis % rank) for tensor in tensors], axis % rank), {})
 
 
 class Split(PyLayer):
@@ -198,4 +211,4 @@ def reshape(original, args, kwargs):
     return Reshape.apply(x, shape, last)
 
 
-KERNELS = {"concat": concat, "split": split, "split_with_num": split}
+KERNELS = {"concat": concat, "stack": stack, "split": split, "split_with_num": split}

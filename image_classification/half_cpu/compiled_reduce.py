@@ -12,17 +12,23 @@ from .onednn_memory import contiguous, new_channels_last, settled
 from .onednn_primitives import CACHE_SIZE, bound, data_type, is_known, new_tensor, servable
 
 
+def reducible(x, axes):
+    """Return (x, its runs in the order of memory), settled so that what is left of x lies dense."""
+    x = settled(x)
+    runs = _runs(tuple(x.shape), memory_axes(x), axes)
+    if runs is None:
+        x = contiguous(x)
+        runs = _runs(tuple(x.shape), memory_axes(x), axes)
+    return x, runs
+
+
 class Reduction(PyLayer):
     """The sum over some axes, times a factor; nothing is kept."""
 
     @staticmethod
     def forward(ctx, x, axes, shape, factor, dtype):
         """Return the sum in the shape and format wanted, dense."""
-        x = settled(x)
-        runs = _runs(tuple(x.shape), memory_axes(x), axes)
-        if runs is None:
-            x = contiguous(x)
-            runs = _runs(tuple(x.shape), memory_axes(x), axes)
+        x, runs = reducible(x, axes)
         ctx.constants = x.dtype, x.shape, not x.is_contiguous(), runs, factor
         return sum_over(x, None, runs, new_tensor(dtype, shape), factor)
 
@@ -56,14 +62,20 @@ def _apply(x, axes, keepdim, dtype, mean):
     """Return the reduction, or NotImplemented for what Paddle words the error for or for too many alternating axes."""
     if not servable(x) or not is_known(dtype):
         return NotImplemented
-    axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
-    if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes):
-        return NotImplemented
-    found = _described(tuple(x.shape), tuple(axes), bool(keepdim))
+    found = reduced(x, axes, keepdim)
     if found is None:
         return NotImplemented
     axes, shape, count = found
     return Reduction.apply(x, axes, shape, 1 / count if mean else 1.0, dtype)
+
+
+def reduced(x, axes, keepdim):
+    """Return (the axes named, all for none, the shape of the result, elements of each sum), or None for what is not
+    served and where Paddle words the error."""
+    axes = [] if axes is None else [axes] if isinstance(axes, int) else axes
+    if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes):
+        return None
+    return _described(tuple(x.shape), tuple(axes), bool(keepdim))
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -89,6 +101,12 @@ def mean(original, args, kwargs):
     return _apply(x, axes, keepdim, x.dtype, True)
 
 
+def mean_of_all(original, args, kwargs):
+    """Kernel of ``mean_all(x)``, with which Paddle's losses end."""
+    values = bound(args, kwargs, ("x",), ())
+    return NotImplemented if values is None else _apply(values[0], None, False, values[0].dtype, True)
+
+
 def total(original, args, kwargs):
     """Kernel of ``sum(x, axis, dtype, keepdim)``."""
     values = bound(args, kwargs, ("x", "axis", "dtype", "keepdim"), ([], None, False))
@@ -99,4 +117,4 @@ def total(original, args, kwargs):
     return _apply(x, axes, keepdim, dtype, False)
 
 
-KERNELS = {"mean": mean, "sum": total}
+KERNELS = {"mean": mean, "mean_all": mean_of_all, "sum": total}

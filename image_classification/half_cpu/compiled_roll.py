@@ -45,6 +45,7 @@ def roll(original, args, kwargs):
     if values is None or not servable(values[0]):
         return NotImplemented
     x, shifts, axes = values
+    shifts, axes = ([one] if type(one) is int else one for one in (shifts, axes))
     if not all(isinstance(value, (list, tuple)) and value for value in (shifts, axes)) or len(shifts) != len(axes):
         return NotImplemented
     if not all(type(number) is int for number in (*shifts, *axes)):

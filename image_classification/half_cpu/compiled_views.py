@@ -10,11 +10,12 @@ from paddle.autograd import PyLayer
 from . import op_names, paddle_names
 from .compiled_concat import is_view
 from .compiled_concat import reshape as copied
+from .compiled_places import items
+from .compiled_worth import LARGE, asks_gradient
 from .onednn_memory import contiguous, reorder_like
 from .onednn_primitives import bound, numel, servable
 
 _CPU = paddle.CPUPlace()
-LARGE = 1 << 15  # elements: below, Paddle's copy takes less time than a PyLayer
 
 
 class View(PyLayer):
@@ -52,7 +53,7 @@ class Part(PyLayer):
 
 def _pays(x):
     """Return whether the gradient of a view of x is large enough, and will be asked for."""
-    return not x.stop_gradient and paddle.is_grad_enabled() and numel(x) >= LARGE and servable(x)
+    return asks_gradient(x) and numel(x) >= LARGE and servable(x)
 
 
 def reshape(original, args, kwargs):
@@ -79,10 +80,13 @@ def flatten(original, args, kwargs):
 
 
 def get_item(original, args, kwargs):
-    """Kernel of ``x[index]`` for whole numbers, ranges without a step, an ellipsis and new axes."""
-    if kwargs or len(args) != 2 or not _pays(args[0]):
+    """Kernel of ``x[index]``: one tensor of places, or whole numbers, ranges without a step, an ellipsis, new axes."""
+    if kwargs or len(args) != 2:
         return NotImplemented
     x, index = args
+    result = items(x, index)
+    if result is not NotImplemented or not _pays(x):
+        return result
     if not all(map(_is_basic, index if isinstance(index, tuple) else (index,))):
         return NotImplemented
     with paddle.no_grad():

@@ -11,7 +11,7 @@ from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_matmul import sum_rows
+from .onednn_matmul import matmul, sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, keep, new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 
@@ -122,11 +122,14 @@ def add(original, args, kwargs):
 
 
 def multiply(original, args, kwargs):
-    """Kernel of ``multiply(x, y)`` for a tensor and a row of one dtype."""
+    """Kernel of ``multiply(x, y)`` for a tensor and a row of one dtype, or a column and a row: an outer product."""
     values = bound(args, kwargs, ("x", "y"), ())
     if values is None or not servable(*values) or values[0].shape == values[1].shape:
         return NotImplemented
-    return _with_row(MultiplyRow, *values)
+    left, right = values
+    if left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0] == 1:
+        return matmul(original, (left, right), {})
+    return _with_row(MultiplyRow, left, right)
 
 
 def _with_row(function, left, right):

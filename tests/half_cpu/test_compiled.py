@@ -263,7 +263,7 @@ def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
     wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()}" "$@" -march=x86-64-v3\n')
     wrapper.chmod(0o755)
     environment = os.environ | {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    files = ["tests/half_cpu/test_compiled.py", *map(str, ROOT.glob("tests/half_cpu/test_onednn*.py"))]
+    files = [str(path) for kind in ("compiled", "onednn") for path in ROOT.glob(f"tests/half_cpu/test_{kind}*.py")]
     probe = "from image_classification import half_cpu; print(half_cpu.backend_name('float16'))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "compiled avx2", done.stderr

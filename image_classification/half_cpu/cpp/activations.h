@@ -1,6 +1,6 @@
 // Elementwise functions and their gradients.
 #pragma once
-#include "vector.h"
+#include "functions.h"
 
 namespace {
 
@@ -226,6 +226,37 @@ struct Exp {
     Vector forward(Vector x) const { return exponential(x); }
     Vector backward(Vector y, Vector g) const { return g * y; }
 };
+struct Log {
+    static constexpr const char* NAME = "log";
+    Vector forward(Vector x) const { return logarithm(x); }
+    Vector backward(Vector x, Vector g) const { return g / x; }
+};
+struct Sin {
+    static constexpr const char* NAME = "sin";
+    Vector forward(Vector x) const { return wave(x, false); }
+    Vector backward(Vector x, Vector g) const { return g * wave(x, true); }
+};
+struct Cos {
+    static constexpr const char* NAME = "cos";
+    Vector forward(Vector x) const { return wave(x, true); }
+    Vector backward(Vector x, Vector g) const { return -g * wave(x, false); }
+};
+struct Power {  // x to the power of a whole number and some quarters
+    static constexpr const char* NAME = "power";
+    float exponent, unused;
+    static Vector power(Vector x, float exponent) {
+        float size = std::abs(exponent);
+        int whole = (int)size, quarters = (int)((size - whole) * 4);
+        Vector y = all(1.0f), factor = x;
+        for (; whole; whole /= 2, factor = factor * factor)
+            if (whole & 1) y = y * factor;
+        if (quarters & 2) y = y * root(x);
+        if (quarters & 1) y = y * root(root(x));
+        return exponent < 0 ? all(1.0f) / y : y;
+    }
+    Vector forward(Vector x) const { return power(x, exponent); }
+    Vector backward(Vector x, Vector g) const { return g * all(exponent) * power(x, exponent - 1); }
+};
 struct Abs {
     static constexpr const char* NAME = "abs";
     Vector forward(Vector x) const { return magnitude(x); }
@@ -263,6 +294,7 @@ int for_activation(const char* name, float alpha, float beta, F f) {
     attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
     attempt(Celu{alpha, beta}), attempt(Selu{alpha, beta}), attempt(Softplus{alpha, beta}), attempt(LogSigmoid{});
     attempt(Softsign{}), attempt(HardTanh{alpha, beta});
+    attempt(Log{}), attempt(Sin{}), attempt(Cos{}), attempt(Power{alpha, beta});
     attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});
     return found ? 0 : 1;
 }

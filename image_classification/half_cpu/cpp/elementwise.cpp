@@ -1,11 +1,8 @@
 // Conversions, activations, and arithmetic of two tensors with broadcasting: float32 inside, rounded once.
 #include "activations.h"
-#include "interface.h"
-#include "parallel.h"
+#include "broadcast.h"
 
 namespace {
-
-constexpr long GRAIN = 16384;  // elements: less is not worth a thread
 
 template <class From, class To>
 void convert(long n, const From* from, To* to) {
@@ -23,39 +20,6 @@ int for_arithmetic(const char* name, F f) {
     else if (!strcmp(name, "divide")) f([](Vector a, Vector b) { return a / b; });
     else return 1;
     return 0;
-}
-
-// Rows of the last of four axes; a stride of 0 repeats an element, other strides of the last axis are 1.
-template <class T, class Out, class F>
-void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, Out* out, F f) {
-    long rows = sizes[0] * sizes[1] * sizes[2], columns = sizes[3];
-    auto row = [&](const T* x, const T* y, Out* z, long n) {
-        if (left[3] && right[3])
-            walk(n, [&](long i, long count) { give(z + i, f(take(x + i, count), take(y + i, count)), count); });
-        else if (left[3]) {
-            Vector same = all(value(y));
-            walk(n, [&](long i, long count) { give(z + i, f(take(x + i, count), same), count); });
-        } else if (right[3]) {
-            Vector same = all(value(x));
-            walk(n, [&](long i, long count) { give(z + i, f(same, take(y + i, count)), count); });
-        } else {
-            Vector same = f(all(value(x)), all(value(y)));
-            walk(n, [&](long i, long count) { give(z + i, same, count); });
-        }
-    };
-    if (rows == 1) {
-        for_ranges(columns, GRAIN, [&](long first, long last) {
-            row(a + first * left[3], b + first * right[3], out + first, last - first);
-        });
-        return;
-    }
-    for_ranges(rows, GRAIN / columns, [&](long first, long last) {
-        for (long r = first; r < last; r++) {
-            long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
-            row(a + i * left[0] + j * left[1] + k * left[2], b + i * right[0] + j * right[1] + k * right[2],
-                out + r * columns, columns);
-        }
-    });
 }
 
 }  // namespace
@@ -113,7 +77,8 @@ EXPORT int arithmetic(const char* name, int format, const long* sizes, const lon
     unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
         unknown |= for_arithmetic(name, [&](auto f) {
-            combine(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out, f);
+            combine<true>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
+                    [f](Vector a, Vector b, long, long) { return f(a, b); });
         });
     });
     return unknown;
@@ -122,11 +87,22 @@ EXPORT int arithmetic(const char* name, int format, const long* sizes, const lon
 // factor times an element that is repeated along the axes whose stride is 0; sizes and strides: four numbers each.
 EXPORT int expand(int from_format, int to_format, const long* sizes, const long* strides, float factor, const void* x,
                   void* out) {
+    if (from_format == to_format && factor == 1 && strides[3]) {
+        long rows = sizes[0] * sizes[1] * sizes[2], bytes = from_format == FLOAT32 ? 4 : 2, row = sizes[3] * bytes;
+        for_ranges(rows, GRAIN / sizes[3], [&](long first, long last) {
+            for (long r = first; r < last; r++) {
+                long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
+                long at = i * strides[0] + j * strides[1] + k * strides[2];
+                memcpy((char*)out + r * row, (const char*)x + at * bytes, row);
+            }
+        });
+        return 0;
+    }
     return for_format(from_format, [&](auto number) {
         using T = decltype(number);
         for_format(to_format, [&](auto result) {
-            combine(sizes, strides, strides, (const T*)x, (const T*)x, (decltype(result)*)out,
-                    [&](Vector a, Vector) { return a * all(factor); });
+            combine<true>(sizes, strides, strides, (const T*)x, (const T*)x, (decltype(result)*)out,
+                    [&](Vector a, Vector, long, long) { return a * all(factor); });
         });
     });
 }

@@ -69,6 +69,7 @@ static inline Mask less(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _C
 static inline Mask equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 static inline Mask is_nan(Vector a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm512_mask_blend_ps(mask, no, yes); }
+static inline bool any(Mask mask) { return mask; }
 static inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
 static inline float sum(Vector a) { return _mm512_reduce_add_ps(a); }
 static inline float largest(Vector a) { return _mm512_reduce_max_ps(a); }
@@ -166,6 +167,7 @@ static inline void store(Bits* p, Vector v) {
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
 }
 static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
+static inline bool any(Mask mask) { return _mm256_movemask_ps(mask); }
 static inline Mask is_nan(Vector a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 static inline void store(BFloat16* p, Vector v) {
     __m256i bits = _mm256_castps_si256(v);
@@ -262,6 +264,10 @@ template <>
 inline float value(const Float16* p) { return _cvtsh_ss(p->bits); }
 template <class T>
 static inline void put(T* p, float x) { store(p, all(x), 1); }
+
+// NaN where either is.
+static inline Vector largest(Vector a, Vector b) { return choose(is_nan(a), a, maximum(a, b)); }
+static inline Vector smallest(Vector a, Vector b) { return choose(is_nan(a), a, minimum(a, b)); }
 
 // Walk n elements: f(index, count) with count W, and fewer at the end.
 template <class F>

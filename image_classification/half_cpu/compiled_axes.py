@@ -1,0 +1,167 @@
+"""The largest and the smallest over axes, where they are, lengths and running sums, on all formats.
+
+A maximum with NaN is NaN, and equal ones share its gradient; NaN has no place: Paddle's rules.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from .compiled_library import load
+from .compiled_places import split_at
+from .compiled_reduce import reduced, reducible
+from .compiled_worth import pays
+from .onednn_memory import contiguous, keep, new_like, own_result
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+
+_FLOAT32, _INT64 = paddle.float32, paddle.int64
+
+
+class Extreme(PyLayer):
+    """The largest or the smallest over neighbouring axes."""
+
+    @staticmethod
+    def forward(ctx, x, is_minimum, axes, shape):
+        """Return it, dense, as a tensor of `shape`."""
+        x, sizes = _three_axes(x, axes)
+        ctx.sizes = DATA_TYPES[x.dtype], *sizes
+        out = new_tensor(x.dtype, shape)
+        load().extreme(ctx.sizes[0], is_minimum, *ctx.sizes[1:], x.data_ptr(), out.data_ptr())
+        keep(ctx, x, own_result(out))
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x, shared by those that are the extreme."""
+        x, result = ctx.saved_tensor()
+        gradient, out = contiguous(gradient), new_like(x)
+        pointers = x.data_ptr(), result.data_ptr(), gradient.data_ptr(), out.data_ptr()
+        load().extreme_backward(*ctx.sizes, *pointers)
+        return out
+
+
+def _three_axes(x, axes):
+    """Return (x, settled, the sizes of the axes before neighbouring ones, of these, and behind them)."""
+    x, runs = reducible(x, axes)
+    sizes, kinds = [size for size, _ in runs], [kind for _, kind in runs]
+    return x, split_at(sizes, kinds.index(True)) if True in kinds else (1, 1, numel(x))
+
+
+def _are_neighbours(axes):
+    return max(axes, default=0) - min(axes, default=0) < max(1, len(axes))
+
+
+def _extreme(is_minimum):
+    def kernel(original, args, kwargs):
+        values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
+        if values is None or not pays(values[0], numel(values[0])):
+            return NotImplemented
+        x, axes, keepdim = values
+        found = reduced(x, axes, keepdim)
+        if found is None or not _are_neighbours(found[0]):
+            return NotImplemented
+        axes, shape, _ = found
+        return Extreme.apply(x, is_minimum, axes, shape)
+
+    return kernel
+
+
+def _place(is_minimum):
+    def kernel(original, args, kwargs):
+        names = ("x", "axis", "keepdim", "flatten", "dtype")
+        values = bound(args, kwargs, names, (-1, False, False, _INT64))
+        if values is None or not pays(values[0], numel(values[0])):
+            return NotImplemented
+        x, axis, keepdim, flatten, dtype = values
+        if type(axis) is not int or flatten or dtype is not _INT64 or not -x.ndim <= axis < x.ndim:
+            return NotImplemented
+        x, axis = contiguous(x), axis % x.ndim
+        sizes = split_at(x.shape, axis)
+        if sizes[1] >= 1 << 24:
+            return NotImplemented
+        out = new_tensor(_INT64, [*x.shape[:axis], *[1] * bool(keepdim), *x.shape[axis + 1 :]])
+        load().place(DATA_TYPES[x.dtype], is_minimum, *sizes, x.data_ptr(), out.data_ptr())
+        return out
+
+    return kernel
+
+
+class Length(PyLayer):
+    """The root of the sum of squares over neighbouring axes."""
+
+    @staticmethod
+    def forward(ctx, x, epsilon, axes, shape):
+        """Return it, dense, as a tensor of `shape`."""
+        x, sizes = _three_axes(x, axes)
+        ctx.constants = DATA_TYPES[x.dtype], *sizes, epsilon
+        out, unrounded = new_tensor(x.dtype, shape), new_tensor(_FLOAT32, shape)
+        load().length(*ctx.constants[:4], x.data_ptr(), out.data_ptr(), unrounded.data_ptr())
+        keep(ctx, x, unrounded)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x, divided by the length plus epsilon as Paddle does it."""
+        x, lengths = ctx.saved_tensor()
+        gradient, out = contiguous(gradient), new_like(x)
+        pointers = x.data_ptr(), lengths.data_ptr(), gradient.data_ptr(), out.data_ptr()
+        load().length_backward(*ctx.constants, *pointers)
+        return out
+
+
+def norm(original, args, kwargs):
+    """Kernel of ``p_norm(x, porder, axis, epsilon, keepdim, asvector)`` of order 2."""
+    names = ("x", "porder", "axis", "epsilon", "keepdim", "asvector")
+    values = bound(args, kwargs, names, (2.0, -1, 1e-12, False, False))
+    if values is None or not pays(values[0], numel(values[0])):
+        return NotImplemented
+    x, order, axis, epsilon, keepdim, whole = values
+    found = reduced(x, [] if whole else axis, keepdim)
+    if order != 2 or found is None or not _are_neighbours(found[0]):
+        return NotImplemented
+    axes, shape, _ = found
+    return Length.apply(x, float(epsilon), axes, shape)
+
+
+class RunningSum(PyLayer):
+    """The sum of all elements up to each one along an axis."""
+
+    @staticmethod
+    def forward(ctx, x, axis, back):
+        """Return the sums, dense; from the end if `back`."""
+        ctx.constants = axis, back
+        return _running_sum(contiguous(x), axis, back)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x: the running sum from the other end."""
+        axis, back = ctx.constants
+        return _running_sum(contiguous(gradient), axis, not back)
+
+
+def _running_sum(x, axis, back):
+    out = new_tensor(x.dtype, x.shape)
+    load().running_sum(DATA_TYPES[x.dtype], back, *split_at(x.shape, axis), x.data_ptr(), out.data_ptr())
+    return out
+
+
+def cumsum(original, args, kwargs):
+    """Kernel of ``cumsum(x, axis, flatten, exclusive, reverse)`` along one axis, each element with itself."""
+    values = bound(args, kwargs, ("x", "axis", "flatten", "exclusive", "reverse"), (-1, False, False, False))
+    if values is None or not pays(values[0], numel(values[0])):
+        return NotImplemented
+    x, axis, flatten, exclusive, reverse = values
+    if type(axis) is not int or flatten or exclusive or not -x.ndim <= axis < x.ndim:
+        return NotImplemented
+    return RunningSum.apply(x, axis % x.ndim, bool(reverse))
+
+
+KERNELS = {
+    "amax": _extreme(0),
+    "amin": _extreme(1),
+    "argmax": _place(0),
+    "argmin": _place(1),
+    "cumsum": cumsum,
+    "max": _extreme(0),
+    "min": _extreme(1),
+    "p_norm": norm,
+}

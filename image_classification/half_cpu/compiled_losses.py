@@ -1,0 +1,64 @@
+"""Cross-entropy of logits on all formats: float32 inside, rounded once."""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from .compiled_library import load
+from .onednn_memory import contiguous, keep, own_result
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+
+_FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
+
+
+class CrossEntropy(PyLayer):
+    """Softmax of rows, and the cross-entropy with their labels; keeps the probabilities in float32, and the labels."""
+
+    @staticmethod
+    def forward(ctx, x, labels, ignored):
+        """Return the probabilities and the losses, [..., 1], dense; labels are whole numbers or shares of classes."""
+        ctx.set_materialize_grads(False)
+        shares = labels.dtype is x.dtype
+        x, labels = contiguous(x), contiguous(labels)
+        labels = labels if shares or labels.dtype is _INT64 else labels.astype(_INT64)
+        rounded, losses = new_tensor(x.dtype, x.shape), new_tensor(x.dtype, [*x.shape[:-1], 1])
+        probabilities = own_result(rounded) if x.dtype is _FLOAT32 else new_tensor(_FLOAT32, x.shape)
+        ctx.dtype, ctx.sizes = x.dtype, (DATA_TYPES[x.dtype], numel(x) // x.shape[-1], x.shape[-1], ignored)
+        results = (one.data_ptr() for one in (rounded, probabilities, losses))
+        load().cross_entropy(*ctx.sizes, x.data_ptr(), *_pointers(labels), *results)
+        keep(ctx, probabilities, labels)
+        return rounded, losses
+
+    @staticmethod
+    def backward(ctx, unused, gradient):
+        """Return the gradient of the logits; as with Paddle, the probabilities hand none back."""
+        probabilities, labels = ctx.saved_tensor()
+        if gradient is None:
+            return paddle.zeros(probabilities.shape, ctx.dtype), None
+        gradient, out = contiguous(gradient), new_tensor(ctx.dtype, probabilities.shape)
+        pointers = probabilities.data_ptr(), *_pointers(labels), gradient.data_ptr(), out.data_ptr()
+        load().cross_entropy_backward(*ctx.sizes, *pointers)
+        return out, None
+
+
+def _pointers(labels):
+    return (labels.data_ptr(), None) if labels.dtype is _INT64 else (None, labels.data_ptr())
+
+
+def cross_entropy(original, args, kwargs):
+    """Kernel of ``cross_entropy_with_softmax(logits, label, soft_label, use_softmax, stable, ignore_index, axis)`` over
+    the last axis for labels without gradient. The library refuses a label that is no class: Paddle words the error."""
+    names = ("input", "label", "soft_label", "use_softmax", "numeric_stable_mode", "ignore_index", "axis")
+    values = bound(args, kwargs, names, (False, True, True, -100, -1))
+    if values is None or not servable(values[0]):
+        return NotImplemented
+    x, labels, soft, softmax, _, ignored, axis = values
+    if not softmax or not x.ndim or axis not in (-1, x.ndim - 1) or not labels.stop_gradient:
+        return NotImplemented
+    if soft and (labels.dtype is not x.dtype or labels.shape != x.shape):
+        return NotImplemented
+    if not soft and (labels.dtype not in (_INT64, _INT32) or labels.shape != [*x.shape[:-1], 1]):
+        return NotImplemented
+    return CrossEntropy.apply(x, labels, ignored)
+
+
+KERNELS = {"cross_entropy_with_softmax": cross_entropy}

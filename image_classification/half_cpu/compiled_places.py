@@ -1,0 +1,155 @@
+"""Rows and elements that an index names, on all formats: copies that round nothing; gradients are float32 sums."""
+
+import math
+
+import paddle
+from paddle.autograd import PyLayer
+
+from .compiled_library import load
+from .compiled_worth import pays
+from .onednn_memory import contiguous, in_float32, keep
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+
+_FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
+
+
+def split_at(shape, axis):
+    """Return the numbers of elements before an axis, along it and behind it."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+class Rows(PyLayer):
+    """The parts of a tensor along an axis that an index names."""
+
+    @staticmethod
+    def forward(ctx, x, index, axis, shape):
+        """Return the parts in the order of the index, dense, as a tensor of `shape`."""
+        x, index = contiguous(x), _whole(index)
+        outer, places, inner = split_at(x.shape, axis)
+        ctx.sizes, ctx.like = (outer, places, numel(index), inner), (x.dtype, x.shape)
+        out = new_tensor(x.dtype, shape)
+        row = inner * x.element_size()
+        load().take_rows(outer, places, numel(index), row, index.data_ptr(), x.data_ptr(), out.data_ptr())
+        keep(ctx, index)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x: the sum of what comes back to each place."""
+        return _returned(ctx, gradient, load().add_rows), None
+
+
+class Along(PyLayer):
+    """An element of a tensor for each element of an index, which names a place along an axis."""
+
+    @staticmethod
+    def forward(ctx, x, index, axis):
+        """Return the elements, dense, in the shape of the index."""
+        x, index = contiguous(x), _whole(index)
+        outer, places, inner = split_at(x.shape, axis)
+        ctx.sizes, ctx.like = (outer, places, index.shape[axis], inner), (x.dtype, x.shape)
+        out = new_tensor(x.dtype, index.shape)
+        load().take_along(x.element_size(), *ctx.sizes, index.data_ptr(), x.data_ptr(), out.data_ptr())
+        keep(ctx, index)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x: the sum of what comes back to each place."""
+        return _returned(ctx, gradient, load().add_along), None
+
+
+def _returned(ctx, gradient, add):
+    (index,) = ctx.saved_tensor()
+    gradient, out = contiguous(gradient), new_tensor(*ctx.like)
+    add(DATA_TYPES[gradient.dtype], *ctx.sizes, index.data_ptr(), gradient.data_ptr(), out.data_ptr())
+    return out
+
+
+def _whole(index):
+    """Return an index as the kernels read it: dense 64-bit numbers."""
+    return contiguous(index if index.dtype is _INT64 else index.astype(_INT64))
+
+
+def rows(x, index, axis, shape):
+    """Return the parts of x along an axis that an index names, in the shape wanted, or NotImplemented. The library
+    refuses an index that is no place: Paddle words the error, or counts from the end."""
+    if index.dtype not in (_INT64, _INT32) or not servable(x) or not math.prod(shape):
+        return NotImplemented
+    return Rows.apply(x, index, axis, shape)
+
+
+def gather(original, args, kwargs):
+    """Kernel of ``gather(x, index, axis)`` and ``index_select(x, index, axis)`` for a list of places in a half tensor.
+    In float32 Paddle's are as fast."""
+    values = bound(args, kwargs, ("x", "index", "axis"), (0,))
+    if values is None or type(values[2]) is not int:
+        return NotImplemented
+    x, index, axis = values
+    if x.dtype is _FLOAT32 or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
+        return NotImplemented
+    axis %= x.ndim
+    return rows(x, index, axis, [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]])
+
+
+def embedding(original, args, kwargs):
+    """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight."""
+    values = bound(args, kwargs, ("x", "weight", "padding_idx", "sparse"), (-1, False))
+    if values is None or values[2] != -1 or values[3] or values[1].dtype is _FLOAT32:
+        return NotImplemented
+    index, weight, *_ = values
+    return rows(weight, index, 0, [*index.shape, weight.shape[1]])
+
+
+def take_along_axis(original, args, kwargs):
+    """Kernel of ``take_along_axis(x, index, axis)`` for an index that differs from x along the axis alone."""
+    values = bound(args, kwargs, ("arr", "indices", "axis"), ())
+    if values is None or type(values[2]) is not int:
+        return NotImplemented
+    x, index, axis = values
+    if index.dtype not in (_INT64, _INT32) or index.ndim != x.ndim or not -x.ndim <= axis < x.ndim:
+        return NotImplemented
+    axis %= x.ndim
+    if [*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :]] != index.shape or not pays(x, numel(index)):
+        return NotImplemented
+    return Along.apply(x, index, axis)
+
+
+def items(x, index):
+    """Return ``x[index]`` for one tensor of places behind whole axes, or NotImplemented."""
+    *whole, places = index if isinstance(index, tuple) else (index,)
+    if not isinstance(places, paddle.Tensor) or places.dtype not in (_INT64, _INT32) or len(whole) >= x.ndim:
+        return NotImplemented
+    if not all(isinstance(entry, slice) and entry == slice(None) for entry in whole):
+        return NotImplemented
+    axis = len(whole)
+    return rows(x, places, axis, [*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]])
+
+
+def _sorting(names, defaults):
+    """Return the kernel of an operator that returns (numbers in another order, their places along an axis): it sorts a
+    float32 copy, and the numbers are read where they were."""
+    axis = names.index("axis")
+
+    def kernel(original, args, kwargs):
+        values = bound(args, kwargs, names, defaults)
+        if values is None or not servable(values[0]) or values[0].dtype is _FLOAT32 or type(values[axis]) is not int:
+            return NotImplemented
+        x, *constants = values
+        if not x.ndim:
+            return NotImplemented
+        with paddle.no_grad():
+            _, index = original(in_float32(x), *constants)
+        return Along.apply(x, index, values[axis] % x.ndim), index
+
+    return kernel
+
+
+KERNELS = {
+    "argsort": _sorting(("x", "axis", "descending", "stable"), (-1, False, False)),
+    "embedding": embedding,
+    "gather": gather,
+    "index_select": gather,
+    "take_along_axis": take_along_axis,
+    "topk": _sorting(("x", "k", "axis", "largest", "sorted"), (1, -1, True, True)),
+}

@@ -1,0 +1,131 @@
+"""Tensors repeated along axes, and turned round, on all formats: nothing is rounded but the sums of gradients."""
+
+import math
+
+from paddle.autograd import PyLayer
+
+from .compiled_broadcast import repeated_strides, runs_of, sum_over
+from .compiled_library import load, numbers
+from .compiled_worth import pays
+from .onednn_memory import contiguous, new_like, settled
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+
+
+class Repeat(PyLayer):
+    """A tensor that is repeated along runs of axes."""
+
+    @staticmethod
+    def forward(ctx, x, runs, shape):
+        """Return it as a tensor of `shape`, dense; its runs are (size, whether x is repeated along it)."""
+        x = contiguous(x)
+        ctx.constants = runs, x.shape
+        out = new_tensor(x.dtype, shape)
+        sizes, strides = repeated_strides(runs)
+        number = DATA_TYPES[x.dtype]
+        load().expand(number, number, numbers(*sizes), numbers(*strides), 1.0, x.data_ptr(), out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of x: the sum over its copies."""
+        runs, shape = ctx.constants
+        return sum_over(contiguous(gradient), None, runs, new_tensor(gradient.dtype, shape))
+
+
+def _repeat(x, sizes, repeated, shape):
+    runs = runs_of(tuple(sizes), tuple(repeated))
+    return NotImplemented if len(runs) > 4 else Repeat.apply(x, runs, shape)
+
+
+def _expand(x, shape):
+    if not isinstance(shape, (list, tuple)) or not all(type(size) is int for size in shape) or len(shape) < x.ndim:
+        return NotImplemented
+    own = [1] * (len(shape) - x.ndim) + x.shape
+    shape = [here if size == -1 else size for size, here in zip(shape, own, strict=True)]
+    pairs = list(zip(own, shape, strict=True))
+    if any(here not in (1, size) for here, size in pairs) or not pays(x, math.prod(shape), only_backward=True):
+        return NotImplemented  # Paddle words the error
+    return _repeat(x, shape, (here != size for here, size in pairs), shape)
+
+
+def expand(original, args, kwargs):
+    """Kernel of ``expand(x, shape)``."""
+    values = bound(args, kwargs, ("x", "shape"), ())
+    return NotImplemented if values is None else _expand(*values)
+
+
+def expand_as(original, args, kwargs):
+    """Kernel of ``expand_as(x, y, shape)``."""
+    values = bound(args, kwargs, ("x", "y", "target_shape"), ([],))
+    return NotImplemented if values is None else _expand(values[0], values[1].shape)
+
+
+def tile(original, args, kwargs):
+    """Kernel of ``tile(x, repeats)``."""
+    values = bound(args, kwargs, ("x", "repeat_times"), ())
+    if values is None:
+        return NotImplemented
+    x, times = values
+    if not isinstance(times, (list, tuple)) or not all(type(number) is int and number > 0 for number in times):
+        return NotImplemented
+    rank = max(x.ndim, len(times))
+    own, times = [1] * (rank - x.ndim) + x.shape, [1] * (rank - len(times)) + list(times)
+    if not pays(x, numel(x) * math.prod(times), only_backward=True):
+        return NotImplemented
+    sizes = [size for pair in zip(times, own, strict=True) for size in pair]
+    shape = [number * size for number, size in zip(times, own, strict=True)]
+    return _repeat(x, sizes, [True, False] * rank, shape)
+
+
+def repeat_interleave(original, args, kwargs):
+    """Kernel of ``repeat_interleave(x, repeats, axis)`` for one number of repeats."""
+    values = bound(args, kwargs, ("x", "repeats", "axis", "output_size"), (-1,))
+    if values is None or type(values[1]) is not int or type(values[2]) is not int:
+        return NotImplemented
+    x, times, axis, _ = values
+    if times < 1 or not -x.ndim <= axis < x.ndim or not pays(x, numel(x) * times, only_backward=True):
+        return NotImplemented
+    axis %= x.ndim
+    sizes = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]
+    shape = [*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :]]
+    return _repeat(x, sizes, (place == axis + 1 for place in range(len(sizes))), shape)
+
+
+class Flip(PyLayer):
+    """A tensor with axes from their end to their beginning."""
+
+    @staticmethod
+    def forward(ctx, x, axes):
+        """Return it in the memory order of x."""
+        ctx.axes = axes
+        return _flipped(settled(x), axes)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient, turned back."""
+        return _flipped(settled(gradient), ctx.axes)
+
+
+def _flipped(x, axes):
+    out = new_like(x)
+    start = sum((x.shape[axis] - 1) * x.strides[axis] for axis in axes)
+    steps = [-step if axis in axes else step for axis, step in enumerate(x.strides)]
+    constants = numbers(start, 0, *x.shape, *steps, *x.strides)
+    load().move(x.element_size(), 1, x.ndim, constants, x.data_ptr(), out.data_ptr())
+    return out
+
+
+def flip(original, args, kwargs):
+    """Kernel of ``flip(x, axes)``."""
+    values = bound(args, kwargs, ("x", "axis"), ())
+    if values is None or not pays(values[0], numel(values[0])):
+        return NotImplemented
+    x, axes = values
+    axes = [axes] if isinstance(axes, int) else axes
+    if not isinstance(axes, (list, tuple)) or not all(type(axis) is int and -x.ndim <= axis < x.ndim for axis in axes):
+        return NotImplemented  # Paddle words the error
+    named = {axis % x.ndim for axis in axes}
+    return Flip.apply(x, named) if len(named) == len(axes) else NotImplemented
+
+
+KERNELS = {"expand": expand, "expand_as": expand_as, "flip": flip, "repeat_interleave": repeat_interleave, "tile": tile}

@@ -1,0 +1,43 @@
+// A function of two tensors of which each may be repeated along axes.
+#pragma once
+#include "interface.h"
+#include "parallel.h"
+
+namespace {
+
+constexpr long GRAIN = 16384;  // elements: less is not worth a thread
+
+// Rows of the last of four axes; a stride of 0 repeats an element, other strides of the last axis are 1. f gets a vector of
+// each tensor, and where in the result it begins. Where only the right one repeats fewer loops are compiled.
+template <bool ANY, class T, class Out, class F>
+void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, Out* out, F f) {
+    long rows = sizes[0] * sizes[1] * sizes[2], columns = sizes[3];
+    auto row = [&](const T* x, const T* y, long at, long n) {
+        Out* z = out + at;
+        auto fill = [&](auto first, auto second) {
+            walk(n, [&](long i, long count) { give(z + i, f(first(i, count), second(i, count), at + i, count), count); });
+        };
+        auto many = [](const T* p) { return [p](long i, long count) { return take(p + i, count); }; };
+        auto same = [](const T* p) { return [v = all(value(p))](long, long) { return v; }; };
+        if constexpr (ANY) {
+            if (!left[3]) return right[3] ? fill(same(x), many(y)) : fill(same(x), same(y));
+        }
+        if (right[3]) fill(many(x), many(y));
+        else fill(many(x), same(y));
+    };
+    if (rows == 1) {
+        for_ranges(columns, GRAIN, [&](long first, long last) {
+            row(a + first * left[3], b + first * right[3], first, last - first);
+        });
+        return;
+    }
+    for_ranges(rows, GRAIN / columns, [&](long first, long last) {
+        for (long r = first; r < last; r++) {
+            long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
+            row(a + i * left[0] + j * left[1] + k * left[2], b + i * right[0] + j * right[1] + k * right[2], r * columns,
+                columns);
+        }
+    });
+}
+
+}  // namespace

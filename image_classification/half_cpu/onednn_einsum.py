@@ -1,0 +1,37 @@
+"""Sums of products that are one batched product of matrices, such as the scores of attention, by its kernel."""
+
+from .onednn_matmul import matmul
+from .onednn_primitives import bound, servable
+from .paddle_names import transpose
+
+
+def einsum(original, args, kwargs):
+    """Kernel of ``einsum(operands, equation)`` of two tensors with one axis of their own each, one over which both are
+    summed, and any number that they share; the result is a view of the product."""
+    values = bound(args, kwargs, ("operands", "equation"), ())
+    if values is None or len(values[0]) != 2 or not servable(*values[0]):
+        return NotImplemented
+    (left, right), equation = values
+    names, arrow, result = equation.replace(" ", "").partition("->")
+    first, _, second = names.partition(",")
+    words = first, second, result
+    if not arrow or not all(word.isalpha() and len(set(word)) == len(word) for word in words):
+        return NotImplemented
+    shared = [name for name in result if name in first and name in second]
+    rows = [name for name in first if name not in second]
+    columns = [name for name in second if name not in first]
+    summed = [name for name in first if name in second and name not in result]
+    if [len(rows), len(columns), len(summed)] != [1, 1, 1] or sorted(result) != sorted(shared + rows + columns):
+        return NotImplemented
+    if [len(first), len(second)] != [left.ndim, right.ndim]:
+        return NotImplemented  # Paddle words the error
+    left = _ordered(left, first, [*shared, *rows, *summed])
+    right = _ordered(right, second, [*shared, *summed, *columns])
+    product = matmul(None, (left, right), {})
+    return product if product is NotImplemented else (_ordered(product, [*shared, *rows, *columns], result),)
+
+
+def _ordered(tensor, names, wanted):
+    """Return the view of a tensor with its axes in another order."""
+    order = [names.index(name) for name in wanted]
+    return tensor if order == sorted(order) else transpose(tensor, order)
