@@ -147,7 +147,7 @@ def _running_sum(x, axis, back):
 def cumsum(original, args, kwargs):
     """Kernel of ``cumsum(x, axis, flatten, exclusive, reverse)`` along one axis, each element with itself."""
     values = bound(args, kwargs, ("x", "axis", "flatten", "exclusive", "reverse"), (-1, False, False, False))
-    if values is None or not pays(values[0], numel(values[0])):
+    if values is None or not pays(values[0], numel(values[0]), only_backward=True):
         return NotImplemented
     x, axis, flatten, exclusive, reverse = values
     if type(axis) is not int or flatten or exclusive or not -x.ndim <= axis < x.ndim:
