@@ -8,7 +8,8 @@ from paddle.autograd import PyLayer
 
 from .compiled_library import load, numbers
 from .onednn_attention import parts
-from .onednn_matmul import multiply, view
+from .onednn_matmul import multiply
+from .onednn_matrices import view
 from .onednn_memory import contiguous, in_dtype, in_float32, keep
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable

@@ -4,6 +4,8 @@ products of a half tensor and float32 parameters, which give float32 without a c
 The arithmetic is float32, rounded once. A row has the shape of a tensor's last axes, in its memory order.
 """
 
+import math
+
 import paddle
 from paddle.autograd import PyLayer
 
@@ -94,6 +96,8 @@ def _is_row(row, x):
     order = (0, 2, 3, 1) if _is_last(x) else range(x.ndim)
     aligned = [1] * (x.ndim - row.ndim) + row.shape
     sizes, row_sizes = [x.shape[axis] for axis in order], [aligned[axis] for axis in order]
+    if _is_last(x) and math.prod(row_sizes[:3]) > 1:
+        return False  # it would have to lie in that order too
     first = next((axis for axis, size in enumerate(row_sizes) if size != 1), None)
     return first is not None and first > 0 and row_sizes[first:] == sizes[first:]
 

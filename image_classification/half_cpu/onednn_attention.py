@@ -6,7 +6,7 @@ Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 
 from paddle.autograd import PyLayer
 
-from .onednn_matmul import View, view
+from .onednn_matrices import View, view
 from .onednn_memory import contiguous, keep
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps

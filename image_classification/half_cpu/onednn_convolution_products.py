@@ -5,7 +5,8 @@ import math
 from . import compiled
 from . import onednn_library as onednn
 from .compiled_long_products import pays
-from .onednn_matmul import matrix, multiply
+from .onednn_matmul import multiply
+from .onednn_matrices import matrix
 from .onednn_primitives import Layout, cache, dense_strides, new_tensor
 from .scope import active
 

@@ -5,7 +5,7 @@ Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 
 from paddle.autograd import PyLayer
 
-from .onednn_matmul import View, view
+from .onednn_matrices import View, view
 from .onednn_memory import contiguous, keep
 from .onednn_primitives import Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps

@@ -5,7 +5,6 @@ came in, so a bfloat16 layer saves half of what a float32 layer saves.
 """
 
 import math
-from typing import NamedTuple
 
 import paddle
 from paddle.autograd import PyLayer
@@ -13,17 +12,14 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
+from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
 from .onednn_memory import contiguous, copy_layout, in_dtype, keep
 from .onednn_packing import packing
 from .onednn_primitives import (
     DATA_TYPES,
-    ELEMENT_SIZE,
-    Layout,
     bound,
     cache,
     dense,
-    dense_strides,
-    layout,
     new_tensor,
     numel,
     operand_numbers,
@@ -35,63 +31,9 @@ _CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8
 
 
-class View(NamedTuple):
-    """Where an operand begins in memory and how it lies there. The tensor behind it must stay alive."""
-
-    pointer: int
-    layout: Layout
-
-    @property
-    def is_transposed(self):
-        """Whether the elements of a column, not those of a row, lie side by side."""
-        strides = self.layout.strides
-        return strides[-1] != 1 and strides[-2] == 1
-
-    def part(self, *ranges):
-        """Return the view of a part: one (first, count), or None for all, for each of the first axes."""
-        data_type, shape, strides = self.layout
-        pointer, sizes = self.pointer, list(shape)
-        for axis, given in enumerate(ranges):
-            if given is not None:
-                pointer += given[0] * strides[axis] * ELEMENT_SIZE[data_type]
-                sizes[axis] = given[1]
-        return View(pointer, Layout(data_type, tuple(sizes), strides))
-
-    @property
-    def transposed(self):
-        """The same memory with the last two axes exchanged."""
-        data_type, shape, strides = self.layout
-        shape = (*shape[:-2], shape[-1], shape[-2])
-        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])))
-
-
-def view(tensor):
-    """Return the view of a tensor as it lies in memory."""
-    return View(tensor.data_ptr(), layout(tensor))
-
-
-def matrix(tensor, rows, columns):
-    """Return the view of a dense tensor as a matrix."""
-    return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns))
-
-
 def _arguments(builder, left, right, bias, out, post_ops):
-    left, right, out = (builder.md(_without_odd_strides(one)) for one in (left, right, out))
+    left, right, out = (builder.md(without_odd_strides(one)) for one in (left, right, out))
     return "matmul", left, right, builder.md(bias), out, builder.attributes(post_ops)
-
-
-def _without_odd_strides(matrices):
-    """Return the layout with strides for axes of size one as a dense tensor has them. There any would do, but oneDNN
-    3.6 takes that of a single row for the length of rows, and then so do products that are built later."""
-    data_type, shape, strides = matrices
-    if strides is None or 1 not in shape:
-        return matrices
-    steps: list[int] = []
-    step = 1
-    for size, own in zip(reversed(shape), reversed(strides), strict=True):
-        steps.insert(0, step if size == 1 else own)
-        step = max(step, size * steps[0])
-    return Layout(data_type, shape, tuple(steps))
 
 
 def _compiled(*key):
@@ -123,8 +65,8 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     if bias is None and not operands and out.is_transposed:
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
-    if 1 in (*left.layout.shape[-2:], *right.layout.shape[-2:]):
-        (left, _left), (right, _right), (whole, copy) = map(_dense_vectors, (left, right, out))
+    if any(map(is_misread, (left.layout, right.layout, out.layout))):
+        (left, _left), (right, _right), (whole, copy) = map(well_read, (left, right, out))
         if copy is not None:
             multiply(left, right, whole, bias, post_ops=post_ops, operands=operands)
             copy_layout(whole.layout, out.layout, whole.pointer, out.pointer)
@@ -143,19 +85,6 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
 
     packed = made_once(right.pointer, key, pack)
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
-
-
-def _dense_vectors(operand):
-    """Return an operand, and what it is a view of unless it is the caller's: where matrices are single rows or columns,
-    oneDNN 3.6 reads other numbers than those of strided ones."""
-    data_type, shape, strides = operand.layout
-    plain = dense_strides(shape)
-    moves = (size > 1 and own != step for size, own, step in zip(shape, strides, plain, strict=True))
-    if 1 not in shape[-2:] or not any(moves):
-        return operand, None
-    copy = new_tensor(_UINT8, [math.prod(shape) * ELEMENT_SIZE[data_type]])
-    copy_layout(operand.layout, Layout(data_type, shape, plain), operand.pointer, copy.data_ptr())
-    return View(copy.data_ptr(), Layout(data_type, shape, plain)), copy
 
 
 def _pays_packing(left, right):

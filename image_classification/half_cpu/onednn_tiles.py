@@ -15,7 +15,8 @@ import paddle
 
 from . import compiled_attention
 from . import onednn_library as onednn
-from .onednn_matmul import View, multiply, sum_rows, view
+from .onednn_matmul import multiply, sum_rows
+from .onednn_matrices import View, view
 from .onednn_memory import convert, copy_layout, in_dtype
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, dense, layout, new_tensor, numel

@@ -7,7 +7,7 @@ import pytest
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import compiled_attention, onednn_primitives
 from image_classification.half_cpu.compiled_library import load
-from image_classification.half_cpu.onednn_matmul import View
+from image_classification.half_cpu.onednn_matrices import View
 from image_classification.half_cpu.onednn_tiles import Tiles
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, run, tensors
 

@@ -10,7 +10,7 @@ import pytest
 from image_classification import half_cpu, layers
 from image_classification.amp import build_precision
 from image_classification.half_cpu import compiled_attention, onednn, onednn_primitives, onednn_tiles
-from image_classification.half_cpu.onednn_matmul import View
+from image_classification.half_cpu.onednn_matrices import View
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, assert_within_one_rounding, run, tensors
 
 pytestmark = pytest.mark.skipif(

@@ -50,6 +50,8 @@ CASES = {
     "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
     "matmul-columns-apart": (
         "matmul", lambda x, y: paddle.matmul(x[..., :1], y[:, :1]), [(3, 5, 4), (3, 2, 7)], False),
+    "matmul-parts-of-heads": (
+        "matmul", lambda x, y: x[..., 1:].transpose([0, 2, 1, 3]) @ y, [(4, 4, 3, 9), (4, 3, 8, 5)], False),
     "matmul-rows-apart": (
         "matmul", lambda x, y: paddle.matmul(x[:, :1, ::3], y[:, ::2, 1:2]), [(3, 2, 15), (3, 10, 3)], False),
     "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
@@ -118,6 +120,7 @@ CASES = {
     "layer_norm-without-shift": (
         "layer_norm", lambda x, w: F.layer_norm(x, 33, w, None, 1e-6), [(3, 5, 33), (33,)], False),
     "attention": ("attention", lambda qkv: layers.attention(qkv, 4, 0.25), [(2, 13, 3 * 4 * 16)], True),
+    "attention-three-samples-a-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.5), [(12, 4, 96)], True),
     "attention-bias": (
         "attention", lambda qkv, bias: layers.attention(qkv, 4, 0.25, None, bias), [(2, 13, 192), (1, 4, 13, 13)],
         True),
@@ -335,6 +338,9 @@ CASES = {
     "dot-product-mask-strided": (
         "dot_product_attention", lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask.transpose([1, 0])),
         [(2, 13, 1, 8), (2, 9, 1, 8), (2, 9, 1, 8), (9, 13)], True),
+    "dot-product-parts": (
+        "dot_product_attention", lambda q, k, v: F.scaled_dot_product_attention(q[..., 1:], k[..., :-1], v[..., 1:]),
+        [(4, 4, 3, 9)] * 3, True),
     "dot-product-mask": (
         "dot_product_attention", F.scaled_dot_product_attention,
         [(2, 13, 3, 8), (2, 9, 3, 8), (2, 9, 3, 8), (1, 3, 13, 9)], True),
@@ -353,13 +359,15 @@ MIXED = {
     "add-row": ("add", lambda x, y: x + y, [(3, 5, 33), (1, 5, 33)]),
     "add-channels": (
         "add", lambda x, y: F.max_pool2d(x, 1) + y, [(2, 24, 9, 7), (1, 24, 1, 1)]),
+    "add-images-to-each-sample": (
+        "add", lambda x, w, y: F.max_pool2d(x, 1) + y + w, [(3, 8, 5, 7), (8, 1, 1), (1, 8, 5, 7)]),
     "multiply-row": ("multiply", lambda x, y: x * y, [(3, 5, 33), (33,)]),
 }
 
 # The reference rounds between the operators that a kernel computes as one (scores and biased scores; a product, what
 # drop path makes of it, and a sum): each of them is allowed one more rounding.
-FEWER_ROUNDINGS = {"attention", "attention-bias", "attention-biases", "scale_shift"} | {
-    case for case in CASES if case.startswith(("residual", "dot-product"))
+FEWER_ROUNDINGS = {"attention", "attention-bias", "attention-biases", "attention-three-samples-a-token"} | {
+    case for case in CASES if case.startswith(("residual", "dot-product", "scale_shift"))
 }
 
 # What is added to, or multiplied, is a convolution's result that was rounded before.

@@ -1,0 +1,93 @@
+"""Matrices in memory as views with strides, and which of them oneDNN 3.6 takes for others."""
+
+import math
+from typing import NamedTuple
+
+import paddle
+
+from .onednn_memory import copy_layout
+from .onednn_primitives import ELEMENT_SIZE, Layout, dense, dense_strides, layout, new_tensor
+
+_UINT8 = paddle.uint8
+
+
+class View(NamedTuple):
+    """Where an operand begins in memory and how it lies there. The tensor behind it must stay alive."""
+
+    pointer: int
+    layout: Layout
+
+    @property
+    def is_transposed(self):
+        """Whether the elements of a column, not those of a row, lie side by side."""
+        strides = self.layout.strides
+        return strides[-1] != 1 and strides[-2] == 1
+
+    def part(self, *ranges):
+        """Return the view of a part: one (first, count), or None for all, for each of the first axes."""
+        data_type, shape, strides = self.layout
+        pointer, sizes = self.pointer, list(shape)
+        for axis, given in enumerate(ranges):
+            if given is not None:
+                pointer += given[0] * strides[axis] * ELEMENT_SIZE[data_type]
+                sizes[axis] = given[1]
+        return View(pointer, Layout(data_type, tuple(sizes), strides))
+
+    @property
+    def transposed(self):
+        """The same memory with the last two axes exchanged."""
+        data_type, shape, strides = self.layout
+        shape = (*shape[:-2], shape[-1], shape[-2])
+        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])))
+
+
+def view(tensor):
+    """Return the view of a tensor as it lies in memory."""
+    return View(tensor.data_ptr(), layout(tensor))
+
+
+def matrix(tensor, rows, columns):
+    """Return the view of a dense tensor as a matrix."""
+    return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns))
+
+
+def without_odd_strides(matrices):
+    """Return the layout with strides for axes of size one as a dense tensor has them. There any would do, but oneDNN
+    3.6 takes that of a single row for the length of rows, and then so do products that are built later."""
+    data_type, shape, strides = matrices
+    if strides is None or 1 not in shape:
+        return matrices
+    steps: list[int] = []
+    step = 1
+    for size, own in zip(reversed(shape), reversed(strides), strict=True):
+        steps.insert(0, step if size == 1 else own)
+        step = max(step, size * steps[0])
+    return Layout(data_type, shape, tuple(steps))
+
+
+def is_misread(matrices):
+    """Return whether oneDNN 3.6 may take other numbers for those of strided matrices: where they are single rows or
+    columns, or lie with gaps between samples and heads, of which some sizes meet in its search for the order."""
+    _, shape, strides = matrices
+    if 1 in shape[-2:]:
+        steps = zip(shape, strides, dense_strides(shape), strict=True)
+        return any(size > 1 and step != dense_step for size, step, dense_step in steps)
+    if len(shape) != 4 or 1 in shape[:2]:
+        return False
+    rows, columns = (2, 3) if strides[2] > strides[3] else (3, 2)
+    samples, heads, whole = strides[0], strides[1], shape[rows] * strides[rows]
+    if heads == whole:
+        return samples != shape[1] * whole
+    is_dense = strides[rows] == shape[1] * heads
+    return heads != shape[columns] or samples != whole or not is_dense and samples == shape[0] * shape[1] * heads
+
+
+def well_read(operand):
+    """Return an operand, or the view of a dense copy and that copy."""
+    if not is_misread(operand.layout):
+        return operand, None
+    data_type, shape, _ = operand.layout
+    plain = Layout(data_type, shape, dense_strides(shape))
+    copy = new_tensor(_UINT8, [math.prod(shape) * ELEMENT_SIZE[data_type]])
+    copy_layout(operand.layout, plain, operand.pointer, copy.data_ptr())
+    return View(copy.data_ptr(), plain), copy
