@@ -52,6 +52,9 @@ CASES = {
         "matmul", lambda x, y: paddle.matmul(x[..., :1], y[:, :1]), [(3, 5, 4), (3, 2, 7)], False),
     "matmul-parts-of-heads": (
         "matmul", lambda x, y: x[..., 1:].transpose([0, 2, 1, 3]) @ y, [(4, 4, 3, 9), (4, 3, 8, 5)], False),
+    "matmul-packed-heads": (
+        "matmul", lambda x, y: x.reshape([12, 4, 3, 2, 8])[:, :, 1].transpose([0, 2, 1, 3]) @ y,
+        [(12, 4, 48), (12, 2, 8, 5)], False),
     "matmul-rows-apart": (
         "matmul", lambda x, y: paddle.matmul(x[:, :1, ::3], y[:, ::2, 1:2]), [(3, 2, 15), (3, 10, 3)], False),
     "gelu": ("gelu", lambda x: F.gelu(x), [(3, 5, 33)], False),
