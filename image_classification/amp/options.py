@@ -128,7 +128,7 @@ def _named(mode, options):
             nearest = difflib.get_close_matches(option, known, 1, 0.6)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             names = ", ".join(sorted(allowed))
-            raise ValueError(f"precision mode {mode} has no option {typed!r}{hint} Its options are {names}")
+            raise ValueError(f"precision mode {mode} has no option {typed!r}{hint}; its options are {names}")
         name = ALIASES.get(option, option)
         if name in named:
             raise ValueError(f"precision mode {mode}: {typed!r} is another name of {name!r}, which is given too")
