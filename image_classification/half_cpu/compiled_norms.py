@@ -147,7 +147,7 @@ class LogSoftmax(PyLayer):
 def log_softmax(original, args, kwargs):
     """Kernel of ``log_softmax(x, axis)`` over the last axis."""
     values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]) or values[1] not in (-1, values[0].ndim - 1):
+    if values is None or not servable(values[0]) or values[1] not in (-1, values[0].ndim - 1) or not values[0].ndim:
         return NotImplemented
     return LogSoftmax.apply(values[0])
 

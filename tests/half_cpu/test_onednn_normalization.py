@@ -21,6 +21,13 @@ from tests.helpers.onednn_runs import (
 pytestmark = needs_onednn
 
 
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+def test_softmax_of_a_number_without_axes_is_paddles(function):
+    number = paddle.to_tensor(3.0)
+    with half_cpu.dispatch():
+        assert function(number).item() == float(function is F.softmax)
+
+
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
 def test_softmax_over_another_axis_is_paddles(dtype):
     (x,) = tensors([(3, 5, 33)])
