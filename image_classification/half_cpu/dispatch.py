@@ -84,7 +84,8 @@ def _serve(scope, operator, original, args, kwargs):
             # Parameters and statistics of a normalisation are used as they are, like on a GPU.
             change = replace_first_tensor if operator.norm else replace_tensors
             args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
-    if not half and operator.kernel_name not in scope.float32_kernels:
+    name = operator.kernel_name
+    if not half and (name not in scope.float32_kernels or scope.leaves(name, tensors)):
         return original(*(args if operator.reads_strides else scope.compact(args, tensors)), **kwargs)
     if operator.inplace and policy_cast is not None:
         policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse

@@ -1,5 +1,6 @@
 """What one `dispatch` asks for, and which one is active in this thread."""
 
+import math
 import threading
 from typing import Any
 
@@ -19,6 +20,7 @@ class Scope:
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
         self.fork = backend.fork
         self.mixed = backend.mixed
+        self.small = backend.small
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 
@@ -55,6 +57,14 @@ class Scope:
     def mixes(self, kernel, wanted, tensors):
         """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""
         return wanted == "float32" and kernel in self.mixed and any(tensor.dtype is FLOAT32 for tensor in tensors)
+
+    def leaves(self, kernel, tensors):
+        """Return whether float32 tensors are so small that Paddle is faster than a kernel."""
+        if kernel not in self.small:
+            return False
+        shape = tensors[0].shape
+        fits = math.prod(shape) <= self.small[kernel]
+        return fits and all(tensor.is_contiguous() and tensor.shape == shape for tensor in tensors)
 
     def composite_kernel(self, kernel, half):
         """Return the kernel of a composite for half or float32 tensors, given by name or as it is, or None."""

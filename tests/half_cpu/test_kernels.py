@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paddle
 import pytest
 
 from image_classification import half_cpu
@@ -49,3 +50,18 @@ def test_machine_with_less_computes_and_says_by_what(isa, compiler, float32_by, 
         "True True", f"fp32/float32 on cpu ({float32_by})", f"auto/bfloat16 on cpu ({bfloat16_by})",
         f"auto/float16 on cpu ({float16_by})",
     ], done.stderr  # fmt: skip
+
+
+def test_small_dense_float32_tensors_are_left_to_paddle_others_get_a_kernel():
+    def is_served(x, y):
+        x.stop_gradient = False
+        with half_cpu.dispatch():
+            return "PyLayer" in (x + y).grad_fn.name()
+
+    small, large, image = [1 << 16], [(1 << 16) + 1], [2, 3, 4, 5]
+    assert not is_served(paddle.ones(small), paddle.ones(small))
+    assert is_served(paddle.ones(large), paddle.ones(large))
+    assert is_served(paddle.ones(small, "bfloat16"), paddle.ones(small, "bfloat16"))
+    assert is_served(paddle.ones(image), paddle.ones(image[1:]))  # repeated
+    strided = paddle.ones(image).transpose([0, 3, 1, 2])  # Paddle would copy it and lose the order
+    assert is_served(strided, strided.detach())
