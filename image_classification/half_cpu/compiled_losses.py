@@ -4,8 +4,9 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .compiled_library import load
+from .compiled_worth import pays
 from .onednn_memory import contiguous, keep, own_result
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
 
@@ -49,7 +50,7 @@ def cross_entropy(original, args, kwargs):
     the last axis for labels without gradient. The library refuses a label that is no class: Paddle words the error."""
     names = ("input", "label", "soft_label", "use_softmax", "numeric_stable_mode", "ignore_index", "axis")
     values = bound(args, kwargs, names, (False, True, True, -100, -1))
-    if values is None or not servable(values[0]):
+    if values is None or not pays(values[0], numel(values[0])):
         return NotImplemented
     x, labels, soft, softmax, _, ignored, axis = values
     if not softmax or not x.ndim or axis not in (-1, x.ndim - 1) or not labels.stop_gradient:
