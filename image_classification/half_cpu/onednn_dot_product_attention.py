@@ -29,6 +29,7 @@ class DotProductAttention(PyLayer):
     @staticmethod
     def forward(ctx, query, key, value, mask, scale, causal, keeps):
         """Return [B, N, h, d] for tensors like it and no mask or one of [W, h or 1, N or 1, M]."""
+        ctx.needs = [not tensor.stop_gradient for tensor in (query, key, value)]
         ctx.needs_mask = mask is not None and not mask.stop_gradient
         mask = None if mask is None else contiguous(mask)
         query, key, value = map(_readable, (query, key, value))
@@ -48,7 +49,8 @@ class DotProductAttention(PyLayer):
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (query, key, value)]
         gradient, of_mask = _by_heads(_readable(gradient)), mask if ctx.needs_mask else None
         of_mask = attend_backward(tiles, _by_heads(value), gradient, [_by_heads(one) for one in results], of_mask)
-        return tuple(results) if mask is None else (*results, of_mask)
+        gradients = (result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
+        return tuple(gradients) if mask is None else (*gradients, of_mask)
 
     @staticmethod
     def _tiles(ctx, query, key, mask, kept):

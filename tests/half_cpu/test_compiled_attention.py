@@ -78,6 +78,24 @@ def test_infinite_channel_of_a_token_spoils_its_own_sample_only(value, dtype):
     assert gradient[[0, 2]].all() and not gradient[1, :, :16].all()
 
 
+@pytest.mark.parametrize("value", [-1e10, -1e30, -3.3e38])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_query_whose_keys_are_all_masked_with_a_finite_number_sees_them_alike(value, dtype):
+    """Beside such numbers scores count for nothing: the mean of the values, as of a sample that is padding only."""
+    query, key, values = tensors([(2, 19, 3, 8)] * 3, dtype)
+    mask = paddle.full([2, 1, 19, 19], 0.0)
+    mask[0] = value
+    mask[1, :, :, 5:] = value
+    with half_cpu.dispatch():
+        out = paddle.nn.functional.scaled_dot_product_attention(query, key, values, mask.astype(dtype))
+    out.backward(paddle.ones_like(out))
+    assert all(np.isfinite(tensor.grad.astype(FLOAT32).numpy()).all() for tensor in (query, key, values))
+    out, mean = out.astype(FLOAT32).numpy()[0], values.astype(FLOAT32).mean(1).numpy()[0]
+    unit = {BFLOAT16: 2.0**-7, FLOAT32: 2.0**-20}[dtype]  # of probabilities and of the result
+    assert np.abs(out - mean).max() <= unit * np.abs(values.astype(FLOAT32).numpy()).max()
+    assert not values.grad[1, 5:].astype(FLOAT32).numpy().any()
+
+
 def test_long_sequences_and_wide_heads_are_left_to_onednn():
     def serves(tokens, dim):
         operand = View(0, onednn_primitives.dense(paddle.float32, 2, 3, tokens, dim))

@@ -80,6 +80,23 @@ def test_result_without_a_backward_pass_is_freed(case):
     assert held[2] <= held[1]  # the first call builds what is kept for others
 
 
+@pytest.mark.parametrize("case", [case for case, (_, _, shapes, _) in CASES.items() if len(shapes) > 1])
+def test_kernel_gives_frozen_inputs_no_gradient_and_others_theirs(case):
+    """Paddle refuses a gradient of a tensor that needs none."""
+    _, function, shapes, _ = CASES[case]
+    _, expected = run(function, tensors(shapes), "onednn")
+    for frozen in range(len(shapes)):
+        inputs = tensors(shapes)
+        inputs[frozen].stop_gradient = True
+        _, gradients = run(function, inputs, "onednn")
+        for index, (one, other) in enumerate(zip(gradients, expected, strict=True)):
+            assert (one is None) == (index == frozen or other is None)
+            if one is not None:
+                one, other = (tensor.astype(FLOAT32).numpy() for tensor in (one, other))
+                # neighbours: another kernel may sum in another order, or Paddle may compute one of them
+                np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-7 * np.abs(other).max())
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_with_inf_and_nan_hides_neither(case, dtype):

@@ -95,9 +95,9 @@ struct Head {
                 top = maximum(x, top);
                 store(row + v * W, x);
             }
-            Vector shift = all(-LOG2E * largest(top));
+            Vector most = all(largest(top));  // taken off first: products of masks of -1e30 leave rests beyond any power
             for (long v = 0; v < keys; v++) {
-                Vector x = power_of_two(fma(load(row + v * W), all(LOG2E), shift));
+                Vector x = power_of_two((load(row + v * W) - most) * all(LOG2E));
                 total = total + x;
                 store(row + v * W, x);
             }
