@@ -190,6 +190,6 @@ def rounded_norm(x, norm, dtype, *order):
     scale, shift = norm.weight, norm.bias
     if scale is None or shift is None or scale.dtype not in DATA_TYPES or shift.dtype is not scale.dtype:
         return NotImplemented
-    if x.shape[-scale.ndim :] != scale.shape:
+    if x.shape[-scale.ndim :] != scale.shape or order and scale.ndim != 1:
         return NotImplemented  # Paddle words the error
     return LayerNorm.apply(x, scale, shift, paddle_names.norm_epsilon(norm), dtype, *order)

@@ -48,3 +48,12 @@ def test_windows_that_do_not_divide_the_maps_are_left_to_the_operators():
     for window, shift in ((4, 1), (3, 3), (3, -1)):
         assert kernel(None, (x, norm, window, shift), {"dtype": paddle.bfloat16}) is NotImplemented
     assert kernel(None, (x.flatten(1, 2), norm, 3, 1), {"dtype": paddle.bfloat16}) is NotImplemented
+
+
+@pytest.mark.parametrize("norm", [paddle.nn.Identity(), paddle.nn.LayerNorm([6, 4]), paddle.nn.GroupNorm(2, 6)])
+def test_windows_of_another_norm_are_those_of_its_result(norm):
+    (x,) = tensors([(2, 6, 6, 4)], FLOAT32)
+    with build_precision("auto", dtype=HALVES[0]).forward_context():
+        expected, actual = swin.windows(norm(x), 3, 1), swin.norm_windows(x, norm, 3, 1)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual.numpy(), expected.numpy())
