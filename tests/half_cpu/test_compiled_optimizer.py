@@ -1,7 +1,8 @@
 """The optimizers' kernels: Paddle's bits, gradients multiplied as they are read, half weights written with the others.
 
 Where Paddle has AVX-512 its adamw_ fuses the same multiplications and sums as the kernel does; elsewhere each step may
-be one rounding of a sum off.
+be one rounding of a sum off, and so may each of SGD, whose product Paddle fuses with the sum or not, by the processor
+and the number of weights.
 """
 
 from pathlib import Path
@@ -81,10 +82,11 @@ def arrays(params, optimizer):
     return [tensor.astype("float32").numpy() for tensor in (*params, *states)]
 
 
-def assert_same_bits(actual, expected):
-    is_fused = " avx512f " in Path("/proc/cpuinfo").read_text()
+def assert_same_bits(actual, expected, name):
+    is_fused = " avx512f " in Path("/proc/cpuinfo").read_text() and name != "SGD"
     for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0 if is_fused else 1e-6 * STEPS)
+        bound = 0 if is_fused else 1e-6 * STEPS  # a small weight may be the difference of a large one and its step
+        np.testing.assert_allclose(one, other, rtol=bound, atol=bound * np.abs(other).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
@@ -93,7 +95,7 @@ def test_step_of_a_kernel_is_paddles_step_bit_for_bit(name, dtype):
     make = (OPTIMIZERS | OTHERS)[name]
     expected = arrays(*run(make, dtype, "reference")[:2])
     assert np.abs(expected[0] - parameters(dtype)[0].astype("float32").numpy()).max() > 1e-3
-    assert_same_bits(arrays(*run(make, dtype)[:2]), expected)
+    assert_same_bits(arrays(*run(make, dtype)[:2]), expected, name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
@@ -106,7 +108,7 @@ def test_gradients_multiplied_as_they_are_read_give_the_same_bits(name, dtype):
             multiply([param.grad for param in params], factor)
 
     expected = arrays(*run(make, dtype, "reference", before)[:2])
-    assert_same_bits(arrays(*run(make, dtype, factor=factor)[:2]), expected)
+    assert_same_bits(arrays(*run(make, dtype, factor=factor)[:2]), expected, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

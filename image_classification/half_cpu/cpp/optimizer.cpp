@@ -80,13 +80,11 @@ EXPORT int momentum(int format, int copy_format, long n, float factor, float mu,
     });
 }
 
-// Paddle rounds the product where its vectors of eight hold all numbers, and fuses it with the sum where they do not.
+// The product is rounded, as Paddle's is where its MKL does not fuse it with the sum; that depends on the processor and on n.
 EXPORT int sgd(int format, int copy_format, long n, float factor, const float* rate, const void* gradient, void* weights,
                void* copy) {
-    bool fused = n % 8;
-    return update(format, copy_format, n, factor, gradient, weights, copy, [&](long, long, auto, Vector g, Vector w) {
-        return fused ? fma(all(-*rate), g, w) : w - apart(g * all(*rate));
-    });
+    return update(format, copy_format, n, factor, gradient, weights, copy,
+                  [&](long, long, auto, Vector g, Vector w) { return w - apart(g * all(*rate)); });
 }
 
 // Adam's averages of the gradient and of its square, in place, and its direction, their quotient, each divided by what
