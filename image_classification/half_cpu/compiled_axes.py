@@ -42,6 +42,8 @@ class Extreme(PyLayer):
 def _three_axes(x, axes):
     """Return (x, settled, the sizes of the axes before neighbouring ones, of these, and behind them)."""
     x, runs = reducible(x, axes)
+    if sum(kind for _, kind in runs) > 1:  # neighbours, such as channels and rows, that lie apart in memory
+        x, runs = reducible(contiguous(x), axes)
     sizes, kinds = [size for size, _ in runs], [kind for _, kind in runs]
     return x, split_at(sizes, kinds.index(True)) if True in kinds else (1, 1, numel(x))
 

@@ -95,7 +95,8 @@ class CompiledError(RuntimeError):
 
 def _check(status, function, arguments):
     if status:
-        raise CompiledError(f"{function.__name__}: unknown number format or operation")
+        what = "unknown number format or operation, or an index that is no place of the tensor"
+        raise CompiledError(f"{function.__name__}: {what}")
 
 
 class Library:

@@ -158,6 +158,26 @@ def test_place_that_is_none_is_refused_in_paddles_words(function, error):
         function(paddle.ones([2, 3, 4], "bfloat16"))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, places: x[places],
+        lambda x, places: x.take_along_axis(places, 1, broadcast=False),
+        lambda x, places: F.cross_entropy(x, places),
+    ],
+    ids=["rows", "take_along_axis", "labels"],
+)
+def test_place_that_is_none_any_more_is_refused_by_the_backward_pass(function):
+    """What is kept must not be written; memory that is no tensor's is not read or written even so."""
+    x, places = paddle.ones([3, 4], "bfloat16"), paddle.to_tensor([[0], [2], [1]])
+    x.stop_gradient = False
+    with half_cpu.dispatch(backend="onednn"):
+        result = function(x, places)
+        paddle.assign(paddle.full([3, 1], 1 << 40, "int64"), places)
+        with pytest.raises(Exception, match="no place of the tensor"):
+            result.sum().backward()
+
+
 def test_index_from_the_end_counts_as_paddle_counts():
     x, places = paddle.arange(12).reshape([3, 4]).astype("bfloat16"), paddle.to_tensor([-1, 0])
     with half_cpu.dispatch(backend="onednn"):

@@ -60,6 +60,7 @@ EXACT = {
     "amin": ("amin", lambda x: x.amin([0, 1]), [TOKENS]),
     "max-places-of-images": ("max", _last(lambda x: x.max([2, 3])), [LAST]),
     "max-channels-of-images": ("max", _last(lambda x: x.max(1)), [LAST]),
+    "max-channels-and-rows-of-images": ("max", _last(lambda x: x.max([1, 2])), [LAST]),
     "max-rows-of-images": ("max", _last(lambda x: x.max(2)), [LAST]),
     "expand": ("expand", lambda x: x.expand([4, -1, 33]), [(5, 1)]),
     "expand-rows": ("expand", lambda x: x.expand([4, 5, 33]), [(1, 1, 33)]),

@@ -6,6 +6,12 @@ namespace {
 // Paddle's: what is further below the largest logit counts as if it lay there, so that no logarithm is infinite.
 constexpr float LOWEST = -64.0f;
 
+bool are_classes(long rows, long columns, long ignored, const long* labels) {
+    for (long r = 0; r < rows; r++)
+        if (labels[r] != ignored && (labels[r] < 0 || labels[r] >= columns)) return false;
+    return true;
+}
+
 template <class T>
 void cross_entropy(long rows, long columns, long ignored, const T* from, const long* labels, const T* soft, T* rounded,
                    float* probabilities, T* losses) {
@@ -58,8 +64,7 @@ void cross_entropy_backward(long rows, long columns, long ignored, const float* 
 // backward pass wants the probabilities unrounded: one that was rounded to 1 would leave its class without gradient.
 EXPORT int cross_entropy(int format, long rows, long columns, long ignored, const void* x, const long* labels,
                          const void* soft, void* rounded, float* probabilities, void* losses) {
-    for (long r = 0; labels && r < rows; r++)
-        if (labels[r] != ignored && (labels[r] < 0 || labels[r] >= columns)) return 1;
+    if (labels && !are_classes(rows, columns, ignored, labels)) return 1;
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         cross_entropy(rows, columns, ignored, (const T*)x, labels, (const T*)soft, (T*)rounded, probabilities,
@@ -69,6 +74,7 @@ EXPORT int cross_entropy(int format, long rows, long columns, long ignored, cons
 
 EXPORT int cross_entropy_backward(int format, long rows, long columns, long ignored, const float* probabilities,
                                   const long* labels, const void* soft, const void* gradient, void* out) {
+    if (labels && !are_classes(rows, columns, ignored, labels)) return 1;  // somebody may have written them since
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         cross_entropy_backward(rows, columns, ignored, probabilities, labels, (const T*)soft, (const T*)gradient,

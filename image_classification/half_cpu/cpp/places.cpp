@@ -85,9 +85,11 @@ EXPORT int take_rows(long outer, long places, long count, long bytes, const long
     return 0;
 }
 
+// The index is asked again: somebody may have written it since.
 // out[o, k] = the sum of gradient[o, j] over all j with index[j] = k, rows of elements.
 EXPORT int add_rows(int format, long outer, long places, long count, long inner, const long* index,
                     const void* gradient, void* out) {
+    if (!within(count, index, places)) return 1;
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         auto place = [index](long, long j, long) { return index[j]; };
@@ -114,6 +116,7 @@ EXPORT int take_along(long bytes, long outer, long places, long count, long inne
 // out[o, k, i] = the sum of gradient[o, j, i] over all j with index[o, j, i] = k.
 EXPORT int add_along(int format, long outer, long places, long count, long inner, const long* index,
                      const void* gradient, void* out) {
+    if (!within(outer * count * inner, index, places)) return 1;
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         auto place = [=](long o, long j, long i) { return index[(o * count + j) * inner + i]; };
