@@ -72,8 +72,8 @@ def fold(original, args, kwargs):
     if not isinstance(sizes, (list, tuple)) or len(sizes) != 2 or not all(type(size) is int for size in sizes):
         return NotImplemented
     found = _geometry(0, sizes, window, *others)
-    if found is None or found[1] != places or channels % (window[0] * window[1]):
-        return NotImplemented
+    if found is None or found[1] != places or channels % (window[0] * window[1]) or others[1][:2] != others[1][2:]:
+        return NotImplemented  # Paddle counts the places of uneven paddings in its own way
     channels //= window[0] * window[1]
     return Columns.apply(x, True, (batch * channels, *found[0][1:]), [batch, channels, *sizes])
 

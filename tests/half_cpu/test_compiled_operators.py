@@ -150,8 +150,20 @@ def test_sum_of_many_gradients_is_float32_until_the_end(dtype):
         (lambda x: x.expand([2, 5, 4]), ValueError),
         (lambda x: x.flip(3), (ValueError, RuntimeError)),
         (lambda x: x.max(5), (ValueError, RuntimeError, IndexError)),
+        (lambda x: F.fold(x[:1, :, :1].expand([1, 3, 10]), [3, 4], [3, 1], [3, 1], [1, 0, 2, 1], [1, 2]), ValueError),
     ],
-    ids=["gather", "index_select", "embedding", "take_along_axis", "label", "negative label", "expand", "flip", "max"],
+    ids=[
+        "gather",
+        "index_select",
+        "embedding",
+        "take_along_axis",
+        "label",
+        "negative label",
+        "expand",
+        "flip",
+        "max",
+        "fold",
+    ],
 )
 def test_place_that_is_none_is_refused_in_paddles_words(function, error):
     with half_cpu.dispatch(backend="onednn"), pytest.raises(error):
