@@ -95,7 +95,7 @@ def gather(original, args, kwargs):
 def embedding(original, args, kwargs):
     """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight."""
     values = bound(args, kwargs, ("x", "weight", "padding_idx", "sparse"), (-1, False))
-    if values is None or values[2] != -1 or values[3] or values[1].dtype is _FLOAT32:
+    if values is None or values[2] != -1 or values[3] or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
         return NotImplemented
     index, weight, *_ = values
     return rows(weight, index, 0, [*index.shape, weight.shape[1]])
