@@ -179,4 +179,5 @@ def test_square_sums_are_those_of_numpy(dtype):
     with half_cpu.dispatch():
         sums = square_sums(tensors)
     expected = [(tensor.astype("float64").numpy() ** 2).sum() for tensor in tensors]
-    np.testing.assert_allclose(sums.numpy(), expected, rtol=1e-6)  # 17030 sums in float32, in parts
+    # Of 17030 squares a lane of AVX2 adds up 1024 in float32: a walk of so many roundings of 2^-24.
+    np.testing.assert_allclose(sums.numpy(), expected, rtol=2e-6)
