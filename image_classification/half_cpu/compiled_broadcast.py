@@ -128,6 +128,13 @@ def _steps(runs):
     return steps
 
 
+def together(large, small):
+    """Return (the large tensor settled, what brings a gradient to its order, the small one in that order)."""
+    large = settled(large)
+    ordered = contiguous if large.is_contiguous() else channels_last
+    return large, ordered, ordered_like(small, large) if small.shape == large.shape else in_order_of(small, large)
+
+
 class Broadcast(PyLayer):
     """A tensor combined with a smaller one, for which it is settled, or with one of its shape."""
 
@@ -135,12 +142,11 @@ class Broadcast(PyLayer):
     def forward(ctx, large, small, name, runs):
         """Return the result in the memory order of the large tensor."""
         ctx.needs = (not large.stop_gradient, not small.stop_gradient)
-        large = settled(large)
-        ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
-        small = ordered_like(small, large) if small.shape == large.shape else in_order_of(small, large)
+        large, ordered, aligned = together(large, small)
+        ctx.constants = (name, runs, small.shape, ordered)
         if name in (b"multiply", b"divide"):
-            keep(ctx, large, small)
-        return _arithmetic(name, large, small, runs)
+            keep(ctx, large, aligned)
+        return _arithmetic(name, large, aligned, runs)
 
     @staticmethod
     def backward(ctx, gradient):

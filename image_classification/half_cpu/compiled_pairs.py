@@ -6,10 +6,10 @@ What a gradient is summed over, because it repeats the small tensor, is float32 
 import paddle
 from paddle.autograd import PyLayer
 
-from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over
+from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over, together
 from .compiled_library import load, numbers
 from .compiled_worth import asks_gradient, pays
-from .onednn_memory import channels_last, contiguous, is_channels_last, keep, new_like, ordered_like, settled
+from .onednn_memory import is_channels_last, keep, new_like
 from .onednn_primitives import DATA_TYPES, bound, dense_strides, numel, servable
 from .paddle_names import reshape
 
@@ -33,12 +33,11 @@ class Pair(PyLayer):
     def forward(ctx, large, small, name, runs):
         """Return the result in the memory order of the large tensor."""
         ctx.needs = (not large.stop_gradient, not small.stop_gradient)
-        large = settled(large)
-        ctx.constants = (name, runs, small.shape, contiguous if large.is_contiguous() else channels_last)
-        small = ordered_like(small, large) if small.shape == large.shape else in_order_of(small, large)
-        keep(ctx, large, small)
+        large, ordered, aligned = together(large, small)
+        ctx.constants = (name, runs, small.shape, ordered)
+        keep(ctx, large, aligned)
         out = new_like(large)
-        pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
+        pointers = large.data_ptr(), aligned.data_ptr(), out.data_ptr()
         load().pair(name, DATA_TYPES[large.dtype], *_constants(runs), *pointers)
         return out
 
