@@ -194,7 +194,8 @@ def conv_norm(original, args, kwargs):
     others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, bias)]
     affine = made_once(norm.weight.data_ptr(), ("affine", *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
-    each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, 1, 1))
+    # Channels last, as the result: oneDNN takes the numbers for those of a single pixel, and computes by scalar loops.
+    each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, channels, channels))
     post_ops: list[tuple] = [("binary", onednn.BINARY_MUL, each), ("binary", onednn.BINARY_ADD, each)]
     operands = [affine.data_ptr(), affine.data_ptr() + 4 * channels]
     if residual is not None:

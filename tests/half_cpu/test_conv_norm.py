@@ -1,6 +1,7 @@
 """Convolution, BatchNorm, sum and activation as one kernel, against float64 and against the layers one by one."""
 
 import collections
+import itertools
 
 import numpy as np
 import paddle
@@ -58,10 +59,10 @@ def exactly(made, x, residual=None):
 def test_conv_norm_in_evaluation_is_one_convolution_of_one_rounding(shape, dtype, monkeypatch):
     entries = collections.OrderedDict()
     monkeypatch.setattr(onednn_primitives.cache, "_entries", entries)
-    for activation in ACTIVATIONS:
+    for (images, *sides), activation in itertools.product(((2, 11, 9), (1, 1, 1)), ACTIVATIONS):
         for has_residual in (False, True):
             made = in_format(layer(shape, activation), dtype)
-            x = paddle.randn([2, SHAPES[shape][0], 11, 9]).astype(dtype).transpose([0, 1, 3, 2])
+            x = paddle.randn([images, SHAPES[shape][0], *sides]).astype(dtype).transpose([0, 1, 3, 2])
             residual = paddle.randn(exactly(made, x).shape).astype(dtype) if has_residual else None
             calls = Calls(monkeypatch, "conv_norm", "norm_activation", "conv2d", "batch_norm")
             with paddle.no_grad(), half_cpu.dispatch(backend="counted"):
