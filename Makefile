@@ -11,7 +11,7 @@ $(if $(filter $(CUDA),$(CUDAS)),,$(error CUDA=$(CUDA): expected one of $(CUDAS))
 GPU    := $(if $(filter auto,$(DEVICE)),$(wildcard $(VENV)/.installed-cu*))
 INSTALLED := $(if $(filter gpu%,$(DEVICE)),$(VENV)/.installed-$(CUDA),$(firstword $(GPU) $(VENV)/.installed))
 
-.PHONY: help demo test lint test-slow test-browser test-mutations test-device test-gpu test-peers test-fuzz test-matrix docs chromium clean
+.PHONY: help demo test lint test-slow test-browser test-mutations test-device test-edges test-gpu test-peers test-fuzz test-matrix docs chromium clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
 	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++"
+	@echo "make test-edges   the half arithmetic where memory beyond every tensor is forbidden, needs gcc; half an hour"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
 	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT, PaddleClas"
@@ -54,6 +55,10 @@ test-fuzz: $(VENV)/.installed-dev
 test-device: $(VENV)/.installed-dev
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -qq g++; } || true
 	$(BIN)/python -m tests.device
+
+# What reads or writes beyond a tensor ends its test by a signal.
+test-edges: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.edges
 
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev

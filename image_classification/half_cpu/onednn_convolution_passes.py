@@ -13,8 +13,8 @@ import paddle
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_convolution_products import is_product, run_as_product
-from .onednn_memory import convert, in_dtype, new_like
+from .onednn_convolution_products import PIXELS, is_product, run_as_product
+from .onednn_memory import channels_last, convert, in_dtype, new_like
 from .onednn_packing import packing
 from .onednn_primitives import (
     CACHE_SIZE,
@@ -22,6 +22,7 @@ from .onednn_primitives import (
     cache,
     data_type,
     dense_strides,
+    layout,
     new_tensor,
     numel,
     operand_numbers,
@@ -143,6 +144,13 @@ def _reads_too_far(name, source, filters, target, geometry, post_ops=()):
     return single and geometry[0][1] > 1
 
 
+def _skips_pixels(name, source, filters, target, geometry, post_ops=()):
+    """oneDNN 3.6 reads and writes far beyond images of fewer than 16 channels where it gathers every second pixel of
+    them for the gradient of float32 filters."""
+    single = filters.shape[-2:] == (1, 1) and geometry[2:] == PIXELS[2:]
+    return name == "backward_weights" and single and geometry[0] != (1, 1) and source.shape[1] < 16
+
+
 def _run_in_float32(name, key, first, weight, last):
     """Run one pass on widened copies."""
     wide_key = [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
@@ -182,6 +190,10 @@ def run(name, key, first, weight, last, operands=()):
     `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
     `operands` are the pointers to the second operands of the binary ones among these.
     """
+    if _skips_pixels(name, *key):
+        tall, wide = key[3][0]
+        first = channels_last(first[:, :, ::tall, ::wide])
+        key = layout(first), *key[1:3], PIXELS
     if is_product(name, *key):
         run_as_product(name, key, first, weight, last)
         return

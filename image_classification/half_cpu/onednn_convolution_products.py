@@ -10,7 +10,7 @@ from .onednn_matrices import matrix
 from .onednn_primitives import Layout, cache, dense_strides, new_tensor
 from .scope import active
 
-_PIXELS = ((1, 1), (0, 0), (0, 0), (0, 0))  # the geometry of a window that moves by single pixels and needs no more
+PIXELS = ((1, 1), (0, 0), (0, 0), (0, 0))  # the geometry of a window that moves by single pixels and needs no more
 
 
 def is_product(name, source, filters, target, geometry, post_ops=()):
@@ -25,7 +25,7 @@ def is_product(name, source, filters, target, geometry, post_ops=()):
     if len(filters.shape) == 5 or filters.data_type in compiled.formats():
         return False
     pixels = math.prod(target.shape) // target.shape[1]
-    is_single = filters.shape[2:] == (1, 1) and geometry == _PIXELS
+    is_single = filters.shape[2:] == (1, 1) and geometry == PIXELS
     if is_single and name == "backward_weights" and pays(filters.data_type, pixels, *filters.shape[:2]):
         return True
     if numbers < 1 << 18:
@@ -49,7 +49,7 @@ def run_as_product(name, key, first, weight, last):
         multiply(rows(first), filters.transposed, rows(last))
     elif name == "backward_data":
         multiply(rows(first), filters, rows(last))
-    elif key[3] == _PIXELS and key[1].shape[2:] == (1, 1):
+    elif key[3] == PIXELS and key[1].shape[2:] == (1, 1):
         multiply(rows(last).transposed, rows(first), filters)
     else:
         _filter_gradient(key, first, filters, rows(last), weight.dtype)

@@ -1,0 +1,19 @@
+"""Faults that a run at the edges of memory must find; collected only where the file is named."""
+
+import ctypes
+
+import paddle
+import pytest
+
+
+@pytest.mark.parametrize(("edge", "place"), [("after", 65 * 64 * 4), ("before", -4)])
+def test_number_beyond_a_tensor_is_written(edge, place):
+    tensor = paddle.ones([65, 64])
+    ctypes.memset(tensor.data_ptr() + place, 0, 4)
+
+
+def test_number_of_a_freed_tensor_is_read():
+    tensor = paddle.ones([64, 64])
+    pointer = tensor.data_ptr()
+    del tensor
+    ctypes.string_at(pointer, 4)

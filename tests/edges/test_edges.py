@@ -1,0 +1,34 @@
+"""Tests at the edges of forbidden memory."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .build import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()}")
+
+
+def test_memory_beyond_tensors_is_found_and_strided_pixels_leave_it():
+    """The planted faults end by signals; strided convolutions of few channels, where oneDNN itself does so, pass."""
+    tests = [
+        "tests/edges/planted.py",
+        "tests/half_cpu/test_onednn_convolution_passes.py",
+        "-k",
+        "beyond or freed or strided",
+    ]
+    command = [sys.executable, "-m", "tests.edges", "-q", *tests, "-k", "beyond or freed or strided"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    freed = "test_number_of_a_freed_tensor_is_read"
+    expected = (
+        ("after", {"test_number_beyond_a_tensor_is_written[after-16640]", freed}),
+        ("before", {"test_number_beyond_a_tensor_is_written[before--4]", freed}),
+    )
+    parts = done.stdout.split("forbidden memory ")[1:]
+    for part, (edge, failed) in zip(parts, expected, strict=True):
+        assert part.startswith(edge)
+        assert set(re.findall(r"^FAILED \S+::(\S+)", part, re.M)) == failed, done.stdout + done.stderr
+        assert part.count("MemoryError: SIG") >= 2 and " 5 passed" in part
+    assert done.returncode == 1
