@@ -5,12 +5,15 @@ The project's modules that need Paddle are imported inside the functions: a wron
 
 import contextlib
 import errno
+import importlib
 import signal
 import sys
 import traceback
 from pathlib import Path
 
+from .config.catalogue import module_of
 from .parallel import watch
+from .parallel.entry import prepare_processes
 from .parallel.exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TRAINING_ERROR, EXIT_USER_ERROR, PeerLost
 from .report import describe, empty_report, result_table
 from .runtime import (
@@ -25,6 +28,12 @@ from .runtime import (
 from .runtime import setup_logger as start_log
 
 LESS_MEMORY = "lower -batch_size and raise -accum_iter by the same factor; an evaluation: lower -batch_size_eval"
+
+
+def run_family(program, alone=False):
+    """Train or evaluate a model of the family that the program at this path is of, then exit; `alone`: see `entry`."""
+    prepare_processes(alone)  # ranks and threads, before Paddle is imported; with -ngpus this starts the processes
+    main(importlib.import_module(module_of(Path(program).resolve().parent.name)).build_model)
 
 
 def main(build_model, argv=None):

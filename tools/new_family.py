@@ -145,20 +145,6 @@ Parameter names are timm's. Each file in `configs/` begins with its command, the
 comes from.
 """
 
-SINGLE = '''\
-r"""Train or evaluate a $Family in one process, on a GPU or a CPU; -h lists the flags.
-
-    python main_single_gpu.py -cfg=./configs/${family}_tiny_digits.yaml -amp
-"""
-'''
-
-MULTI = '''\
-r"""Train or evaluate a $Family in several processes, one per GPU or CPU process; -h lists the flags.
-
-    python main_multi_gpu.py -ngpus=2 -device=cpu -cfg=./configs/${family}_tiny_digits.yaml -amp
-"""
-'''
-
 REGISTRY = """\
 # Published weights of the $Family family.
 # A variant: the number of its parameters, the billions of multiply-adds per image at its YAML's image size (gmacs), the
@@ -222,26 +208,11 @@ def files_of(name):
         folder / f"{family}.py": ARCHITECTURE,
         folder / "configs" / f"{family}_tiny_digits.yaml": DIGITS,
         folder / "README.md": README,
-        folder / "main_single_gpu.py": SINGLE + entry_code("main_single_gpu.py"),
-        folder / "main_multi_gpu.py": MULTI + entry_code("main_multi_gpu.py"),
         PACKAGE / "weights" / "registry" / f"{name}.yaml": REGISTRY,
     }
     texts = {path: Template(text).substitute(Family=name, family=family) for path, text in templates.items()}
-    return {path: sorted_imports(text) if path.name.startswith("main_") else text for path, text in texts.items()}
-
-
-def entry_code(file_name):
-    """Return what follows the docstring of another family's entry point, with $Family and $family for its names."""
-    path = min(PACKAGE.glob(f"*/{file_name}"))
-    other = path.parent.name
-    code = path.read_text(encoding="utf-8").split('"""')[2].lstrip("\n")
-    return "\n" + code.replace(f"{other}.{other.lower()}", "$Family.$family")
-
-
-def sorted_imports(text):
-    """Return the code with neighbouring imports of the package in the linter's order: the family's name decides it."""
-    block = re.compile(r"(?:^from image_classification\.\S+ import \S+\n)+", re.MULTILINE)
-    return block.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True), key=str.lower)), text)
+    programs = (next(PACKAGE.glob(f"*/{name}")) for name in ("main_single_gpu.py", "main_multi_gpu.py"))
+    return texts | {folder / path.name: path.read_text(encoding="utf-8") for path in programs}  # of any family
 
 
 if __name__ == "__main__":

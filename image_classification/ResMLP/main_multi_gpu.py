@@ -1,19 +1,11 @@
-r"""Train or evaluate a ResMLP in several processes, one per GPU or CPU process; -h lists the flags.
-
-    python main_multi_gpu.py -ngpus=2 -device=cpu -cfg=./configs/resmlp_tiny_digits.yaml -amp
-"""
+"""Train or evaluate a model of this folder in several processes, one per GPU or CPU process; -h lists the flags."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from image_classification.parallel.entry import prepare_processes
-
-prepare_processes()  # ranks and threads, before Paddle is imported; with -ngpus this starts the processes
-
-from image_classification.launch import main
-from image_classification.ResMLP.resmlp import build_model
+from image_classification.launch import run_family
 
 if __name__ == "__main__":
-    main(build_model)
+    run_family(__file__)
