@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 
 from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, PatchEmbed, drop_path_rates, linear
-from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding
+from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding, layer_links
 from image_classification.runtime import UserError
 
 POOLS = ("token", "avg", "map")
@@ -93,23 +93,11 @@ class Encoder(Model):
             x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
         return self.head(self.fc_norm(x))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        x = self.embed(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [Block(f"blocks.{i}", block, (f"blocks.{i}.",)) for i, block in enumerate(self.blocks)]
+        """Return the model as a chain whose links, run in order, are `forward`."""
         return [
             Block("embed", self.embed, ("patch_embed.", *self.prefix, "pos_embed", "norm_pre.")),
-            *blocks,
+            *layer_links("blocks", self.blocks),
             Block("head", self.forward_head, ("norm.", "attn_pool.", "fc_norm.", *(f"{h}." for h in self.head_names))),
         ]
 

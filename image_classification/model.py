@@ -28,14 +28,19 @@ class Block(NamedTuple):
     prefixes: tuple[str, ...]
 
 
+def layer_links(name: str, layers: nn.Layer) -> list[Block]:
+    """Return one link for each layer of a list or a sequence."""
+    return [Block(f"{name}.{own}", layer, (f"{name}.{own}.",)) for own, layer in layers.named_children()]
+
+
 def stage_links(name: str, stages: nn.Layer) -> list[Block]:
     """Return one link for the `downsample` of each stage but the first, and for each of its `blocks`."""
     chain = []
     for index, stage in enumerate(stages):
-        layers = {"downsample": stage.downsample} if index else {}
-        layers |= {f"blocks.{number}": block for number, block in enumerate(stage.blocks)}
-        for part, layer in layers.items():
-            chain.append(Block(f"{name}.{index}.{part}", layer, (f"{name}.{index}.{part}.",)))
+        own = f"{name}.{index}"
+        if index:
+            chain.append(Block(f"{own}.downsample", stage.downsample, (f"{own}.downsample.",)))
+        chain += layer_links(f"{own}.blocks", stage.blocks)
     return chain
 
 
@@ -192,8 +197,18 @@ class Model(nn.Layer):
     def check_image(self, height: int, width: int):
         """Raise UserError that names DATA.IMAGE_SIZE for images, in pixels, that the model cannot take."""
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W].
+
+        Raises:
+            UserError: the model cannot take images of this height and width.
+        """
+        for block in self.sequential_blocks():
+            images = block.run(images)
+        return images
+
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`; each parameter belongs to one link.
+        """Return the model as a chain whose links, run in order, are `forward`; each parameter belongs to one link.
 
         The first link takes the images and the last gives the logits; a pipeline deals out those between them.
         """
@@ -225,12 +240,8 @@ class Model(nn.Layer):
 class StagedModel(Model):
     """A classifier of a stem, stages with a `downsample` and `blocks`, and a head, run in this order."""
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
-        return self.head(self.stages(self.stem(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         stages = stage_links("stages", self.stages)
         return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
 

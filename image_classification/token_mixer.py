@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paddle import nn
 
 from image_classification.layers import PatchEmbed, drop_path_rates, linear
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 
 
 class TokenMixer(Model):
@@ -37,20 +37,9 @@ class TokenMixer(Model):
         """Return class logits, [B, num_classes], for the last block's tokens [B, N, C]."""
         return self.head(self.norm(x).mean(axis=1))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        x = self.stem(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [Block(f"blocks.{index}", block, (f"blocks.{index}.",)) for index, block in enumerate(self.blocks)]
+        """Return the model as a chain whose links, run in order, are `forward`."""
+        blocks = layer_links("blocks", self.blocks)
         return [Block("stem", self.stem, ("stem.",)), *blocks, Block("head", self.forward_head, ("norm.", "head."))]
 
     def explanation(self) -> GradCam:

@@ -29,7 +29,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 
 from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, linear
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Conv2D:
@@ -62,8 +62,8 @@ class $Family(Model):
 
     head_names = ("head",)
 
-    def __init__(self, patch_size: int, in_channels: int, num_classes: int, embed_dim: int, depth: int,
-                 mlp_ratio: float, drop_path: float):
+    def __init__(self, patch_size: int = 16, in_channels: int = 3, num_classes: int = 1000, embed_dim: int = 384,
+                 depth: int = 12, mlp_ratio: float = 4.0, drop_path: float = 0.0):
         super().__init__()
         self.num_classes = num_classes
         self.stem = conv(in_channels, embed_dim, patch_size, stride=patch_size)
@@ -76,16 +76,9 @@ class $Family(Model):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.head(self.norm(x.mean(axis=[2, 3])))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        x = self.stem(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [Block(f"blocks.{index}", block, (f"blocks.{index}.",)) for index, block in enumerate(self.blocks)]
+        """Return the model as a chain whose links, run in order, are `forward`."""
+        blocks = layer_links("blocks", self.blocks)
         return [Block("stem", self.stem, ("stem.",)), *blocks, Block("head", self.forward_head, ("norm.", "head."))]
 
     def explanation(self) -> GradCam:
@@ -93,17 +86,7 @@ class $Family(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    patch_size: int = 16,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    embed_dim: int = 384,
-    depth: int = 12,
-    mlp_ratio: float = 4.0,
-    drop_path: float = 0.0,
-) -> $Family:
-    """Return a $Family; the arguments are the MODEL section of a YAML file."""
-    return $Family(**locals())
+build_model = $Family  # its arguments are the MODEL section of a YAML file
 '''
 
 DIGITS = """\

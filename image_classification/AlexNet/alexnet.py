@@ -29,7 +29,7 @@ class AlexNet(Model):
     head_names = ("classifier.6",)
     dialects = DIALECTS
 
-    def __init__(self, in_channels: int, num_classes: int, dropout: float, hidden_dim: int):
+    def __init__(self, in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096):
         super().__init__()
         self.num_classes = num_classes
         self.features = nn.Sequential(
@@ -72,8 +72,4 @@ class AlexNet(Model):
         return GradCam(into="flatten")
 
 
-def build_model(
-    in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096
-) -> AlexNet:
-    """Return AlexNet; the arguments are the MODEL section of a YAML file."""
-    return AlexNet(**locals())
+build_model = AlexNet  # its arguments are the MODEL section of a YAML file

@@ -91,7 +91,7 @@ class Cait(Encoder):
         return super().forward_head(paddle.concat([token, x.astype(token.dtype)], axis=1))
 
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`; the last has the class token."""
+        """Return the model as a chain whose links, run in order, are `forward`; the last has the class token."""
         embed, *blocks, head = super().sequential_blocks()
         return [
             embed._replace(prefixes=("patch_embed.", "pos_embed")),

@@ -9,7 +9,7 @@ Shapes use: B batch, C = embed_dim channels, H and W the sides of the grid of pa
 from paddle import nn
 
 from image_classification.layers import conv, linear
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -41,13 +41,16 @@ def block(dim: int, kernel_size: int, activation: str) -> nn.Sequential:
 
 
 class ConvMixer(Model):
-    """Patches by a strided convolution, `depth` blocks, average pooling and the classifier."""
+    """Patches by a strided convolution, `depth` blocks, average pooling and the classifier.
+
+    The defaults are 1536/20.
+    """
 
     head_names = ("head",)
     dialects = DIALECTS
 
-    def __init__(self, patch_size: int, in_channels: int, num_classes: int, embed_dim: int, depth: int,
-                 kernel_size: int, activation: str):
+    def __init__(self, patch_size: int = 7, in_channels: int = 3, num_classes: int = 1000, embed_dim: int = 1536,
+                 depth: int = 20, kernel_size: int = 9, activation: str = "gelu"):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise UserError(f"MODEL.ACTIVATION {activation!r}: allowed are {', '.join(ACTIVATIONS)}")
@@ -63,13 +66,9 @@ class ConvMixer(Model):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.head(x.mean(axis=[2, 3]))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        return self.forward_head(self.blocks(self.stem(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [Block(f"blocks.{index}", block, (f"blocks.{index}.",)) for index, block in enumerate(self.blocks)]
+        """Return the model as a chain whose links, run in order, are `forward`."""
+        blocks = layer_links("blocks", self.blocks)
         return [Block("stem", self.stem, ("stem.",)), *blocks, Block("head", self.forward_head, ("head.",))]
 
     def explanation(self) -> GradCam:
@@ -77,14 +76,4 @@ class ConvMixer(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    patch_size: int = 7,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    embed_dim: int = 1536,
-    depth: int = 20,
-    kernel_size: int = 9,
-    activation: str = "gelu",
-) -> ConvMixer:
-    """Return a ConvMixer; the arguments are the MODEL section of a YAML file, and the defaults are 1536/20."""
-    return ConvMixer(**locals())
+build_model = ConvMixer  # its arguments are the MODEL section of a YAML file

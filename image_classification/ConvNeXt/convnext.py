@@ -111,9 +111,6 @@ class ConvNeXtStage(nn.Layer):
         )
         self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate, **block_options) for rate in rates))
 
-    def forward(self, x):
-        return self.blocks(self.downsample(x))
-
 
 class Head(nn.Layer):
     """Average pooling, LayerNorm and the classifier, [B, C, H, W] -> [B, num_classes]."""
@@ -128,13 +125,17 @@ class Head(nn.Layer):
 
 
 class ConvNeXt(StagedModel):
-    """ConvNeXt of four stages; stage s has `depths[s]` blocks of `dims[s]` channels."""
+    """ConvNeXt of four stages; stage s has `depths[s]` blocks of `dims[s]` channels. The defaults are ConvNeXt-T.
+
+    `grn` makes it a ConvNeXt V2; with `conv_mlp`, as in its small variants, the MLPs' weights are 1x1 convolutions'.
+    """
 
     head_names = ("head.fc",)
     dialects = DIALECTS
 
-    def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], in_channels: int, num_classes: int,
-                 drop_path: float, grn: bool, conv_mlp: bool):
+    def __init__(self, depths: tuple[int, ...] = (3, 3, 9, 3), dims: tuple[int, ...] = (96, 192, 384, 768),
+                 in_channels: int = 3, num_classes: int = 1000, drop_path: float = 0.0, grn: bool = False,
+                 conv_mlp: bool = False):
         super().__init__()
         if len(depths) != len(dims):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.DIMS {list(dims)} must have the same length")
@@ -150,17 +151,4 @@ class ConvNeXt(StagedModel):
         self.head = Head(dims[-1], num_classes)
 
 
-def build_model(
-    depths: tuple[int, ...] = (3, 3, 9, 3),
-    dims: tuple[int, ...] = (96, 192, 384, 768),
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    drop_path: float = 0.0,
-    grn: bool = False,
-    conv_mlp: bool = False,
-) -> ConvNeXt:
-    """Return a ConvNeXt; the arguments are the MODEL section of a YAML file, and the defaults are ConvNeXt-T.
-
-    `grn` makes it a ConvNeXt V2; with `conv_mlp`, as in its small variants, the MLPs' weights are 1x1 convolutions'.
-    """
-    return ConvNeXt(**locals())
+build_model = ConvNeXt  # its arguments are the MODEL section of a YAML file

@@ -90,15 +90,21 @@ class MultiScaleBlock(nn.Layer):
 
 
 class CrossVit(Model):
-    """CrossViT: a chain of :class:`MultiScaleBlock`. Images of any size are resampled to those of the branches."""
+    """CrossViT: a chain of :class:`MultiScaleBlock`. Images of any size are resampled to those of the branches.
+
+    The defaults are CrossViT-S. `branch_sizes` are the sides, in pixels, that images are resampled to; `revert_epsilon`
+    is that of the norms before a class token returns to its branch (PaddleViT has 1e-5). A third number in `depths` or
+    `mlp_ratios`, as the authors write them, belongs to layers that no published variant has.
+    """
 
     head_names = ("head.0", "head.1")
     dialects = DIALECTS
 
-    def __init__(self, in_channels: int, num_classes: int, branch_sizes: tuple[int, ...], patch_sizes: tuple[int, ...],
-                 embed_dims: tuple[int, ...], depths: tuple[tuple[int, ...], ...], num_heads: tuple[int, ...],
-                 mlp_ratios: tuple[float, ...], multi_conv: bool, revert_epsilon: float, dropout: float,
-                 attention_dropout: float, drop_path: float):
+    def __init__(self, in_channels: int = 3, num_classes: int = 1000, branch_sizes: tuple[int, ...] = (240, 224),
+                 patch_sizes: tuple[int, ...] = (12, 16), embed_dims: tuple[int, ...] = (192, 384),
+                 depths: tuple[tuple[int, ...], ...] = ((1, 4), (1, 4), (1, 4)), num_heads: tuple[int, ...] = (6, 6),
+                 mlp_ratios: tuple[float, ...] = (4.0, 4.0), multi_conv: bool = False, revert_epsilon: float = 1e-6,
+                 dropout: float = 0.0, attention_dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         pairs = {"BRANCH_SIZES": branch_sizes, "PATCH_SIZES": patch_sizes, "EMBED_DIMS": embed_dims,
                  "NUM_HEADS": num_heads, "MLP_RATIOS": mlp_ratios[:2]}  # fmt: skip
@@ -195,25 +201,4 @@ class CrossVit(Model):
         return AttentionRollout(layers, self.patch_embed[1].grid, num_prefix_tokens=1, reads=0)
 
 
-def build_model(
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    branch_sizes: tuple[int, ...] = (240, 224),
-    patch_sizes: tuple[int, ...] = (12, 16),
-    embed_dims: tuple[int, ...] = (192, 384),
-    depths: tuple[tuple[int, ...], ...] = ((1, 4), (1, 4), (1, 4)),
-    num_heads: tuple[int, ...] = (6, 6),
-    mlp_ratios: tuple[float, ...] = (4.0, 4.0),
-    multi_conv: bool = False,
-    revert_epsilon: float = 1e-6,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> CrossVit:
-    """Return a CrossViT; the arguments are the MODEL section of a YAML file, and the defaults are CrossViT-S.
-
-    `branch_sizes` are the sides, in pixels, that images are resampled to; `revert_epsilon` is that of the norms before
-    a class token returns to its branch (PaddleViT has 1e-5). A third number in `depths` or `mlp_ratios`, as the authors
-    write them, belongs to layers that no published variant has.
-    """
-    return CrossVit(**locals())
+build_model = CrossVit  # its arguments are the MODEL section of a YAML file

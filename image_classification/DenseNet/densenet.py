@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, Dropout, conv_norm, norm_activation
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -52,13 +52,16 @@ class Transition(nn.Layer):
 
 
 class DenseNet(Model):
-    """A stem, dense blocks of `depths[s]` layers with transitions between them, average pooling and the classifier."""
+    """A stem, dense blocks of `depths[s]` layers with transitions between them, average pooling and the classifier.
+
+    The defaults are DenseNet-121. The 1x1 convolution of a layer returns `bottleneck` times the growth rate.
+    """
 
     head_names = ("classifier",)
     dialects = DIALECTS
 
-    def __init__(self, depths: tuple[int, ...], growth_rate: int, bottleneck: int, in_channels: int, num_classes: int,
-                 dropout: float):
+    def __init__(self, depths: tuple[int, ...] = (6, 12, 24, 16), growth_rate: int = 32, bottleneck: int = 4,
+                 in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.0):
         super().__init__()
         if growth_rate < 1 or not depths or min(depths) < 1:
             raise UserError(f"MODEL.GROWTH_RATE {growth_rate} and MODEL.DEPTHS {list(depths)} must be at least 1")
@@ -88,22 +91,13 @@ class DenseNet(Model):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.classifier(norm_activation(x, self.features["norm5"], F.relu).mean(axis=[2, 3]))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        x = self.stem(images)
-        for name in self.parts:
-            x = self.features[name](x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, dense layers and transitions, equal `forward` if run in order."""
+        """Return the model as a chain whose links, dense layers and transitions, are `forward` if run in order."""
         chain = [Block("stem", self.stem, ("features.conv0.", "features.norm0."))]
         for name in self.parts:
-            part = self.features[name]
-            layers = part.named_children() if isinstance(part, nn.Sequential) else [("", part)]
-            for number, layer in layers:
-                prefix = f"features.{name}.{number}.".replace("..", ".")
-                chain.append(Block(prefix[:-1], layer, (prefix,)))
+            part, prefix = self.features[name], f"features.{name}"
+            is_block = isinstance(part, nn.Sequential)
+            chain += layer_links(prefix, part) if is_block else [Block(prefix, part, (f"{prefix}.",))]
         return [*chain, Block("head", self.forward_head, ("features.norm5.", "classifier."))]
 
     def explanation(self) -> GradCam:
@@ -111,16 +105,4 @@ class DenseNet(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    depths: tuple[int, ...] = (6, 12, 24, 16),
-    growth_rate: int = 32,
-    bottleneck: int = 4,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    dropout: float = 0.0,
-) -> DenseNet:
-    """Return a DenseNet; the arguments are the MODEL section of a YAML file, and the defaults are DenseNet-121.
-
-    The 1x1 convolution of a layer returns `bottleneck` times the growth rate.
-    """
-    return DenseNet(**locals())
+build_model = DenseNet  # its arguments are the MODEL section of a YAML file

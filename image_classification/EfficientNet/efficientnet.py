@@ -21,13 +21,16 @@ STAGES = (
 
 
 class EfficientNet(InvertedResidualNet):
-    """Stages of inverted residuals, a 1x1 convolution to `head_channels`, average pooling and the classifier."""
+    """Stages of inverted residuals, a 1x1 convolution to `head_channels`, average pooling and the classifier.
+
+    The defaults are EfficientNet-B0.
+    """
 
     head_prefixes = ("conv_head.", "bn2.", "classifier.")
 
-    def __init__(self, stages: tuple[str, ...], width_factor: float, depth_factor: float, stem_channels: int,
-                 head_channels: int, in_channels: int, num_classes: int, same_padding: bool, norm_epsilon: float,
-                 dropout: float, drop_path: float):
+    def __init__(self, stages: tuple[str, ...] = STAGES, width_factor: float = 1.0, depth_factor: float = 1.0,
+                 stem_channels: int = 32, head_channels: int = 1280, in_channels: int = 3, num_classes: int = 1000,
+                 same_padding: bool = False, norm_epsilon: float = 1e-5, dropout: float = 0.2, drop_path: float = 0.2):
         style = Style(activation="silu", same_padding=same_padding, norm_epsilon=norm_epsilon)
         super().__init__(
             in_channels, num_classes, round_channels(stem_channels * width_factor), stages, style, drop_path, BLOCKS,
@@ -45,18 +48,4 @@ class EfficientNet(InvertedResidualNet):
         return self.classifier(self.dropout(x.mean(axis=[2, 3])))
 
 
-def build_model(
-    stages: tuple[str, ...] = STAGES,
-    width_factor: float = 1.0,
-    depth_factor: float = 1.0,
-    stem_channels: int = 32,
-    head_channels: int = 1280,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    same_padding: bool = False,
-    norm_epsilon: float = 1e-5,
-    dropout: float = 0.2,
-    drop_path: float = 0.2,
-) -> EfficientNet:
-    """Return an EfficientNet; the arguments are the MODEL section of a YAML file, and the defaults are B0."""
-    return EfficientNet(**locals())
+build_model = EfficientNet  # its arguments are the MODEL section of a YAML file

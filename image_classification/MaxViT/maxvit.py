@@ -15,7 +15,7 @@ from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
 from image_classification.layers import DropPath, SqueezeExcite, check_image_size, conv_norm, drop_path_rates, linear
-from image_classification.model import Block, GradCam, Model, RelativePositions
+from image_classification.model import Block, GradCam, Model, RelativePositions, layer_links
 from image_classification.runtime import UserError
 
 from .attention import POSITIONS, PartBlock
@@ -141,14 +141,18 @@ class Head(nn.Layer):
 
 
 class MaxVit(Model):
-    """MaxViT of `len(depths)` stages."""
+    """MaxViT of `len(depths)` stages. The defaults are MaxViT-T.
+
+    `design` is "tf" (the authors' weights) or "rw" (timm's own); `positions` is "table" or "mlp" (a small network).
+    """
 
     head_names = ("head.fc",)
 
-    def __init__(self, image_size: int, in_channels: int, num_classes: int, design: str, stem_widths: tuple[int, int],
-                 embed_dims: tuple[int, ...], depths: tuple[int, ...], head_dim: int, expansion: int, mlp_ratio: float,
-                 positions: str, layer_scale: float | None, pre_logits: bool, dropout: float, attention_dropout: float,
-                 drop_path: float):
+    def __init__(self, image_size: int = 224, in_channels: int = 3, num_classes: int = 1000, design: str = "tf",
+                 stem_widths: tuple[int, ...] = (64, 64), embed_dims: tuple[int, ...] = (64, 128, 256, 512),
+                 depths: tuple[int, ...] = (2, 2, 5, 2), head_dim: int = 32, expansion: int = 4, mlp_ratio: float = 4.0,
+                 positions: str = "table", layer_scale: float | None = None, pre_logits: bool = True,
+                 dropout: float = 0.0, attention_dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         for key, value, allowed in (("DESIGN", design, DESIGNS), ("POSITIONS", positions, POSITIONS)):
             if value not in allowed:
@@ -187,24 +191,11 @@ class MaxVit(Model):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.head(self.norm(x.transpose([0, 2, 3, 1])).mean(axis=[1, 2]))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        x = self.embed(images)
-        for stage in self.stages:
-            x = stage.blocks(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.embed, ("stem.",))]
         for index, stage in enumerate(self.stages):
-            for number, block in enumerate(stage.blocks):
-                name = f"stages.{index}.blocks.{number}"
-                chain.append(Block(name, block, (f"{name}.",)))
+            chain += layer_links(f"stages.{index}.blocks", stage.blocks)
         return [*chain, Block("head", self.forward_head, ("norm.", "head."))]
 
     def position_embeddings(self) -> dict[str, RelativePositions]:
@@ -221,26 +212,4 @@ class MaxVit(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    image_size: int = 224,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    design: str = "tf",
-    stem_widths: tuple[int, ...] = (64, 64),
-    embed_dims: tuple[int, ...] = (64, 128, 256, 512),
-    depths: tuple[int, ...] = (2, 2, 5, 2),
-    head_dim: int = 32,
-    expansion: int = 4,
-    mlp_ratio: float = 4.0,
-    positions: str = "table",
-    layer_scale: float | None = None,
-    pre_logits: bool = True,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> MaxVit:
-    """Return a MaxViT; the arguments are the MODEL section of a YAML file, and the defaults are MaxViT-T.
-
-    `design` is "tf" (the authors' weights) or "rw" (timm's own); `positions` is "table" or "mlp" (a small network).
-    """
-    return MaxVit(**locals())
+build_model = MaxVit  # its arguments are the MODEL section of a YAML file

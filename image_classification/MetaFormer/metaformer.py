@@ -198,6 +198,8 @@ class Head(nn.Layer):
 class MetaFormer(StagedModel):
     """MetaFormer whose stage s has `depths[s]` blocks of `dims[s]` channels that `token_mixers[s]` mixes.
 
+    The defaults are CAFormer-S18.
+
     Args:
         head_dim: channels of each attention head.
         version: 1 for the first paper's blocks (GELU, biases, factors that start at `layer_scale`), 2 for the second's.
@@ -207,9 +209,11 @@ class MetaFormer(StagedModel):
 
     dialects = DIALECTS
 
-    def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], token_mixers: tuple[str, ...], version: int,
-                 head_dim: int, mlp_head: bool, norm_first: bool, in_channels: int, num_classes: int,
-                 layer_scale: float | None, dropout: float, drop_path: float):
+    def __init__(self, depths: tuple[int, ...] = (3, 3, 9, 3), dims: tuple[int, ...] = (64, 128, 320, 512),
+                 token_mixers: tuple[str, ...] = ("conv", "conv", "attention", "attention"), version: int = 2,
+                 head_dim: int = 32, mlp_head: bool = True, norm_first: bool = False, in_channels: int = 3,
+                 num_classes: int = 1000, layer_scale: float | None = None, dropout: float = 0.0,
+                 drop_path: float = 0.0):
         super().__init__()
         if not len(depths) == len(dims) == len(token_mixers):
             lists = f"DEPTHS {list(depths)}, DIMS {list(dims)}, TOKEN_MIXERS {list(token_mixers)}"
@@ -231,19 +235,4 @@ class MetaFormer(StagedModel):
         self.head = Head(dims[-1], num_classes, mlp_head, norm_first, dropout)
 
 
-def build_model(
-    depths: tuple[int, ...] = (3, 3, 9, 3),
-    dims: tuple[int, ...] = (64, 128, 320, 512),
-    token_mixers: tuple[str, ...] = ("conv", "conv", "attention", "attention"),
-    version: int = 2,
-    head_dim: int = 32,
-    mlp_head: bool = True,
-    norm_first: bool = False,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    layer_scale: float | None = None,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> MetaFormer:
-    """Return a MetaFormer; the arguments are the MODEL section of a YAML file, and the defaults are CAFormer-S18."""
-    return MetaFormer(**locals())
+build_model = MetaFormer  # its arguments are the MODEL section of a YAML file

@@ -24,14 +24,18 @@ STAGES = (
 
 
 class MobileNet(InvertedResidualNet):
-    """Stages of blocks, average pooling, a 1x1 convolution to `head_channels` and the classifier."""
+    """Stages of blocks, average pooling, a 1x1 convolution to `head_channels` and the classifier.
+
+    The defaults are V3 large.
+    """
 
     dialects = DIALECTS
 
-    def __init__(self, stages: tuple[str, ...], width_factor: float, stem_channels: int, head_channels: int,
-                 head_bias: bool, head_norm: bool, activation: str, squeeze_activation: str | None,
-                 squeeze_divisor: int, in_channels: int, num_classes: int, same_padding: bool, norm_epsilon: float,
-                 dropout: float, drop_path: float, layer_scale: float | None):
+    def __init__(self, stages: tuple[str, ...] = STAGES, width_factor: float = 1.0, stem_channels: int = 16,
+                 head_channels: int = 1280, head_bias: bool = True, head_norm: bool = False,
+                 activation: str = "hardswish", squeeze_activation: str | None = "relu", squeeze_divisor: int = 8,
+                 in_channels: int = 3, num_classes: int = 1000, same_padding: bool = False, norm_epsilon: float = 1e-5,
+                 dropout: float = 0.2, drop_path: float = 0.0, layer_scale: float | None = None):
         style = Style(
             activation=activation, same_padding=same_padding, norm_epsilon=norm_epsilon, gate="hardsigmoid",
             squeeze_activation=squeeze_activation, squeeze_expanded=True, squeeze_divisor=squeeze_divisor,
@@ -53,23 +57,4 @@ class MobileNet(InvertedResidualNet):
         return self.classifier(self.dropout(self.act(x).flatten(1)))
 
 
-def build_model(
-    stages: tuple[str, ...] = STAGES,
-    width_factor: float = 1.0,
-    stem_channels: int = 16,
-    head_channels: int = 1280,
-    head_bias: bool = True,
-    head_norm: bool = False,
-    activation: str = "hardswish",
-    squeeze_activation: str | None = "relu",
-    squeeze_divisor: int = 8,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    same_padding: bool = False,
-    norm_epsilon: float = 1e-5,
-    dropout: float = 0.2,
-    drop_path: float = 0.0,
-    layer_scale: float | None = None,
-) -> MobileNet:
-    """Return a MobileNet; the arguments are the MODEL section of a YAML file, and the defaults are V3 large."""
-    return MobileNet(**locals())
+build_model = MobileNet  # its arguments are the MODEL section of a YAML file

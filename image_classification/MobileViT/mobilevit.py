@@ -13,7 +13,7 @@ from paddle.nn import functional as F
 
 from image_classification.inverted_residual import round_channels
 from image_classification.layers import ConvNorm, Dropout, conv, linear, rearrange
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import TransformerBlock
 
@@ -148,7 +148,7 @@ class Head(nn.Layer):
 
 
 class MobileViT(Model):
-    """MobileViT of version 1 or 2.
+    """MobileViT of version 1 or 2. The defaults are MobileViT-XS.
 
     Args:
         dims: channels of the stem, of each inverted residual and, in version 1, of the last 1x1 convolution. The second
@@ -165,9 +165,10 @@ class MobileViT(Model):
     head_names = ("head.fc",)
     dialects = DIALECTS
 
-    def __init__(self, version: int, dims: tuple[int, ...], hidden_dims: tuple[int, ...], depths: tuple[int, ...],
-                 num_heads: int, expansion: float, embed_norm: bool, norm_epsilon: float, in_channels: int,
-                 num_classes: int, dropout: float):
+    def __init__(self, version: int = 1, dims: tuple[int, ...] = (16, 32, 48, 48, 48, 64, 80, 96, 384),
+                 hidden_dims: tuple[int, ...] = (96, 120, 144), depths: tuple[int, ...] = (2, 4, 3), num_heads: int = 4,
+                 expansion: float = 4.0, embed_norm: bool = False, norm_epsilon: float = 1e-5, in_channels: int = 3,
+                 num_classes: int = 1000, dropout: float = 0.0):
         super().__init__()
         if version not in (1, 2):
             raise UserError(f"MODEL.VERSION {version}: allowed are 1, 2")
@@ -214,21 +215,9 @@ class MobileViT(Model):
         self.check_image(*images.shape[2:])
         return self.stem(images)
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W].
-
-        Raises:
-            UserError: H or W is no multiple of 64, with another number of transformers than three of `step`.
-        """
-        return self.head(self.final_conv(self.stages(self.embed(images))))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [
-            Block(f"stages.{index}.{number}", block, (f"stages.{index}.{number}.",))
-            for index, stage in enumerate(self.stages)
-            for number, block in enumerate(stage)
-        ]
+        """Return the model as a chain whose links, run in order, are `forward`."""
+        blocks = [link for index, stage in enumerate(self.stages) for link in layer_links(f"stages.{index}", stage)]
         if not isinstance(self.final_conv, nn.Identity):
             blocks.append(Block("final_conv", self.final_conv, ("final_conv.",)))
         return [Block("stem", self.embed, ("stem.",)), *blocks, Block("head", self.head, ("head.",))]
@@ -238,18 +227,4 @@ class MobileViT(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    version: int = 1,
-    dims: tuple[int, ...] = (16, 32, 48, 48, 48, 64, 80, 96, 384),
-    hidden_dims: tuple[int, ...] = (96, 120, 144),
-    depths: tuple[int, ...] = (2, 4, 3),
-    num_heads: int = 4,
-    expansion: float = 4.0,
-    embed_norm: bool = False,
-    norm_epsilon: float = 1e-5,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    dropout: float = 0.0,
-) -> MobileViT:
-    """Return a MobileViT; the arguments are the MODEL section of a YAML file, and the defaults are MobileViT-XS."""
-    return MobileViT(**locals())
+build_model = MobileViT  # its arguments are the MODEL section of a YAML file

@@ -115,9 +115,6 @@ class HGStage(nn.Layer):
             for index, rate in enumerate(rates)
         ))
 
-    def forward(self, x):
-        return self.blocks(self.downsample(x))
-
 
 class Head(nn.Layer):
     """Average pooling, a 1x1 convolution without a norm, and the classifier, [B, C, H, W] -> [B, num_classes]."""
@@ -134,14 +131,15 @@ class Head(nn.Layer):
 
 
 class PPHGNet(StagedModel):
-    """A stem, stages of blocks and the head; in the first two stages convolutions are full."""
+    """A stem, stages of blocks and the head; in the first two stages convolutions are full. The defaults are B4."""
 
     head_names = ("head.fc",)
     dialects = DIALECTS
 
-    def __init__(self, stem_widths: tuple[int, ...], inner_widths: tuple[int, ...], widths: tuple[int, ...],
-                 depths: tuple[int, ...], num_layers: int, head_width: int, affine: bool, in_channels: int,
-                 num_classes: int, dropout: float, drop_path: float):
+    def __init__(self, stem_widths: tuple[int, ...] = (32, 48), inner_widths: tuple[int, ...] = (48, 96, 192, 384),
+                 widths: tuple[int, ...] = (128, 512, 1024, 2048), depths: tuple[int, ...] = (1, 1, 3, 1),
+                 num_layers: int = 6, head_width: int = 2048, affine: bool = False, in_channels: int = 3,
+                 num_classes: int = 1000, dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         if len(stem_widths) != 2 or not len(inner_widths) == len(widths) == len(depths):
             raise UserError("MODEL.STEM_WIDTHS must be two numbers, MODEL.INNER_WIDTHS, WIDTHS and DEPTHS of the same "
@@ -161,18 +159,4 @@ class PPHGNet(StagedModel):
         self.head = Head(channels, head_width, num_classes, affine, dropout)
 
 
-def build_model(
-    stem_widths: tuple[int, ...] = (32, 48),
-    inner_widths: tuple[int, ...] = (48, 96, 192, 384),
-    widths: tuple[int, ...] = (128, 512, 1024, 2048),
-    depths: tuple[int, ...] = (1, 1, 3, 1),
-    num_layers: int = 6,
-    head_width: int = 2048,
-    affine: bool = False,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> PPHGNet:
-    """Return a PP-HGNetV2; the arguments are the MODEL section of a YAML file, and the defaults are B4."""
-    return PPHGNet(**locals())
+build_model = PPHGNet  # its arguments are the MODEL section of a YAML file

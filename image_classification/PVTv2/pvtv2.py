@@ -7,7 +7,6 @@ Parameter names are timm's. Shapes use: B batch, C channels, H and W the sides o
 smaller map, h heads, d = C // h.
 """
 
-import functools
 
 import paddle
 from paddle import nn
@@ -141,7 +140,7 @@ class Stage(nn.Layer):
 
 
 class PyramidVisionTransformer(Model):
-    """PVTv2 whose stage s has `depths[s]` blocks of `dims[s]` channels.
+    """PVTv2 whose stage s has `depths[s]` blocks of `dims[s]` channels. The defaults are PVTv2-B0.
 
     Args:
         sr_ratio: of each stage, how much smaller the map is that its tokens attend to.
@@ -152,9 +151,11 @@ class PyramidVisionTransformer(Model):
     head_names = ("head",)
     dialects = DIALECTS
 
-    def __init__(self, depths: tuple[int, ...], dims: tuple[int, ...], num_heads: tuple[int, ...],
-                 mlp_ratio: tuple[float, ...], sr_ratio: tuple[int, ...], linear_attention: bool, in_channels: int,
-                 num_classes: int, embed_epsilon: float, dropout: float, attention_dropout: float, drop_path: float):
+    def __init__(self, depths: tuple[int, ...] = (2, 2, 2, 2), dims: tuple[int, ...] = (32, 64, 160, 256),
+                 num_heads: tuple[int, ...] = (1, 2, 5, 8), mlp_ratio: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0),
+                 sr_ratio: tuple[int, ...] = (8, 4, 2, 1), linear_attention: bool = False, in_channels: int = 3,
+                 num_classes: int = 1000, embed_epsilon: float = 1e-5, dropout: float = 0.0,
+                 attention_dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         lists = {"DEPTHS": depths, "DIMS": dims, "NUM_HEADS": num_heads, "MLP_RATIO": mlp_ratio, "SR_RATIO": sr_ratio}
         if len({len(values) for values in lists.values()}) > 1:
@@ -179,10 +180,6 @@ class PyramidVisionTransformer(Model):
         """Return class logits, [B, num_classes], for the last stage's map [B, H, W, C]."""
         return self.head(x.mean(axis=[1, 2]))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
-        return functools.reduce(lambda x, block: block.run(x), self.sequential_blocks(), images)
-
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("patch_embed", self.embed, ("patch_embed.",))]
@@ -196,19 +193,4 @@ class PyramidVisionTransformer(Model):
         return GradCam(into="head", axes="BHWC")
 
 
-def build_model(
-    depths: tuple[int, ...] = (2, 2, 2, 2),
-    dims: tuple[int, ...] = (32, 64, 160, 256),
-    num_heads: tuple[int, ...] = (1, 2, 5, 8),
-    mlp_ratio: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0),
-    sr_ratio: tuple[int, ...] = (8, 4, 2, 1),
-    linear_attention: bool = False,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    embed_epsilon: float = 1e-5,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> PyramidVisionTransformer:
-    """Return a PVTv2; the arguments are the MODEL section of a YAML file, and the defaults are PVTv2-B0."""
-    return PyramidVisionTransformer(**locals())
+build_model = PyramidVisionTransformer  # its arguments are the MODEL section of a YAML file

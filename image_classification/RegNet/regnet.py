@@ -16,7 +16,7 @@ from paddle import nn
 
 from image_classification.inverted_residual import ACTIVATIONS, round_channels
 from image_classification.layers import ZERO, ConvNorm, conv, drop_path_rates
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .blocks import BLOCKS, Options
@@ -99,19 +99,11 @@ class RegNet(Model):
         x = self.final_conv(x)
         return self.head(x if self.final_activation is None else self.final_activation(x))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        x = self.stem(images)
-        for number in range(1, self.num_stages + 1):
-            x = getattr(self, f"s{number}")(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("stem.",))]
         for number in range(1, self.num_stages + 1):
-            for index, block in getattr(self, f"s{number}").named_children():
-                chain.append(Block(f"s{number}.{index}", block, (f"s{number}.{index}.",)))
+            chain += layer_links(f"s{number}", getattr(self, f"s{number}"))
         return [*chain, Block("head", self.forward_head, ("final_conv.", "head."))]
 
     def explanation(self) -> GradCam:

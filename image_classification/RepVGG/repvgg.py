@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, SqueezeExcite, conv, norm_activation
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DEPLOYED, DIALECTS
@@ -66,14 +66,17 @@ class Head(nn.Layer):
 class RepVGG(Model):
     """A block as the stem, stages of blocks, each of which begins by halving the side, and the head.
 
+    The defaults are A0.
+
     Every second block of a stage has `groups` groups.
     """
 
     head_names = ("head.fc",)
     dialects = DIALECTS
 
-    def __init__(self, stem_width: int, widths: tuple[int, ...], depths: tuple[int, ...], groups: int, se_ratio: float,
-                 deploy: bool, in_channels: int, num_classes: int):
+    def __init__(self, stem_width: int = 48, widths: tuple[int, ...] = (48, 96, 192, 1280),
+                 depths: tuple[int, ...] = (2, 4, 14, 1), groups: int = 1, se_ratio: float = 0.0, deploy: bool = False,
+                 in_channels: int = 3, num_classes: int = 1000):
         super().__init__()
         if len(widths) != len(depths):
             raise UserError(f"MODEL.WIDTHS {list(widths)} and MODEL.DEPTHS {list(depths)} must have the same length")
@@ -94,17 +97,11 @@ class RepVGG(Model):
         self.stages = nn.Sequential(*stages)
         self.head = Head(channels, num_classes)
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        return self.head(self.stages(self.stem(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("stem.",))]
         for index, stage in enumerate(self.stages):
-            for number, block in enumerate(stage):
-                name = f"stages.{index}.{number}"
-                chain.append(Block(name, block, (f"{name}.",)))
+            chain += layer_links(f"stages.{index}", stage)
         return [*chain, Block("head", self.head, ("head.",))]
 
     def explanation(self) -> GradCam:
@@ -112,15 +109,4 @@ class RepVGG(Model):
         return GradCam(into="head")
 
 
-def build_model(
-    stem_width: int = 48,
-    widths: tuple[int, ...] = (48, 96, 192, 1280),
-    depths: tuple[int, ...] = (2, 4, 14, 1),
-    groups: int = 1,
-    se_ratio: float = 0.0,
-    deploy: bool = False,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-) -> RepVGG:
-    """Return a RepVGG; the arguments are the MODEL section of a YAML file, and the defaults are A0."""
-    return RepVGG(**locals())
+build_model = RepVGG  # its arguments are the MODEL section of a YAML file

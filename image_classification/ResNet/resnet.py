@@ -13,7 +13,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ConvSequence, conv_norm
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -155,20 +155,11 @@ class ResNet(Model):
         """Return class logits, [B, num_classes], for the last stage's features [B, C, H, W]."""
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W] of any size."""
-        x = self.stem(images)
-        for stage in range(self.num_stages):
-            x = getattr(self, f"layer{stage + 1}")(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("conv1.", "bn1."))]
         for stage in range(1, self.num_stages + 1):
-            for index, block in enumerate(getattr(self, f"layer{stage}")):
-                name = f"layer{stage}.{index}"
-                chain.append(Block(name, block, (f"{name}.",)))
+            chain += layer_links(f"layer{stage}", getattr(self, f"layer{stage}"))
         return [*chain, Block("head", self.forward_head, ("fc.",))]
 
     def explanation(self) -> GradCam:

@@ -126,9 +126,6 @@ class SwinStage(nn.Layer):
             for i in range(depth)
         ))
 
-    def forward(self, x):
-        return self.blocks(self.downsample(x))
-
 
 class Head(nn.Layer):
     """Average pooling and the classifier, [B, H, W, C] -> [B, num_classes]."""
@@ -142,16 +139,21 @@ class Head(nn.Layer):
 
 
 class SwinTransformer(Model):
-    """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`."""
+    """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`. The defaults are Swin-T.
+
+    `v2` makes it a Swin V2; `pretrained_windows` are the windows of its stages in the training that its weights come
+    from, where these are others.
+    """
 
     head_names = ("head.fc",)
     dialects = DIALECTS
     not_weights = (r".*\.relative_position_index", r".*\.relative_coords_table", r".*\.attn_mask")
 
-    def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
-                 depths: tuple[int, ...], num_heads: tuple[int, ...], window_size: int, mlp_ratio: float,
-                 dropout: float, attention_dropout: float, drop_path: float, v2: bool,
-                 pretrained_windows: tuple[int, ...]):
+    def __init__(self, image_size: int = 224, patch_size: int = 4, in_channels: int = 3, num_classes: int = 1000,
+                 embed_dim: int = 96, depths: tuple[int, ...] = (2, 2, 6, 2),
+                 num_heads: tuple[int, ...] = (3, 6, 12, 24), window_size: int = 7, mlp_ratio: float = 4.0,
+                 dropout: float = 0.0, attention_dropout: float = 0.0, drop_path: float = 0.0, v2: bool = False,
+                 pretrained_windows: tuple[int, ...] = ()):
         super().__init__()
         if len(depths) != len(num_heads):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.NUM_HEADS {list(num_heads)} differ in length")
@@ -189,16 +191,8 @@ class SwinTransformer(Model):
         """Return class logits, [B, num_classes], for the last stage's features [B, H, W, C]."""
         return self.head(self.norm(x))
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        return self.forward_head(self.layers(self.patch_embed(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         return [
             Block("patch_embed", self.patch_embed, ("patch_embed.",)),
             *stage_links("layers", self.layers),
@@ -223,25 +217,4 @@ class SwinTransformer(Model):
         return {name for name, _ in self.named_parameters() if any(part in name for part in exempt)}
 
 
-def build_model(
-    image_size: int = 224,
-    patch_size: int = 4,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    embed_dim: int = 96,
-    depths: tuple[int, ...] = (2, 2, 6, 2),
-    num_heads: tuple[int, ...] = (3, 6, 12, 24),
-    window_size: int = 7,
-    mlp_ratio: float = 4.0,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-    v2: bool = False,
-    pretrained_windows: tuple[int, ...] = (),
-) -> SwinTransformer:
-    """Return a Swin; the arguments are the MODEL section of a YAML file, and the defaults are Swin-T.
-
-    `v2` makes it a Swin V2; `pretrained_windows` are the windows of its stages in the training that its weights come
-    from, where these are others.
-    """
-    return SwinTransformer(**locals())
+build_model = SwinTransformer  # its arguments are the MODEL section of a YAML file

@@ -24,20 +24,13 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
 
 
 class VGG(Model):
-    """Stages of 3x3 convolutions with a max-pool after each, then three linear layers."""
+    """Stages of 3x3 convolutions with a max-pool after each, then three linear layers. The defaults are VGG-16."""
 
     head_names = ("classifier.6",)
     dialects = DIALECTS
 
-    def __init__(
-        self,
-        layers: tuple[int, ...],
-        batch_norm: bool,
-        in_channels: int,
-        num_classes: int,
-        dropout: float,
-        hidden_dim: int,
-    ):
+    def __init__(self, layers: tuple[int, ...] = (2, 2, 3, 3, 3), batch_norm: bool = False, in_channels: int = 3,
+                 num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096):
         super().__init__()
         if len(layers) != len(WIDTHS):
             raise UserError(f"MODEL.LAYERS {list(layers)}: expected the depths of five stages")
@@ -78,13 +71,4 @@ class VGG(Model):
         return GradCam(into="flatten")
 
 
-def build_model(
-    layers: tuple[int, ...] = (2, 2, 3, 3, 3),
-    batch_norm: bool = False,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    dropout: float = 0.5,
-    hidden_dim: int = 4096,
-) -> VGG:
-    """Return a VGG; the arguments are the MODEL section of a YAML file, and the defaults are VGG-16."""
-    return VGG(**locals())
+build_model = VGG  # its arguments are the MODEL section of a YAML file

@@ -24,7 +24,7 @@ from image_classification.layers import (
     drop_path_rates,
     linear,
 )
-from image_classification.model import Block, Column, GradCam, Model, PositionEmbedding
+from image_classification.model import Block, Column, GradCam, Model, PositionEmbedding, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention, TransformerBlock
 
@@ -94,14 +94,18 @@ class Downsample(nn.Layer):
 
 
 class Volo(Model):
-    """VOLO: outlookers, transformer blocks of the patches in `len(depths) - 1` stages, blocks of the class token."""
+    """VOLO: outlookers, transformer blocks of the patches in `len(depths) - 1` stages, blocks of the class token.
+
+    The defaults are VOLO-D1.
+    """
 
     head_names = ("head", "aux_head")
     dialects = DIALECTS
 
-    def __init__(self, image_size: int, in_channels: int, num_classes: int, stem_width: int,
-                 embed_dims: tuple[int, ...], depths: tuple[int, ...], num_heads: tuple[int, ...],
-                 mlp_ratios: tuple[float, ...], class_depth: int, attention_dropout: float, drop_path: float):
+    def __init__(self, image_size: int = 224, in_channels: int = 3, num_classes: int = 1000, stem_width: int = 64,
+                 embed_dims: tuple[int, ...] = (192, 384, 384, 384), depths: tuple[int, ...] = (4, 4, 8, 2),
+                 num_heads: tuple[int, ...] = (6, 12, 12, 12), mlp_ratios: tuple[float, ...] = (3.0, 3.0, 3.0, 3.0),
+                 class_depth: int = 2, attention_dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         for key, value in (("EMBED_DIMS", embed_dims), ("NUM_HEADS", num_heads), ("MLP_RATIOS", mlp_ratios)):
             if len(value) != len(depths) or len(value) < 2:
@@ -152,26 +156,14 @@ class Volo(Model):
         largest = patches.argmax(axis=1, keepdim=True)  # the gradient of Paddle's max takes longer than the whole model
         return self.head(self.norm(token[:, 0])) + 0.5 * paddle.take_along_axis(patches, largest, axis=1).squeeze(1)
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        x = self.downsample(self.network[0](self.embed(images)))
-        for stage in self.network[2:]:
-            x = stage(x)
-        return self.forward_head(x)
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("embed", self.embed, ("patch_embed.",))]
         for index, stage in enumerate(self.network):
             if index == 1:
                 chain.append(Block("downsample", self.downsample, ("network.1.", "pos_embed")))
-                continue
-            names = [f"network.{index}.{number}" for number in range(len(stage))]
-            chain += [Block(name, block, (f"{name}.",)) for name, block in zip(names, stage, strict=True)]
+            else:
+                chain += layer_links(f"network.{index}", stage)
         prefixes = ("cls_token", "post_network.", "norm.", "head.", "aux_head.")
         return [*chain, Block("head", self.forward_head, prefixes)]
 
@@ -195,18 +187,4 @@ class Volo(Model):
         return GradCam(into="head", axes="BNC", grid=self.grid)
 
 
-def build_model(
-    image_size: int = 224,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    stem_width: int = 64,
-    embed_dims: tuple[int, ...] = (192, 384, 384, 384),
-    depths: tuple[int, ...] = (4, 4, 8, 2),
-    num_heads: tuple[int, ...] = (6, 12, 12, 12),
-    mlp_ratios: tuple[float, ...] = (3.0, 3.0, 3.0, 3.0),
-    class_depth: int = 2,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> Volo:
-    """Return a VOLO; the arguments are the MODEL section of a YAML file, and the defaults are VOLO-D1."""
-    return Volo(**locals())
+build_model = Volo  # its arguments are the MODEL section of a YAML file

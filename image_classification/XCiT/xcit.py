@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 
 from image_classification.half_cpu import composite
 from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear, residual
-from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice
+from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention
 
@@ -167,14 +167,18 @@ class ClassBlock(nn.Layer):
 
 
 class Xcit(Model):
-    """XCiT: `depth` blocks of the patches, then `class_depth` blocks that the class token reads them in."""
+    """XCiT: `depth` blocks of the patches, then `class_depth` blocks that the class token reads them in.
+
+    The defaults are XCiT-S12/16.
+    """
 
     head_names = ("head",)
     dialects = DIALECTS
 
-    def __init__(self, image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
-                 depth: int, num_heads: int, mlp_ratio: float, layer_scale: float, tokens_norm: bool,
-                 class_depth: int, dropout: float, attention_dropout: float, drop_path: float):
+    def __init__(self, image_size: int = 224, patch_size: int = 16, in_channels: int = 3, num_classes: int = 1000,
+                 embed_dim: int = 384, depth: int = 12, num_heads: int = 8, mlp_ratio: float = 4.0,
+                 layer_scale: float = 1.0, tokens_norm: bool = True, class_depth: int = 2, dropout: float = 0.0,
+                 attention_dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
         if patch_size not in PATCH_SIZES:
             raise UserError(f"MODEL.PATCH_SIZE {patch_size}: allowed are {', '.join(map(str, PATCH_SIZES))}")
@@ -208,20 +212,11 @@ class Xcit(Model):
         x = self.cls_attn_blocks(paddle.concat([token, x.astype(token.dtype)], axis=1))
         return self.head(self.norm(x)[:, 0])
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
-
-        Raises:
-            UserError: the images' height or width differs from `image_size` (pixels).
-        """
-        return self.forward_head(self.blocks(self.embed(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
-        blocks = [Block(f"blocks.{index}", block, (f"blocks.{index}.",)) for index, block in enumerate(self.blocks)]
+        """Return the model as a chain whose links, run in order, are `forward`."""
         return [
             Block("embed", self.embed, ("patch_embed.", "pos_embed.")),
-            *blocks,
+            *layer_links("blocks", self.blocks),
             Block("head", self.forward_head, ("cls_token", "cls_attn_blocks.", "norm.", "head.")),
         ]
 
@@ -241,21 +236,4 @@ class Xcit(Model):
         return GradCam(into="head", axes="BNC", grid=(self.side, self.side))
 
 
-def build_model(
-    image_size: int = 224,
-    patch_size: int = 16,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    embed_dim: int = 384,
-    depth: int = 12,
-    num_heads: int = 8,
-    mlp_ratio: float = 4.0,
-    layer_scale: float = 1.0,
-    tokens_norm: bool = True,
-    class_depth: int = 2,
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    drop_path: float = 0.0,
-) -> Xcit:
-    """Return an XCiT; the arguments are the MODEL section of a YAML file, and the defaults are XCiT-S12/16."""
-    return Xcit(**locals())
+build_model = Xcit  # its arguments are the MODEL section of a YAML file

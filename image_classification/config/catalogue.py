@@ -77,9 +77,8 @@ def family_of(name: str | None) -> str | None:
 def signature_of(family: str) -> Callable[..., None]:
     """Return a function that takes what a family's `build_model` takes, without importing the family, and so Paddle."""
     source = PACKAGE / family / f"{family.lower()}.py"
-    tree = ast.parse(read_text(source))
-    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build_model")
-    function.body, function.returns, function.decorator_list = [ast.Pass()], None, []
+    function = _build_model(ast.parse(read_text(source)))
+    function.name, function.body, function.returns, function.decorator_list = "build_model", [ast.Pass()], None, []
     arguments = function.args
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # the annotation has the type
     names: dict[str, Any] = {"__name__": module_of(family)}
@@ -87,6 +86,18 @@ def signature_of(family: str) -> Callable[..., None]:
     exec(compile(module, str(source), "exec"), names)
     stub: Callable[..., None] = names["build_model"]
     return stub
+
+
+def _build_model(tree: ast.Module) -> ast.FunctionDef:
+    """Return the function `build_model` of a family's source, or where that is its model's class, the constructor."""
+    known: dict[str, Any] = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    others = (node for node in tree.body if isinstance(node, ast.Assign))
+    known |= {ast.unparse(node.targets[0]): known.get(ast.unparse(node.value)) for node in others}
+    found: ast.FunctionDef | ast.ClassDef = known["build_model"]
+    if isinstance(found, ast.ClassDef):
+        (found,) = (node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        del found.args.args[0]
+    return found
 
 
 def module_of(family: str) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paddle import nn
 
 from image_classification.layers import conv_norm
-from image_classification.model import Block, GradCam, Model
+from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
 from .blocks import ACTIVATIONS, GATES, Style, round_channels
@@ -135,17 +135,11 @@ class InvertedResidualNet(Model):
         """Return features of half the image's side, [B, C, H, W]."""
         return conv_norm(images, self.conv_stem, self.bn1, self.act)
 
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
-        return self.forward_head(self.blocks(self.stem(images)))
-
     def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`."""
+        """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("conv_stem.", "bn1."))]
         for index, stage in enumerate(self.blocks):
-            for number, block in enumerate(stage):
-                name = f"blocks.{index}.{number}"
-                chain.append(Block(name, block, (f"{name}.",)))
+            chain += layer_links(f"blocks.{index}", stage)
         return [*chain, Block("head", self.forward_head, self.head_prefixes)]
 
     def explanation(self) -> GradCam:
