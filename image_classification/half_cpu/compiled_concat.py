@@ -10,6 +10,7 @@ from paddle.autograd import PyLayer
 from . import paddle_names
 from .compiled_library import load
 from .compiled_worth import LARGE, asks_gradient
+from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 
@@ -144,29 +145,29 @@ def split(original, args, kwargs):
     return list(Split.apply(x, axis, sections))
 
 
-class Reshape(PyLayer):
-    """A tensor of any strides, read as another shape: one copy each way."""
+def _reshaped(x, shape, last):
+    """Return a tensor of any strides, read as another shape, dense, or as [B, H, W, C] where it was read from images
+    that lie so: one copy each way."""
+    ordered = channels_last if last else contiguous
+    by_memory = sorted(range(x.ndim), key=x.strides.__getitem__, reverse=True)
+    batch, *channels, height, width = range(x.ndim)
+    axes = (batch, height, width, *channels) if last else tuple(range(x.ndim))
+    source, sizes = layout(x), tuple(x.shape)
+    target = Layout(DATA_TYPES[x.dtype], sizes, _strides(sizes, axes))
 
-    @staticmethod
-    def forward(ctx, x, shape, last):
-        """Return the tensor, dense, or as [B, H, W, C] where it was read from images that lie so."""
+    def there(x):
         out = (new_channels_last if last else new_tensor)(x.dtype, shape)
-        ctx.ordered = channels_last if last else contiguous
-        ctx.order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
-        batch, *channels, height, width = range(x.ndim)
-        target = (batch, height, width, *channels) if last else tuple(range(x.ndim))
-        ctx.target = Layout(DATA_TYPES[x.dtype], tuple(x.shape), _strides(x.shape, target))
-        copy_layout(layout(x), ctx.target, x.data_ptr(), out.data_ptr())
+        copy_layout(source, target, x.data_ptr(), out.data_ptr())
         return out
 
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the memory order of x."""
-        gradient, shape = ctx.ordered(gradient), ctx.target.shape
-        out = new_tensor(gradient.dtype, [shape[axis] for axis in ctx.order])
-        out = paddle_names.transpose(out, [ctx.order.index(axis) for axis in range(len(shape))])
-        copy_layout(ctx.target, layout(out), gradient.data_ptr(), out.data_ptr())
+    def back(gradient):  # in the memory order of x
+        gradient = ordered(gradient)
+        out = new_tensor(gradient.dtype, [sizes[axis] for axis in by_memory])
+        out = paddle_names.transpose(out, [by_memory.index(axis) for axis in range(len(sizes))])
+        copy_layout(target, layout(out), gradient.data_ptr(), out.data_ptr())
         return out
+
+    return LinearMap.apply(x, there, back)
 
 
 def _strides(shape, order):
@@ -208,7 +209,7 @@ def reshape(original, args, kwargs):
     # Channels that were exchanged within each pixel.
     last = len(shape) == 4 and x.ndim > 4 and shape[2:] == x.shape[-2:] and shape[0] == x.shape[0]
     last = last and min(x.strides[-2:]) > max(x.strides[1:-2])
-    return Reshape.apply(x, shape, last)
+    return _reshaped(x, shape, last)
 
 
 KERNELS = {"concat": concat, "stack": stack, "split": split, "split_with_num": split}

@@ -8,18 +8,9 @@ import functools
 import math
 from ctypes import c_float
 
-from paddle.autograd import PyLayer
-
 from .compiled_library import load, numbers
-from .onednn_memory import (
-    contiguous,
-    is_channels_last,
-    new_channels_last,
-    ordered_like,
-    settled,
-    with_axis,
-    without_axis,
-)
+from .linear_map import LinearMap
+from .onednn_memory import channels_last, contiguous, is_channels_last, new_channels_last, with_axis, without_axis
 from .onednn_pooling import described
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
 
@@ -55,31 +46,15 @@ class Taps:
         return Taps(self.size, result)
 
 
-class Resample(PyLayer):
-    """Images [B, C, H, W] with other rows and columns; nothing is kept."""
-
-    @staticmethod
-    def forward(ctx, x, down, across):
-        """Return the images in the memory order of x."""
-        ctx.taps = down.transposed, across.transposed
-        ctx.shape = x.shape
-        x = settled(x)
-        ctx.last = not x.is_contiguous()
-        return _resampled(x, down, across, ctx.last)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the memory order of x."""
-        if ctx.last != is_channels_last(gradient):
-            order = new_channels_last(gradient.dtype, gradient.shape) if ctx.last else None
-            gradient = contiguous(gradient) if order is None else ordered_like(gradient, order)
-        elif not ctx.last:
-            gradient = contiguous(gradient)
-        down, across = ctx.taps
-        return _resampled(gradient, down, across, ctx.last)
+def _resample(x, down, across):
+    """Return images [B, C, H, W] with other rows and columns in the memory order of x; recorded by autograd."""
+    last = is_channels_last(x) and not x.is_contiguous()
+    back = down.transposed, across.transposed
+    return LinearMap.apply(x, *(functools.partial(_resampled, last, *taps) for taps in ((down, across), back)))
 
 
-def _resampled(x, down, across, last):
+def _resampled(last, down, across, x):
+    x = (channels_last if last else contiguous)(x)
     batch, channels, height, width = x.shape
     shape = [batch, channels, down.size, across.size]
     out = (new_channels_last if last else new_tensor)(x.dtype, shape)
@@ -182,7 +157,7 @@ def _interpolate(table):
             if outputs < 1:
                 return NotImplemented
             taps.append(_interpolation(table, size, outputs, bool(align_corners), align_mode, factor))
-        return Resample.apply(x, *taps)
+        return _resample(x, *taps)
 
     return kernel
 
@@ -207,7 +182,7 @@ def _padded(x, rows, columns, mode, value):
     if min(*rows, *columns) < 0 or mode == "constant" and value != 0:
         return NotImplemented
     taps = [_padding(size, *sides, mode) for size, sides in zip(x.shape[2:], (rows, columns), strict=True)]
-    return NotImplemented if None in taps else Resample.apply(x, *taps)
+    return NotImplemented if None in taps else _resample(x, *taps)
 
 
 def pad(original, args, kwargs):
@@ -239,10 +214,10 @@ def pool2d(original, args, kwargs):
     if call is None or call.maximum:
         return NotImplemented
     if call.adaptive:
-        return Resample.apply(call.x, *map(_adaptive_means, call.x.shape[2:], call.outputs))
+        return _resample(call.x, *map(_adaptive_means, call.x.shape[2:], call.outputs))
     size, strides, before, _ = call.window
     along = zip(call.x.shape[2:], size, strides, before, call.outputs, strict=True)
-    return Resample.apply(call.x, *(_window_means(*numbers, call.with_padding) for numbers in along))
+    return _resample(call.x, *(_window_means(*numbers, call.with_padding) for numbers in along))
 
 
 KERNELS = {

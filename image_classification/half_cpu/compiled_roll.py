@@ -1,30 +1,17 @@
 """Rolling along axes, as shifted windows need it, on all formats: one copy each way; nothing is rounded."""
 
+import functools
 import itertools
 
-from paddle.autograd import PyLayer
-
+from .linear_map import LinearMap
 from .onednn_memory import copy_layout, new_like, settled
 from .onednn_primitives import DATA_TYPES, Layout, bound, servable
 
 
-class Roll(PyLayer):
-    """A tensor whose places are moved along axes; what leaves at one end comes in at the other."""
-
-    @staticmethod
-    def forward(ctx, x, shifts):
-        """Return the rolled tensor in the memory order of x; `shifts` says how far along each axis, from 0 on."""
-        ctx.back = [-shift % size for shift, size in zip(shifts, x.shape, strict=True)]
-        return _rolled(settled(x), shifts)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient, rolled back."""
-        return _rolled(settled(gradient), ctx.back)
-
-
-def _rolled(x, shifts):
-    """Return what each part of a settled tensor makes in its place: an axis that is shifted has two."""
+def _rolled(shifts, x):
+    """Return a tensor whose places are moved along axes; what leaves at one end comes in at the other, so that an axis
+    which is shifted has two parts to copy."""
+    x = settled(x)
     out = new_like(x)
     parts = [
         [(size - shift, 0, shift), *([(shift, size - shift, 0)] if shift else [])]
@@ -55,7 +42,8 @@ def roll(original, args, kwargs):
     whole = [0] * x.ndim
     for shift, axis in zip(shifts, axes, strict=True):
         whole[axis] = (whole[axis] + shift) % x.shape[axis]
-    return Roll.apply(x, whole)
+    back = [-shift % size for shift, size in zip(whole, x.shape, strict=True)]
+    return LinearMap.apply(x, functools.partial(_rolled, whole), functools.partial(_rolled, back))
 
 
 KERNELS = {"roll": roll}

@@ -1,30 +1,24 @@
 """Pixel shuffle, its inverse and channel shuffle in the memory order of images, on all formats: one copy each way."""
 
-from paddle.autograd import PyLayer
+import functools
 
+from .linear_map import LinearMap
 from .onednn_memory import copy_layout, new_channels_last, settled
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 
 
-class Shuffle(PyLayer):
-    """Images [B, C, H, W] of which C, H and W are read as products of axes that are put together in another order."""
+def _shuffled(x, shape, parts):
+    """Return images of `shape`, whose C, H and W are those of x read as products of axes in another order.
 
-    @staticmethod
-    def forward(ctx, x, shape, parts):
-        """Return images of `shape` in the memory order of x.
-
-        `parts` are (size, (axis of x, step), (axis of the result, step)): the axes between which places are shared.
-        """
-        ctx.shape, ctx.parts = x.shape, [(size, there, here) for size, here, there in parts]
-        return _moved(settled(x), shape, parts)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x in the memory order of that of the result."""
-        return _moved(settled(gradient), ctx.shape, ctx.parts)
+    `parts` are (size, (axis of x, step), (axis of the result, step)): the axes between which places are shared.
+    """
+    parts_back = [(size, there, here) for size, here, there in parts]
+    return LinearMap.apply(x, functools.partial(_moved, shape, parts), functools.partial(_moved, x.shape, parts_back))
 
 
-def _moved(x, shape, parts):
+def _moved(shape, parts, x):
+    """Return images of a shape in the memory order of x."""
+    x = settled(x)
     out = (new_tensor if x.is_contiguous() else new_channels_last)(x.dtype, shape)
     sizes = (x.shape[0], *(size for size, *_ in parts))
     steps = [
@@ -63,7 +57,7 @@ def pixel_shuffle(original, args, kwargs):
     x, factor = found
     batch, channels, height, width = x.shape
     shape = [batch, channels // factor**2, height * factor, width * factor]
-    return Shuffle.apply(x, shape, _pixel_parts(shape[1], height, width, factor))
+    return _shuffled(x, shape, _pixel_parts(shape[1], height, width, factor))
 
 
 def pixel_unshuffle(original, args, kwargs):
@@ -75,7 +69,7 @@ def pixel_unshuffle(original, args, kwargs):
     batch, channels, height, width = x.shape
     shape = [batch, channels * factor**2, height // factor, width // factor]
     parts = _pixel_parts(channels, height // factor, width // factor, factor)
-    return Shuffle.apply(x, shape, [(size, wide, deep) for size, deep, wide in parts])
+    return _shuffled(x, shape, [(size, wide, deep) for size, deep, wide in parts])
 
 
 def channel_shuffle(original, args, kwargs):
@@ -87,7 +81,7 @@ def channel_shuffle(original, args, kwargs):
     _, channels, height, width = x.shape
     each = channels // groups
     places = [(height, (2, 1), (2, 1)), (width, (3, 1), (3, 1))]
-    return Shuffle.apply(x, x.shape, [(groups, (1, each), (1, 1)), (each, (1, 1), (1, groups)), *places])
+    return _shuffled(x, x.shape, [(groups, (1, each), (1, 1)), (each, (1, 1), (1, groups)), *places])
 
 
 KERNELS = {"pixel_shuffle": pixel_shuffle, "pixel_unshuffle": pixel_unshuffle, "channel_shuffle": channel_shuffle}

@@ -5,50 +5,17 @@ images, and Paddle's own gradient of a reshape copies it element by element; tha
 """
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import op_names, paddle_names
 from .compiled_concat import is_view
 from .compiled_concat import reshape as copied
 from .compiled_places import items
 from .compiled_worth import LARGE, asks_gradient
+from .linear_map import LinearMap
 from .onednn_memory import contiguous, reorder_like
 from .onednn_primitives import bound, numel, servable
 
 _CPU = paddle.CPUPlace()
-
-
-class View(PyLayer):
-    """A tensor read as another shape without a copy."""
-
-    @staticmethod
-    def forward(ctx, x, view):
-        """Return `view(x)`."""
-        ctx.shape = x.shape
-        return view(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the shape of x, copied only where no strides say that."""
-        gradient = gradient if is_view(gradient, ctx.shape) else contiguous(gradient)
-        return paddle_names.reshape(gradient, ctx.shape)
-
-
-class Part(PyLayer):
-    """A part of a tensor, as an index of whole numbers and ranges names it."""
-
-    @staticmethod
-    def forward(ctx, x, part):
-        """Return `part(x)`."""
-        ctx.shape, ctx.part = x.shape, part
-        return part(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x, zero beside the part."""
-        out = paddle_names.full(ctx.shape, 0.0, gradient.dtype, _CPU)
-        reorder_like(gradient, ctx.part(out))
-        return out
 
 
 def _pays(x):
@@ -65,7 +32,12 @@ def reshape(original, args, kwargs):
     if values is None or not _pays(values[0]):
         return NotImplemented
     x, shape = values
-    return View.apply(x, lambda x: original(x, shape))
+    own = x.shape
+
+    def back(gradient):  # copied only where no strides say that
+        return paddle_names.reshape(gradient if is_view(gradient, own) else contiguous(gradient), own)
+
+    return LinearMap.apply(x, lambda x: original(x, shape), back)
 
 
 def flatten(original, args, kwargs):
@@ -93,7 +65,14 @@ def get_item(original, args, kwargs):
         part = original(x, index)
     if not part.ndim or not numel(part) or part.shape == x.shape:
         return NotImplemented  # of all of a tensor Paddle makes the tensor itself
-    return Part.apply(x, lambda x: original(x, index))
+    shape = x.shape
+
+    def back(gradient):  # zero beside the part
+        out = paddle_names.full(shape, 0.0, gradient.dtype, _CPU)
+        reorder_like(gradient, original(out, index))
+        return out
+
+    return LinearMap.apply(x, lambda x: original(x, index), back)
 
 
 def _is_basic(entry):

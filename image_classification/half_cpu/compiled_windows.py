@@ -1,30 +1,21 @@
 """Windows of maps [B, H, W, C] that are shifted cyclically, one copy each way, in all formats."""
 
-from paddle.autograd import PyLayer
+import functools
 
 from .compiled_library import load, numbers
+from .linear_map import LinearMap
 from .onednn_memory import contiguous
 from .onednn_normalization import rounded_norm
 from .onednn_primitives import bound, new_tensor, servable
 
 
-class Windows(PyLayer):
-    """Maps cut into windows, or put together again."""
-
-    @staticmethod
-    def forward(ctx, x, shape, constants, back):
-        """Return the windows of maps, or the maps of windows, in the shape given, dense."""
-        ctx.constants = x.shape, constants, back
-        return _copied(x, shape, constants, back)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x."""
-        shape, constants, back = ctx.constants
-        return _copied(gradient, shape, constants, not back)
+def _cut(x, shape, constants, back):
+    """Return the windows of maps, or the maps of windows, in the shape given, dense; recorded by autograd."""
+    there, gradient = (shape, constants, back), (x.shape, constants, not back)
+    return LinearMap.apply(x, functools.partial(_copied, *there), functools.partial(_copied, *gradient))
 
 
-def _copied(x, shape, constants, back):
+def _copied(shape, constants, back, x):
     x, out = contiguous(x), new_tensor(x.dtype, shape)
     load().windows(numbers(*constants, shape[-1] * x.element_size()), back, x.data_ptr(), out.data_ptr())
     return out
@@ -37,7 +28,7 @@ def windows(original, args, kwargs):
         return NotImplemented
     x, window, shift = values
     shape = _shape_of_windows(x, window, shift)
-    return NotImplemented if shape is None else Windows.apply(x, shape, (*x.shape[:3], window, shift), False)
+    return NotImplemented if shape is None else _cut(x, shape, (*x.shape[:3], window, shift), False)
 
 
 def _shape_of_windows(x, window, shift):
@@ -72,7 +63,7 @@ def maps(original, args, kwargs):
     batch, rest = divmod(count * tokens, height * width)
     if rest:
         return NotImplemented
-    return Windows.apply(x, [batch, height, width, dim], (batch, height, width, window, shift), True)
+    return _cut(x, [batch, height, width, dim], (batch, height, width, window, shift), True)
 
 
 KERNELS = {"windows": windows, "norm_windows": norm_windows, "maps": maps}

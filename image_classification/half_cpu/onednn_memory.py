@@ -8,11 +8,11 @@ import functools
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .arguments import replace_tensors
+from .linear_map import LinearMap
 from .onednn_primitives import (
     CACHE_SIZE,
     DATA_TYPES,
@@ -157,44 +157,18 @@ def in_float32(tensor):
     return in_dtype(contiguous(tensor), _FLOAT32)
 
 
-class Compact(PyLayer):
-    """A dense copy of images that lie as [B, H, W, C]; the gradient comes back in that order."""
-
-    @staticmethod
-    def forward(ctx, tensor):
-        """Return the images, dense."""
-        return contiguous(tensor)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient as [B, H, W, C]."""
-        return channels_last(gradient)
-
-
 def compact(args, tensors):
     """Return `args` with dense images: an operator of Paddle's would copy them element by element first."""
 
     def is_strided(tensor):
         return tensor.ndim == 4 and not tensor.is_contiguous() and is_channels_last(tensor) and servable(tensor)
 
+    def dense_if_strided(tensor):
+        return LinearMap.apply(tensor, contiguous, channels_last) if is_strided(tensor) else tensor
+
     if not any(map(is_strided, tensors)):
         return args
-    return replace_tensors(args, {}, lambda tensor: Compact.apply(tensor) if is_strided(tensor) else tensor)[0]
-
-
-class Cast(PyLayer):
-    """Conversion between bfloat16 and float32; the gradient is converted back."""
-
-    @staticmethod
-    def forward(ctx, tensor, dtype):
-        """Return the tensor in `dtype`, rounded to nearest even."""
-        ctx.dtype = tensor.dtype
-        return cast_once(tensor, dtype, converted).detach()  # what is kept of a frozen weight has no history
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the dtype of the input."""
-        return converted(gradient, ctx.dtype)
+    return replace_tensors(args, {}, dense_if_strided)[0]
 
 
 def cast(original, args, kwargs):
@@ -205,7 +179,12 @@ def cast(original, args, kwargs):
     tensor, dtype = values
     if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype:
         return NotImplemented
-    return Cast.apply(tensor, dtype)
+    own = tensor.dtype
+
+    def rounded(tensor):
+        return cast_once(tensor, dtype, converted).detach()  # what is kept of a frozen weight has no history
+
+    return LinearMap.apply(tensor, rounded, lambda gradient: converted(gradient, own))
 
 
 def write(original, args, kwargs):
@@ -222,19 +201,9 @@ def write(original, args, kwargs):
     return half
 
 
-class Unit(PyLayer):
-    """A view with other axes of size one; Paddle would copy the gradient of a strided one element by element."""
-
-    @staticmethod
-    def forward(ctx, x, view, back, axes):
-        """Return `view(x, axes)`."""
-        ctx.back, ctx.axes = back, axes
-        return view(x, axes)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient's view in the shape of x."""
-        return ctx.back(gradient, ctx.axes)
+def _view(x, view, back, axes):
+    """Return the view with other axes of size one; Paddle would copy the gradient of a strided one number by number."""
+    return LinearMap.apply(x, lambda x: view(x, axes), lambda gradient: back(gradient, axes))
 
 
 def _unit_axes(back, step):
@@ -250,7 +219,7 @@ def _unit_axes(back, step):
         axes = sorted(axis % rank if -rank <= axis < rank else rank for axis in axes)
         if axes[-1] == rank or len(set(axes)) < len(axes) or step < 0 and any(x.shape[axis] != 1 for axis in axes):
             return NotImplemented
-        return Unit.apply(x, original, back, axes)
+        return _view(x, original, back, axes)
 
     return kernel
 
@@ -260,39 +229,12 @@ squeeze, unsqueeze = _unit_axes(paddle_names.unsqueeze, -1), _unit_axes(paddle_n
 
 def without_axis(x, axis):
     """Return the view without an axis of size one."""
-    return Unit.apply(x, paddle_names.squeeze, paddle_names.unsqueeze, [axis])
+    return _view(x, paddle_names.squeeze, paddle_names.unsqueeze, [axis])
 
 
 def with_axis(x, axis):
     """Return the view with a further axis of size one."""
-    return Unit.apply(x, paddle_names.unsqueeze, paddle_names.squeeze, [axis])
-
-
-class Rearrange(PyLayer):
-    """A tensor read as one shape, with its axes exchanged, read as another shape: one copy each way."""
-
-    @staticmethod
-    def forward(ctx, x, split, order, shape):
-        """Return the rearranged tensor, dense."""
-        x = contiguous(x)
-        strides = dense_strides(split)
-        sizes = tuple(split[axis] for axis in order)
-        source = Layout(DATA_TYPES[x.dtype], sizes, tuple(strides[axis] for axis in order))
-        target = dense(x.dtype, *sizes)
-        ctx.layouts = (source, target)
-        ctx.shape = x.shape
-        out = new_tensor(x.dtype, shape)
-        copy_layout(source, target, x.data_ptr(), out.data_ptr())
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the order of the input."""
-        gradient = contiguous(gradient)
-        source, target = ctx.layouts
-        out = new_tensor(gradient.dtype, ctx.shape)
-        copy_layout(target, source, gradient.data_ptr(), out.data_ptr())
-        return out
+    return _view(x, paddle_names.unsqueeze, paddle_names.squeeze, [axis])
 
 
 def rearrange(original, args, kwargs):
@@ -305,4 +247,14 @@ def rearrange(original, args, kwargs):
         return NotImplemented
     if not math.prod(split) == math.prod(shape) == numel(x):
         return NotImplemented  # Paddle words the error
-    return Rearrange.apply(x, split, order, shape)
+    strides, sizes = dense_strides(split), tuple(split[axis] for axis in order)
+    source = Layout(DATA_TYPES[x.dtype], sizes, tuple(strides[axis] for axis in order))
+    target, own = dense(x.dtype, *sizes), x.shape
+    return LinearMap.apply(x, lambda x: _copied(x, source, target, shape), lambda x: _copied(x, target, source, own))
+
+
+def _copied(x, source, target, shape):
+    """Return a dense copy of `shape`, both read by layouts of the same sizes."""
+    x, out = contiguous(x), new_tensor(x.dtype, shape)
+    copy_layout(source, target, x.data_ptr(), out.data_ptr())
+    return out

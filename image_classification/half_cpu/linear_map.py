@@ -1,0 +1,18 @@
+"""Linear functions that keep nothing of their argument, such as copies to another order; so is the gradient of each."""
+
+from paddle.autograd import PyLayer
+
+
+class LinearMap(PyLayer):
+    """A linear function of a tensor; its gradient is another function, given with it."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        """Return there(x)."""
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return back(gradient), the gradient of x."""
+        return ctx.back(gradient)
