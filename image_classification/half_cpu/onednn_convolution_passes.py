@@ -59,56 +59,23 @@ def output_size(size, window, stride, dilation, before, after):
     return (size + before + after - (dilation + 1) * (window - 1) - 1) // stride + 1
 
 
-def _forward(builder, source, weights, target, geometry, post_ops=()):
-    md = builder.md
-    return (
-        "convolution_forward",
-        onednn.FORWARD_TRAINING,
-        onednn.CONVOLUTION_DIRECT,
-        md(source),
-        md(weights._replace(strides=None)),
-        None,
-        md(target),
-        *map(onednn.dimensions, geometry),
-        builder.attributes(post_ops),
-    )
-
-
-def _backward_data(builder, source, weights, target, geometry):
-    md = builder.md
-    return (
-        "convolution_backward_data",
-        onednn.CONVOLUTION_DIRECT,
-        md(source),
-        md(weights._replace(strides=None)),
-        md(target),
-        *map(onednn.dimensions, geometry),
-        builder.hint(*_forward(builder, source, weights, target, geometry)),
-        None,
-    )
-
-
-def _backward_weights(builder, source, weights, target, geometry):
-    md = builder.md
-    return (
-        "convolution_backward_weights",
-        onednn.CONVOLUTION_DIRECT,
-        md(source),
-        md(weights._replace(strides=None)),
-        None,
-        md(target),
-        *map(onednn.dimensions, geometry),
-        builder.hint(*_forward(builder, source, weights, target, geometry)),
-        None,
-    )
-
-
-# pass -> (arguments of its description, argument numbers; the weights come second)
+# pass -> argument numbers; the weights come second
 _PASSES = {
-    "forward": (_forward, (onednn.SRC, onednn.WEIGHTS, onednn.DST)),
-    "backward_data": (_backward_data, (onednn.DIFF_DST, onednn.WEIGHTS, onednn.DIFF_SRC)),
-    "backward_weights": (_backward_weights, (onednn.SRC, onednn.DIFF_WEIGHTS, onednn.DIFF_DST)),
+    "forward": (onednn.SRC, onednn.WEIGHTS, onednn.DST),
+    "backward_data": (onednn.DIFF_DST, onednn.WEIGHTS, onednn.DIFF_SRC),
+    "backward_weights": (onednn.SRC, onednn.DIFF_WEIGHTS, onednn.DIFF_DST),
 }
+
+
+def _arguments(builder, name, source, weights, target, geometry, post_ops=()):
+    """Return the arguments of a pass's description; oneDNN chooses the order of the weights."""
+    first, second, last = map(builder.md, (source, weights._replace(strides=None), target))
+    bias = () if name == "backward_data" else (None,)
+    operands = onednn.CONVOLUTION_DIRECT, first, second, *bias, last, *map(onednn.dimensions, geometry)
+    if name == "forward":
+        return "convolution_forward", onednn.FORWARD_TRAINING, *operands, builder.attributes(post_ops)
+    hint = builder.hint(*_arguments(builder, "forward", source, weights, target, geometry))
+    return f"convolution_{name}", *operands, hint, None
 
 
 def _is_depthwise_gradient(name, source, filters, *key):
@@ -119,16 +86,15 @@ def _is_depthwise_gradient(name, source, filters, *key):
 
 @compiled.counterpart(compiled.convolution, _is_depthwise_gradient)
 def _describe(library, builder, name, *key):
-    arguments, numbers = _PASSES[name]
-    return library.description(*arguments(builder, *key)), [*numbers, *operand_numbers(key[4] if key[4:] else ())]
+    operands = operand_numbers(key[4] if key[4:] else ())
+    return library.description(*_arguments(builder, name, *key)), [*_PASSES[name], *operands]
 
 
 @compiled.counterpart(compiled.filters_reorder, _is_depthwise_gradient)
 def _describe_weights(library, builder, name, *key):
     """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes."""
-    arguments, numbers = _PASSES[name]
-    description = builder.hint(*arguments(builder, *key))
-    blocked = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, numbers[1])
+    description = builder.hint(*_arguments(builder, name, *key))
+    blocked = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, _PASSES[name][1])
     return packing(library, builder, key[1], blocked, back=name == "backward_weights")
 
 
