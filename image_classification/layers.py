@@ -25,6 +25,13 @@ def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(in_features, out_features, weight_attr=TRUNC_NORMAL, bias_attr=ZERO if bias else False)
 
 
+def normal_conv(in_channels: int, out_channels: int, kernel_size: int = 1, stride: int = 1, padding: int = 0,
+                groups: int = 1, bias: bool = True) -> nn.Conv2D:
+    """Return a convolution with the initialisation of :func:`linear`."""
+    return nn.Conv2D(in_channels, out_channels, kernel_size, stride, padding, groups=groups,
+                     weight_attr=TRUNC_NORMAL, bias_attr=ZERO if bias else False)  # fmt: skip
+
+
 def drop_path_rates(drop_path: float, depth: int) -> list[float]:
     """Return one stochastic-depth rate per block, from 0 at the first to `drop_path` at the last."""
     return [drop_path * index / max(depth - 1, 1) for index in range(depth)]
@@ -168,6 +175,19 @@ def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
     )
 
 
+class PooledHead(nn.Layer):
+    """The classifier `fc` of the mean over a map's places, [B, C, H, W] or, with `axes` (1, 2), [B, H, W, C]."""
+
+    def __init__(self, fc: nn.Layer, axes: tuple[int, int] = (2, 3), dropout: float = 0.0):
+        super().__init__()
+        self.axes = list(axes)
+        self.drop = Dropout(dropout)
+        self.fc = fc
+
+    def forward(self, x):
+        return self.fc(self.drop(x.mean(axis=self.axes)))
+
+
 class SqueezeExcite(nn.Layer):
     """A factor in (0, 1) for each channel, from the means of all (Hu et al. 2018), [B, C, H, W] -> [B, C, H, W]."""
 
@@ -199,14 +219,7 @@ class PatchEmbed(nn.Layer):
         self.grid_size = image_size // patch_size
         self.grid = (self.grid_size, self.grid_size)
         self.num_patches = self.grid_size**2
-        self.proj = nn.Conv2D(
-            in_channels,
-            embed_dim,
-            kernel_size=patch_size,
-            stride=patch_size,
-            weight_attr=TRUNC_NORMAL,
-            bias_attr=ZERO if bias else False,
-        )
+        self.proj = normal_conv(in_channels, embed_dim, patch_size, patch_size, bias=bias)
 
     def forward(self, images):
         check_image_size(images, self.image_size)

@@ -28,17 +28,8 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 
 from paddle import nn
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, DropPath, Mlp, drop_path_rates, linear
+from image_classification.layers import DropPath, Mlp, drop_path_rates, linear, normal_conv
 from image_classification.model import Block, GradCam, Model, layer_links
-
-
-def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Conv2D:
-    """Return a convolution with the usual transformer initialisation that keeps the image size at stride 1."""
-    padding = kernel_size // 2 if stride == 1 else 0
-    return nn.Conv2D(
-        in_channels, out_channels, kernel_size, stride, padding, groups=groups,
-        weight_attr=TRUNC_NORMAL, bias_attr=ZERO,
-    )  # fmt: skip
 
 
 class ${Family}Block(nn.Layer):
@@ -46,7 +37,7 @@ class ${Family}Block(nn.Layer):
 
     def __init__(self, dim: int, mlp_ratio: float, drop_path: float):
         super().__init__()
-        self.conv_dw = conv(dim, dim, 3, groups=dim)
+        self.conv_dw = normal_conv(dim, dim, 3, padding=1, groups=dim)
         self.norm = nn.LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))  # says itself how processes share it
         self.drop_path = DropPath(drop_path)
@@ -66,7 +57,7 @@ class $Family(Model):
                  depth: int = 12, mlp_ratio: float = 4.0, drop_path: float = 0.0):
         super().__init__()
         self.num_classes = num_classes
-        self.stem = conv(in_channels, embed_dim, patch_size, stride=patch_size)
+        self.stem = normal_conv(in_channels, embed_dim, patch_size, stride=patch_size)
         rates = drop_path_rates(drop_path, depth)
         self.blocks = nn.LayerList([${Family}Block(embed_dim, mlp_ratio, rate) for rate in rates])
         self.norm = nn.LayerNorm(embed_dim, epsilon=1e-6)

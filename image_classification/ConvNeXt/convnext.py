@@ -18,6 +18,7 @@ from image_classification.layers import (
     drop_path_rates,
     linear,
     linear_gelu,
+    normal_conv,
     residual,
 )
 from image_classification.model import StagedModel
@@ -26,11 +27,6 @@ from image_classification.runtime import UserError
 from .dialects import DIALECTS
 
 LAYER_SCALE = 1e-6  # start of every block's gamma, section 2.6 of the paper's appendix
-
-
-def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int) -> nn.Conv2D:
-    """Return an unpadded convolution with the usual transformer initialisation."""
-    return nn.Conv2D(in_channels, out_channels, kernel_size, stride, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
 
 
 class GlobalResponseNorm(nn.Layer):
@@ -86,9 +82,7 @@ class ConvNeXtBlock(nn.Layer):
 
     def __init__(self, dim: int, drop_path: float, grn: bool, conv_mlp: bool):
         super().__init__()
-        self.conv_dw = nn.Conv2D(
-            dim, dim, kernel_size=7, padding=3, groups=dim, weight_attr=TRUNC_NORMAL, bias_attr=ZERO
-        )
+        self.conv_dw = normal_conv(dim, dim, kernel_size=7, padding=3, groups=dim)
         self.norm = nn.LayerNorm(dim, epsilon=1e-6)
         self.mlp = VariantMlp(dim, 4 * dim, grn, conv_mlp) if grn or conv_mlp else Mlp(dim, 4 * dim)
         self.gamma = None
@@ -107,7 +101,7 @@ class ConvNeXtStage(nn.Layer):
     def __init__(self, in_channels: int, dim: int, rates: list[float], is_first: bool, **block_options):
         super().__init__()
         self.downsample = nn.Identity() if is_first else nn.Sequential(
-            LayerNorm2D(in_channels, epsilon=1e-6), conv(in_channels, dim, kernel_size=2, stride=2)
+            LayerNorm2D(in_channels, epsilon=1e-6), normal_conv(in_channels, dim, kernel_size=2, stride=2)
         )
         self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate, **block_options) for rate in rates))
 
@@ -141,7 +135,7 @@ class ConvNeXt(StagedModel):
             raise UserError(f"MODEL.DEPTHS {list(depths)} and MODEL.DIMS {list(dims)} must have the same length")
         self.num_classes = num_classes
         norm = LayerNorm2D(dims[0], epsilon=1e-6)
-        self.stem = nn.Sequential(conv(in_channels, dims[0], kernel_size=4, stride=4), norm)
+        self.stem = nn.Sequential(normal_conv(in_channels, dims[0], kernel_size=4, stride=4), norm)
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
             ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], [next(rates) for _ in range(depth)], stage == 0,

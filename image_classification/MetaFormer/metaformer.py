@@ -11,13 +11,13 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import (
-    TRUNC_NORMAL,
     ZERO,
     Dropout,
     DropPath,
     LayerNorm2D,
     drop_path_rates,
     linear,
+    normal_conv,
     residual,
 )
 from image_classification.model import Column, Row, StagedModel, Whole
@@ -28,13 +28,6 @@ from .dialects import DIALECTS
 
 HEAD_RATIO = MLP_RATIO = 4
 RES_SCALED = 2  # the first stage with factors on its shortcuts, of the second paper
-
-
-def conv(in_channels: int, out_channels: int, kernel_size: int = 1, stride: int = 1, padding: int = 0,
-         groups: int = 1, bias: bool = True) -> nn.Conv2D:
-    """Return a convolution with the usual transformer initialisation."""
-    return nn.Conv2D(in_channels, out_channels, kernel_size, stride, padding, groups=groups,
-                     weight_attr=TRUNC_NORMAL, bias_attr=ZERO if bias else False)  # fmt: skip
 
 
 class StarReLU(nn.Layer):
@@ -79,10 +72,10 @@ class SepConv(nn.Sequential):
 
     def __init__(self, dim: int):
         super().__init__(
-            ("pwconv1", conv(dim, 2 * dim, bias=False)),
+            ("pwconv1", normal_conv(dim, 2 * dim, bias=False)),
             ("act1", StarReLU()),
-            ("dwconv", conv(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias=False)),
-            ("pwconv2", conv(2 * dim, dim, bias=False)),
+            ("dwconv", normal_conv(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias=False)),
+            ("pwconv2", normal_conv(2 * dim, dim, bias=False)),
         )
 
 
@@ -100,7 +93,7 @@ class MetaFormerMlp(nn.Sequential):
     """Two 1x1 convolutions over [B, C, H, W], or linear layers over [B, N, C], with an activation between them."""
 
     def __init__(self, dim: int, version: int, is_linear: bool):
-        layer = linear if is_linear else conv
+        layer = linear if is_linear else normal_conv
         super().__init__(
             ("fc1", layer(dim, MLP_RATIO * dim, bias=version == 1)),
             ("act", nn.GELU() if version == 1 else StarReLU()),
@@ -161,7 +154,7 @@ class Stage(nn.Sequential):
 
     def __init__(self, in_channels: int, dim: int, is_first: bool, version: int, rates: list[float], **options):
         downsample = nn.Identity() if is_first else nn.Sequential(
-            embedding_norm(in_channels, version), ("conv", conv(in_channels, dim, 3, 2, 1))
+            embedding_norm(in_channels, version), ("conv", normal_conv(in_channels, dim, 3, 2, 1))
         )
         blocks = nn.Sequential(*(MetaFormerBlock(dim, version=version, drop_path=r, **options) for r in rates))
         super().__init__(("downsample", downsample), ("blocks", blocks))
@@ -224,7 +217,8 @@ class MetaFormer(StagedModel):
             raise UserError(f"MODEL.VERSION {version}: allowed are 1, 2")
         self.num_classes = num_classes
         self.head_names = ("head.fc.fc2",) if mlp_head else ("head.fc",)
-        self.stem = nn.Sequential(("conv", conv(in_channels, dims[0], 7, 4, 2)), embedding_norm(dims[0], version))
+        stem = normal_conv(in_channels, dims[0], 7, 4, 2)
+        self.stem = nn.Sequential(("conv", stem), embedding_norm(dims[0], version))
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
             Stage(dims[max(index - 1, 0)], dims[index], index == 0, version, [next(rates) for _ in range(depth)],

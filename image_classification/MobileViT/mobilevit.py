@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import round_channels
-from image_classification.layers import ConvNorm, Dropout, conv, linear, rearrange
+from image_classification.layers import ConvNorm, PooledHead, conv, linear, rearrange
 from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import TransformerBlock
@@ -135,18 +135,6 @@ class MobileViTV2Block(nn.Layer):
         return self.conv_proj(to_map(patches, *x.shape[2:]))
 
 
-class Head(nn.Layer):
-    """Mean of the map, dropout and the classifier, [B, C, H, W] -> [B, num_classes]."""
-
-    def __init__(self, channels: int, num_classes: int, dropout: float):
-        super().__init__()
-        self.drop = Dropout(dropout)
-        self.fc = linear(channels, num_classes)
-
-    def forward(self, x):
-        return self.fc(self.drop(x.mean(axis=[2, 3])))
-
-
 class MobileViT(Model):
     """MobileViT of version 1 or 2. The defaults are MobileViT-XS.
 
@@ -203,7 +191,7 @@ class MobileViT(Model):
             ),
         )
         self.final_conv = nn.Identity() if last is None else ConvNorm(residuals[-1], last, 1, activation=F.silu)
-        self.head = Head(residuals[-1] if last is None else last, num_classes, dropout)
+        self.head = PooledHead(linear(residuals[-1] if last is None else last, num_classes), dropout=dropout)
 
     def check_image(self, height, width):
         """Raise UserError unless both are multiples of `step`: each transformer's map is cut into 2x2 patches."""

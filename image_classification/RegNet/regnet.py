@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paddle import nn
 
 from image_classification.inverted_residual import ACTIVATIONS, round_channels
-from image_classification.layers import ZERO, ConvNorm, conv, drop_path_rates
+from image_classification.layers import ZERO, ConvNorm, PooledHead, conv, drop_path_rates
 from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
@@ -54,17 +54,6 @@ def stages_of(depth: int, initial_width: int, width_slope: float, width_factor: 
     return stages
 
 
-class Head(nn.Layer):
-    """Average pooling and the classifier, [B, C, H, W] -> [B, num_classes]."""
-
-    def __init__(self, channels: int, num_classes: int):
-        super().__init__()
-        self.fc = nn.Linear(channels, num_classes, nn.initializer.Normal(std=0.01), ZERO)
-
-    def forward(self, x):
-        return self.fc(x.mean(axis=[2, 3]))
-
-
 class RegNet(Model):
     """A strided convolution, the stages `s1`, `s2` ... of blocks `b1`, `b2` ..., which halve the side, and the head."""
 
@@ -92,7 +81,7 @@ class RegNet(Model):
             self.add_sublayer(f"s{number}", nn.Sequential(*blocks))
         self.final_conv = ConvNorm(channels, head_width, 1, activation=activation) if head_width else nn.Identity()
         self.final_activation = None if head_width or block == "bottleneck" else activation
-        self.head = Head(head_width or channels, num_classes)
+        self.head = PooledHead(nn.Linear(head_width or channels, num_classes, nn.initializer.Normal(std=0.01), ZERO))
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last stage's features [B, C, H, W]."""

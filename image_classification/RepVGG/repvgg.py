@@ -10,7 +10,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, SqueezeExcite, conv, norm_activation
+from image_classification.layers import ZERO, ConvNorm, PooledHead, SqueezeExcite, conv, norm_activation
 from image_classification.model import Block, GradCam, Model, layer_links
 from image_classification.runtime import UserError
 
@@ -52,17 +52,6 @@ def squeeze_excite(channels: int, ratio: float) -> nn.Layer:
     return SqueezeExcite(channels, round(channels * ratio), F.relu) if ratio else nn.Identity()
 
 
-class Head(nn.Layer):
-    """Average pooling and the classifier, [B, C, H, W] -> [B, num_classes]."""
-
-    def __init__(self, channels: int, num_classes: int):
-        super().__init__()
-        self.fc = nn.Linear(channels, num_classes, nn.initializer.Normal(std=0.01), ZERO)
-
-    def forward(self, x):
-        return self.fc(x.mean(axis=[2, 3]))
-
-
 class RepVGG(Model):
     """A block as the stem, stages of blocks, each of which begins by halving the side, and the head.
 
@@ -95,7 +84,7 @@ class RepVGG(Model):
             )))  # fmt: skip
             channels = width
         self.stages = nn.Sequential(*stages)
-        self.head = Head(channels, num_classes)
+        self.head = PooledHead(nn.Linear(channels, num_classes, nn.initializer.Normal(std=0.01), ZERO))
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""

@@ -10,7 +10,17 @@ import paddle
 from paddle import nn
 
 from image_classification.half_cpu import composite
-from image_classification.layers import ZERO, DropPath, Mlp, drop_path_rates, linear, product_norm, rearrange, residual
+from image_classification.layers import (
+    ZERO,
+    DropPath,
+    Mlp,
+    PooledHead,
+    drop_path_rates,
+    linear,
+    product_norm,
+    rearrange,
+    residual,
+)
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
 from image_classification.runtime import UserError
@@ -127,17 +137,6 @@ class SwinStage(nn.Layer):
         ))
 
 
-class Head(nn.Layer):
-    """Average pooling and the classifier, [B, H, W, C] -> [B, num_classes]."""
-
-    def __init__(self, dim: int, num_classes: int):
-        super().__init__()
-        self.fc = linear(dim, num_classes)
-
-    def forward(self, x):
-        return self.fc(x.mean(axis=[1, 2]))
-
-
 class SwinTransformer(Model):
     """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`. The defaults are Swin-T.
 
@@ -185,7 +184,7 @@ class SwinTransformer(Model):
         ))
         dim = embed_dim * 2 ** (len(depths) - 1)
         self.norm = nn.LayerNorm(dim, epsilon=1e-5)
-        self.head = Head(dim, num_classes)
+        self.head = PooledHead(linear(dim, num_classes), axes=(1, 2))
 
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last stage's features [B, H, W, C]."""

@@ -16,13 +16,13 @@ from paddle import nn
 
 from image_classification.layers import (
     TRUNC_NORMAL,
-    ZERO,
     ConvSequence,
     Mlp,
     check_image_size,
     conv,
     drop_path_rates,
     linear,
+    normal_conv,
 )
 from image_classification.model import Block, Column, GradCam, Model, PositionEmbedding, layer_links
 from image_classification.runtime import UserError
@@ -76,7 +76,7 @@ class PatchEmbed(nn.Layer):
             layers += [conv(before, width, kernel_size, stride), nn.BatchNorm2D(width), nn.ReLU()]
         self.conv = ConvSequence(*layers)
         side = PATCH_SIZE // 2
-        self.proj = nn.Conv2D(width, embed_dim, side, side, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
+        self.proj = normal_conv(width, embed_dim, side, side)
 
     def forward(self, images):
         return self.proj(self.conv(images)).transpose([0, 2, 3, 1])
@@ -87,7 +87,7 @@ class Downsample(nn.Layer):
 
     def __init__(self, dim: int, out_dim: int):
         super().__init__()
-        self.proj = nn.Conv2D(dim, out_dim, 2, 2, weight_attr=TRUNC_NORMAL, bias_attr=ZERO)
+        self.proj = normal_conv(dim, out_dim, 2, 2)
 
     def forward(self, x):
         return self.proj(x.transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
