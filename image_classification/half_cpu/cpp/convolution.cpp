@@ -226,19 +226,15 @@ EXPORT int convolution(int format, int pass, const long* numbers, const char* ac
     Numbers s;
     memcpy(&s, numbers, sizeof(s));
     bool single = s.in_channels == 1 && s.out_channels == 1;
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
         const T *a = (const T*)first, *b = (const T*)second;
         Ending<T> ending{factor, addend, (const T*)residual};
-        if (activation)
-            unknown |= for_fused(activation, [&](auto f) {
-                ending.activation = [](Vector v) { return decltype(f){}.forward(v); };
-            });
-        if (unknown) return;
+        auto fuse = [&](auto f) { ending.activation = [](Vector v) { return decltype(f){}.forward(v); }; };
+        if (activation && for_fused(activation, fuse)) return 1;
         if (pass == 0) (single ? depthwise<T> : convolve<T>)(s, a, b, (T*)out, ending);
         else if (pass == 1) (single ? depthwise_back<T> : convolve_back<T>)(s, a, b, (T*)out);
         else (single ? depthwise_filters<T> : filters_gradient<T>)(s, a, b, (T*)out);
+        return 0;
     });
-    return unknown;
 }

@@ -28,20 +28,17 @@ int for_arithmetic(const char* name, F f) {
 EXPORT int lanes() { return W; }
 
 EXPORT int convert(int from_format, int to_format, long n, const void* from, void* to) {
-    int unknown = 0;
-    unknown |= for_format(from_format, [&](auto source) {
-        unknown |= for_format(to_format, [&](auto target) {
+    return for_format(from_format, [&](auto source) {
+        return for_format(to_format, [&](auto target) {
             convert(n, (const decltype(source)*)from, (decltype(target)*)to);
         });
     });
-    return unknown;
 }
 
 EXPORT int activation(const char* name, int format, long n, float alpha, float beta, const void* x, void* y) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_activation(name, alpha, beta, [&](auto f) {
+        return for_activation(name, alpha, beta, [&](auto f) {
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const T* from = (const T*)x + first;
                 T* to = (T*)y + first;
@@ -49,15 +46,13 @@ EXPORT int activation(const char* name, int format, long n, float alpha, float b
             });
         });
     });
-    return unknown;
 }
 
 EXPORT int activation_backward(const char* name, int format, long n, float alpha, float beta, const void* kept,
                                const void* gradient, void* out) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_activation(name, alpha, beta, [&](auto f) {
+        return for_activation(name, alpha, beta, [&](auto f) {
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const T *data = (const T*)kept + first, *g = (const T*)gradient + first;
                 T* to = (T*)out + first;
@@ -67,21 +62,18 @@ EXPORT int activation_backward(const char* name, int format, long n, float alpha
             });
         });
     });
-    return unknown;
 }
 
 // sizes: four axes of the dense result; strides: those of left, then of right, in elements.
 EXPORT int arithmetic(const char* name, int format, const long* sizes, const long* strides, const void* left,
                       const void* right, void* out) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_arithmetic(name, [&](auto f) {
+        return for_arithmetic(name, [&](auto f) {
             combine<true>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
                     [f](Vector a, Vector b, long, long) { return f(a, b); });
         });
     });
-    return unknown;
 }
 
 // factor times an element that is repeated along the axes whose stride is 0; sizes and strides: four numbers each.
@@ -100,7 +92,7 @@ EXPORT int expand(int from_format, int to_format, const long* sizes, const long*
     }
     return for_format(from_format, [&](auto number) {
         using T = decltype(number);
-        for_format(to_format, [&](auto result) {
+        return for_format(to_format, [&](auto result) {
             combine<true>(sizes, strides, strides, (const T*)x, (const T*)x, (decltype(result)*)out,
                     [&](Vector a, Vector, long, long) { return a * all(factor); });
         });

@@ -61,24 +61,21 @@ int for_slope(const char* name, F f) {
 // sizes: four axes of the dense result; strides: those of the dense tensor, then of the other one, in elements.
 EXPORT int pair(const char* name, int format, const long* sizes, const long* strides, const void* left, const void* right,
                 void* out) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_pair(name, [&](auto f) {
+        return for_pair(name, [&](auto f) {
             combine<false>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
                            [f](Vector a, Vector b, long, long) { return f(a, b); });
         });
     });
-    return unknown;
 }
 
 // The gradient of an operand before it is summed over what repeats it; that of the result is dense.
 EXPORT int slope(const char* name, int format, int out_format, const long* sizes, const long* strides, const void* left,
                  const void* right, const void* gradient, void* out) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_slope(name, [&](auto f) {
+        return for_slope(name, [&](auto f) {
             auto run = [&](auto* to) {
                 combine<false>(sizes, strides, strides + 4, (const T*)left, (const T*)right, to,
                         [&](Vector a, Vector b, long at, long count) {
@@ -89,5 +86,4 @@ EXPORT int slope(const char* name, int format, int out_format, const long* sizes
             else run((T*)out);
         });
     });
-    return unknown;
 }

@@ -67,12 +67,10 @@ void reduce(const long* sizes, const long* left, const long* right, const T* a, 
 // repeated element. The result is [outer, inner]. `right` may be null.
 EXPORT int reduce(int format, int out_format, const long* sizes, const long* strides, const void* left,
                   const void* right, float scale, void* out) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_format(out_format, [&](auto result) {
+        return for_format(out_format, [&](auto result) {
             reduce(sizes, strides, strides + 3, (const T*)left, (const T*)right, scale, (decltype(result)*)out);
         });
     });
-    return unknown;
 }

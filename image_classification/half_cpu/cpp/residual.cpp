@@ -74,9 +74,8 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
 EXPORT int scaled_sum(int addend_format, int format, int out_format, long samples, long rows, long columns, long step,
                       const void* addend, const void* x, const float* scale, const float* factors, void* out) {
     if (out_format != format && out_format != FLOAT32) return 1;
-    int unknown = 0;
-    unknown |= for_format(addend_format, [&](auto added) {
-        unknown |= for_format(format, [&](auto number) {
+    return for_format(addend_format, [&](auto added) {
+        return for_format(format, [&](auto number) {
             using A = decltype(added);
             using X = decltype(number);
             auto run = [&](auto* to) {
@@ -86,19 +85,16 @@ EXPORT int scaled_sum(int addend_format, int format, int out_format, long sample
             else run((float*)out);
         });
     });
-    return unknown;
 }
 
 EXPORT int scaled_sum_backward(int format, int result_format, long samples, long rows, long columns,
                                const void* gradient, const void* x, const float* scale, const float* factors,
                                void* x_gradient, float* scale_gradient, float* row_gradient) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
-        unknown |= for_format(result_format, [&](auto result) {
+    return for_format(format, [&](auto number) {
+        return for_format(result_format, [&](auto result) {
             using X = decltype(number);
             scaled_sum_backward(samples, rows, columns, (const decltype(result)*)gradient, (const X*)x, scale, factors,
                                 (X*)x_gradient, scale_gradient, row_gradient);
         });
     });
-    return unknown;
 }
