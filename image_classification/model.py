@@ -33,14 +33,15 @@ def layer_links(name: str, layers: nn.Layer) -> list[Block]:
     return [Block(f"{name}.{own}", layer, (f"{name}.{own}.",)) for own, layer in layers.named_children()]
 
 
-def stage_links(name: str, stages: nn.Layer) -> list[Block]:
-    """Return one link for the `downsample` of each stage but the first, and for each of its `blocks`."""
+def stage_links(name: str, stages: nn.Layer, then: tuple[str, ...] = ()) -> list[Block]:
+    """Return one link for the `downsample` of each stage but the first, each of its `blocks`, and the layers `then`."""
     chain = []
     for index, stage in enumerate(stages):
         own = f"{name}.{index}"
         if index:
             chain.append(Block(f"{own}.downsample", stage.downsample, (f"{own}.downsample.",)))
         chain += layer_links(f"{own}.blocks", stage.blocks)
+        chain += [Block(f"{own}.{last}", getattr(stage, last), (f"{own}.{last}.",)) for last in then]
     return chain
 
 

@@ -117,14 +117,6 @@ class MaxVitBlock(nn.Layer):
         return self.attn_grid(self.attn_block(x)).transpose([0, 3, 1, 2])
 
 
-class Stage(nn.Layer):
-    """The blocks of one stage."""
-
-    def __init__(self, blocks: list[nn.Layer]):
-        super().__init__()
-        self.blocks = nn.Sequential(*blocks)
-
-
 class Head(nn.Layer):
     """The classifier of pooled features, [B, C] -> [B, num_classes], behind a norm and a layer with tanh or neither."""
 
@@ -171,12 +163,12 @@ class MaxVit(Model):
         rates = iter(drop_path_rates(drop_path, sum(depths)))
         widths = [stem_widths[1], *embed_dims]
         self.stages = nn.Sequential(*(
-            Stage([
+            nn.Sequential(("blocks", nn.Sequential(*[
                 MaxVitBlock(dim if number else before, dim, 1 if number else 2, expansion, chosen, next(rates),
                             head_dim=head_dim, window=self.window, positions=positions, mlp_ratio=mlp_ratio,
                             layer_scale=layer_scale, attention_dropout=attention_dropout, dropout=dropout)
                 for number in range(depth)
-            ])
+            ])))
             for before, dim, depth in zip(widths, embed_dims, depths, strict=False)
         ))  # fmt: skip
         self.norm = nn.Identity() if pre_logits else nn.LayerNorm(embed_dims[-1], epsilon=chosen.epsilon)

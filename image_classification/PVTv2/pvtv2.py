@@ -7,13 +7,12 @@ Parameter names are timm's. Shapes use: B batch, C channels, H and W the sides o
 smaller map, h heads, d = C // h.
 """
 
-
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import Dropout, DropPath, Mlp, conv, drop_path_rates, linear, residual
-from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row
+from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, stage_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -132,12 +131,6 @@ class Stage(nn.Layer):
         self.blocks = nn.LayerList([PvtBlock(dim, drop_path=rate, epsilon=epsilon, **options) for rate in rates])
         self.norm = nn.LayerNorm(dim, epsilon=NORM_EPSILON)
 
-    def parts(self):
-        """Return {name: layer}, in the order of execution, of what has parameters."""
-        blocks = {f"blocks.{index}": block for index, block in enumerate(self.blocks)}
-        first = {} if isinstance(self.downsample, nn.Identity) else {"downsample": self.downsample}
-        return first | blocks | {"norm": self.norm}
-
 
 class PyramidVisionTransformer(Model):
     """PVTv2 whose stage s has `depths[s]` blocks of `dims[s]` channels. The defaults are PVTv2-B0.
@@ -182,11 +175,10 @@ class PyramidVisionTransformer(Model):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
-        chain = [Block("patch_embed", self.embed, ("patch_embed.",))]
-        for index, stage in enumerate(self.stages):
-            for name, layer in stage.parts().items():
-                chain.append(Block(f"stages.{index}.{name}", layer, (f"stages.{index}.{name}.",)))
-        return [*chain, Block("head", self.forward_head, ("head.",))]
+        stages = stage_links("stages", self.stages, then=("norm",))
+        return [
+            Block("patch_embed", self.embed, ("patch_embed.",)), *stages, Block("head", self.forward_head, ("head.",)),
+        ]  # fmt: skip
 
     def explanation(self) -> GradCam:
         """Return the last stage's features, [B, H, W, C]."""
