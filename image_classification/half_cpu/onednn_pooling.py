@@ -19,34 +19,25 @@ from .onednn_primitives import CACHE_SIZE, bound, cache, layout, new_tensor, ser
 _UINT8 = paddle.uint8
 
 
-def _pooling(builder, kind, algorithm, source, target, window):
+def _operands(builder, source, target, window):
+    """Return the operands of a description, forward and backward."""
     size, strides, before, after = map(onednn.dimensions, window)
-    no_dilation = onednn.dimensions((0, 0))
-    md = builder.md
-    return (
-        "pooling_forward", kind, algorithm, md(source), md(target), strides, size, no_dilation, before, after, None
-    )  # fmt: skip
+    return builder.md(source), builder.md(target), strides, size, onednn.dimensions((0, 0)), before, after
 
 
 @compiled.counterpart(compiled.pooling)
-def _describe_pooling(library, builder, kind, algorithm, source, target, window):
-    numbers: tuple[int, ...] = (onednn.SRC, onednn.DST)
-    if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
-        numbers += (onednn.WORKSPACE,)
-    return library.description(*_pooling(builder, kind, algorithm, source, target, window)), numbers
+def _describe_pooling(library, builder, kind, algorithm, *key):
+    keeps = algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING
+    description = library.description("pooling_forward", kind, algorithm, *_operands(builder, *key), None)
+    return description, (onednn.SRC, onednn.DST, *(onednn.WORKSPACE,) * keeps)
 
 
 @compiled.counterpart(compiled.pooling_backward)
-def _describe_pooling_backward(library, builder, algorithm, source, target, window):
-    size, strides, before, after = map(onednn.dimensions, window)
-    no_dilation = onednn.dimensions((0, 0))
-    hint = builder.hint(*_pooling(builder, onednn.FORWARD_TRAINING, algorithm, source, target, window))
-    md = builder.md
-    description = library.description(
-        "pooling_backward", algorithm, md(source), md(target), strides, size, no_dilation, before, after, hint, None
-    )
-    numbers = (onednn.DIFF_DST, onednn.DIFF_SRC)
-    return description, (*numbers, onednn.WORKSPACE) if algorithm == onednn.POOL_MAX else numbers
+def _describe_pooling_backward(library, builder, algorithm, *key):
+    operands = _operands(builder, *key)
+    hint = builder.hint("pooling_forward", onednn.FORWARD_TRAINING, algorithm, *operands, None)
+    description = library.description("pooling_backward", algorithm, *operands, hint, None)
+    return description, (onednn.DIFF_DST, onednn.DIFF_SRC, *(onednn.WORKSPACE,) * (algorithm == onednn.POOL_MAX))
 
 
 class Pooling(PyLayer):
