@@ -238,14 +238,18 @@ class Model(nn.Layer):
         raise UserError(f"-explain: {type(self).__name__} does not say where it looks")
 
 
-class StagedModel(Model):
+class FeatureMapModel(Model):
+    """A classifier whose head reads a map of features, [B, C, H, W], and so is explained by it."""
+
+    def explanation(self) -> GradCam:
+        """Return that map."""
+        return GradCam(into="head")
+
+
+class StagedModel(FeatureMapModel):
     """A classifier of a stem, stages with a `downsample` and `blocks`, and a head, run in this order."""
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         stages = stage_links("stages", self.stages)
         return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")

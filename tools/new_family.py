@@ -29,7 +29,7 @@ Shapes use: B batch, C channels, H and W the height and width of the feature map
 from paddle import nn
 
 from image_classification.layers import DropPath, Mlp, drop_path_rates, linear, normal_conv
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 
 
 class ${Family}Block(nn.Layer):
@@ -48,7 +48,7 @@ class ${Family}Block(nn.Layer):
         return shortcut + self.drop_path(self.mlp(self.norm(x)).transpose([0, 3, 1, 2]))
 
 
-class $Family(Model):
+class $Family(FeatureMapModel):
     """Patches of the image by a strided convolution, `depth` blocks, average pooling and the classifier."""
 
     head_names = ("head",)
@@ -71,10 +71,6 @@ class $Family(Model):
         """Return the model as a chain whose links, run in order, are `forward`."""
         blocks = layer_links("blocks", self.blocks)
         return [Block("stem", self.stem, ("stem.",)), *blocks, Block("head", self.forward_head, ("norm.", "head."))]
-
-    def explanation(self) -> GradCam:
-        """Return the last block's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = $Family  # its arguments are the MODEL section of a YAML file

@@ -9,7 +9,7 @@ Shapes use: B batch, C = embed_dim channels, H and W the sides of the grid of pa
 from paddle import nn
 
 from image_classification.layers import conv, linear
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -40,7 +40,7 @@ def block(dim: int, kernel_size: int, activation: str) -> nn.Sequential:
     return nn.Sequential(Residual(nn.Sequential(*normed(depthwise, activation))), *normed(pointwise, activation))
 
 
-class ConvMixer(Model):
+class ConvMixer(FeatureMapModel):
     """Patches by a strided convolution, `depth` blocks, average pooling and the classifier.
 
     The defaults are 1536/20.
@@ -70,10 +70,6 @@ class ConvMixer(Model):
         """Return the model as a chain whose links, run in order, are `forward`."""
         blocks = layer_links("blocks", self.blocks)
         return [Block("stem", self.stem, ("stem.",)), *blocks, Block("head", self.forward_head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last block's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = ConvMixer  # its arguments are the MODEL section of a YAML file

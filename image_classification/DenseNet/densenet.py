@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, Dropout, conv_norm, norm_activation
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -51,7 +51,7 @@ class Transition(nn.Layer):
         return F.avg_pool2d(self.conv(norm_activation(x, self.norm, F.relu)), kernel_size=2, stride=2)
 
 
-class DenseNet(Model):
+class DenseNet(FeatureMapModel):
     """A stem, dense blocks of `depths[s]` layers with transitions between them, average pooling and the classifier.
 
     The defaults are DenseNet-121. The 1x1 convolution of a layer returns `bottleneck` times the growth rate.
@@ -99,10 +99,6 @@ class DenseNet(Model):
             is_block = isinstance(part, nn.Sequential)
             chain += layer_links(prefix, part) if is_block else [Block(prefix, part, (f"{prefix}.",))]
         return [*chain, Block("head", self.forward_head, ("features.norm5.", "classifier."))]
-
-    def explanation(self) -> GradCam:
-        """Return the last block's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = DenseNet  # its arguments are the MODEL section of a YAML file

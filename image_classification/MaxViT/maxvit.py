@@ -15,7 +15,7 @@ from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
 from image_classification.layers import DropPath, SqueezeExcite, check_image_size, conv_norm, drop_path_rates, linear
-from image_classification.model import Block, GradCam, Model, RelativePositions, layer_links
+from image_classification.model import Block, FeatureMapModel, RelativePositions, layer_links
 from image_classification.runtime import UserError
 
 from .attention import POSITIONS, PartBlock
@@ -132,7 +132,7 @@ class Head(nn.Layer):
         return self.fc(F.tanh(self.pre_logits(self.norm(x))) if self.has_pre_logits else x)
 
 
-class MaxVit(Model):
+class MaxVit(FeatureMapModel):
     """MaxViT of `len(depths)` stages. The defaults are MaxViT-T.
 
     `design` is "tf" (the authors' weights) or "rw" (timm's own); `positions` is "table" or "mlp" (a small network).
@@ -198,10 +198,6 @@ class MaxVit(Model):
     def no_weight_decay(self) -> set[str]:
         """Return the names of what gives the position biases."""
         return {name for name, _ in self.named_parameters() if ".rel_pos." in name}
-
-    def explanation(self) -> GradCam:
-        """Return the last block's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = MaxVit  # its arguments are the MODEL section of a YAML file

@@ -13,7 +13,7 @@ from paddle.nn import functional as F
 
 from image_classification.inverted_residual import round_channels
 from image_classification.layers import ConvNorm, PooledHead, conv, linear, rearrange
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import TransformerBlock
 
@@ -135,7 +135,7 @@ class MobileViTV2Block(nn.Layer):
         return self.conv_proj(to_map(patches, *x.shape[2:]))
 
 
-class MobileViT(Model):
+class MobileViT(FeatureMapModel):
     """MobileViT of version 1 or 2. The defaults are MobileViT-XS.
 
     Args:
@@ -209,10 +209,6 @@ class MobileViT(Model):
         if not isinstance(self.final_conv, nn.Identity):
             blocks.append(Block("final_conv", self.final_conv, ("final_conv.",)))
         return [Block("stem", self.embed, ("stem.",)), *blocks, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = MobileViT  # its arguments are the MODEL section of a YAML file

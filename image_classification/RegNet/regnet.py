@@ -16,7 +16,7 @@ from paddle import nn
 
 from image_classification.inverted_residual import ACTIVATIONS, round_channels
 from image_classification.layers import ZERO, ConvNorm, PooledHead, conv, drop_path_rates
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .blocks import BLOCKS, Options
@@ -54,7 +54,7 @@ def stages_of(depth: int, initial_width: int, width_slope: float, width_factor: 
     return stages
 
 
-class RegNet(Model):
+class RegNet(FeatureMapModel):
     """A strided convolution, the stages `s1`, `s2` ... of blocks `b1`, `b2` ..., which halve the side, and the head."""
 
     head_names = ("head.fc",)
@@ -94,10 +94,6 @@ class RegNet(Model):
         for number in range(1, self.num_stages + 1):
             chain += layer_links(f"s{number}", getattr(self, f"s{number}"))
         return [*chain, Block("head", self.forward_head, ("final_conv.", "head."))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 def build_model(

@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, PooledHead, SqueezeExcite, conv, norm_activation
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DEPLOYED, DIALECTS
@@ -52,7 +52,7 @@ def squeeze_excite(channels: int, ratio: float) -> nn.Layer:
     return SqueezeExcite(channels, round(channels * ratio), F.relu) if ratio else nn.Identity()
 
 
-class RepVGG(Model):
+class RepVGG(FeatureMapModel):
     """A block as the stem, stages of blocks, each of which begins by halving the side, and the head.
 
     The defaults are A0.
@@ -92,10 +92,6 @@ class RepVGG(Model):
         for index, stage in enumerate(self.stages):
             chain += layer_links(f"stages.{index}", stage)
         return [*chain, Block("head", self.head, ("head.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 build_model = RepVGG  # its arguments are the MODEL section of a YAML file

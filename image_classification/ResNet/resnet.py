@@ -13,7 +13,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ConvSequence, conv_norm
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -113,7 +113,7 @@ def deep_stem(in_channels: int, widths: tuple[int, ...]) -> ConvSequence:
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
-class ResNet(Model):
+class ResNet(FeatureMapModel):
     """ResNet of `len(layers)` stages; stage s has `layers[s]` blocks of width `base_width * 2**s`."""
 
     head_names = ("fc",)
@@ -161,10 +161,6 @@ class ResNet(Model):
         for stage in range(1, self.num_stages + 1):
             chain += layer_links(f"layer{stage}", getattr(self, f"layer{stage}"))
         return [*chain, Block("head", self.forward_head, ("fc.",))]
-
-    def explanation(self) -> GradCam:
-        """Return the last stage's features, [B, C, H, W]."""
-        return GradCam(into="head")
 
 
 def build_model(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paddle import nn
 
 from image_classification.layers import conv_norm
-from image_classification.model import Block, GradCam, Model, layer_links
+from image_classification.model import Block, FeatureMapModel, layer_links
 from image_classification.runtime import UserError
 
 from .blocks import ACTIVATIONS, GATES, Style, round_channels
@@ -109,7 +109,7 @@ def check_names(style: Style):
             raise UserError(f"MODEL.{key} {name!r}: allowed are {', '.join(allowed)}")
 
 
-class InvertedResidualNet(Model):
+class InvertedResidualNet(FeatureMapModel):
     """A strided convolution, stages of blocks and what a family adds as its head.
 
     A family's `forward_head` maps the last block's features, [B, C, H, W], to logits; `head_prefixes` are the
@@ -141,7 +141,3 @@ class InvertedResidualNet(Model):
         for index, stage in enumerate(self.blocks):
             chain += layer_links(f"blocks.{index}", stage)
         return [*chain, Block("head", self.forward_head, self.head_prefixes)]
-
-    def explanation(self) -> GradCam:
-        """Return the last block's features, [B, C, H, W]."""
-        return GradCam(into="head")
