@@ -22,8 +22,8 @@ from .hooks import (
     load_hooks,
 )
 from .losses import build_criterion
-from .optim import build_optimizer, build_schedule, check_optimizer, check_schedule
-from .runtime import UserError, seed_everything, select_device, set_deterministic
+from .optim import build_optimizer, build_schedule
+from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
 from .zoo import load_model, make_model
@@ -58,13 +58,11 @@ def build_parts(config, build_model, parallel):
     Raises:
         UserError: whatever is wrong with the configuration, the data or the files that it names.
     """
-    if not config.EVAL:  # before the data are read, which may take long
-        check_optimizer(config.TRAIN)
-        check_schedule(config.TRAIN)
     config = with_preprocessing(config)
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
     device = select_device(config.DEVICE)
+    precision = build_precision(config, device, parallel)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -73,7 +71,6 @@ def build_parts(config, build_model, parallel):
     place = parallel.data_rank, parallel.data_size
     eval_loader = data.build_eval_loader(config, *place, dataset if config.EVAL else None)
     train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
-    precision = build_precision(config, device, parallel)
     model = make_model(config, build_model)
     weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
@@ -152,6 +149,8 @@ def build_trainer(parts):
         named_params, config.TRAIN, model.no_weight_decay(), parts.parallel.holders_of, model.layer_groups()
     )
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
+    if (batches := len(parts.train_loader)) < config.TRAIN.ACCUM_ITER:
+        get_logger().warning(f"TRAIN.ACCUM_ITER {config.TRAIN.ACCUM_ITER}: an epoch, so a step, has {batches} batches")
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     return Trainer(
         parts,

@@ -40,8 +40,6 @@ class RunFolder:
         """
         try:
             path = cls._make(config)
-            if not os.access(path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
             lock = _take_lock(path)
         except OSError as error:
             raise UserError(f"-output: {error.filename or config.OUTPUT}: cannot be written to: "
@@ -147,14 +145,18 @@ class RunFolder:
 
 
 def check_output(config):
-    """Refuse a ``-output`` in which another run has left results; writes nothing.
+    """Refuse a folder that cannot be written to, or a ``-output`` that holds results of another run; writes nothing.
 
     Raises:
         UserError: naming the two ways out.
     """
+    path = Path(config.OUTPUT or config.SAVE)
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        why = "cannot be written to" if os.path.isdir(there) else "is no folder"
+        raise UserError(f"{'-output' if config.OUTPUT else 'SAVE'}: {there}: {why}")
     if not config.OUTPUT or config.DRY_RUN:
         return
-    path = Path(config.OUTPUT)
     try:
         if not any(found for name in RESULTS for found in path.glob(name)):
             return

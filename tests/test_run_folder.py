@@ -95,6 +95,19 @@ def test_second_process_in_a_running_runs_folder_is_refused_until_the_first_one_
     RunFolder.create(resumed)
 
 
+@pytest.mark.parametrize("key", ["OUTPUT", "SAVE"])
+@pytest.mark.parametrize("dry", [False, True])
+def test_folder_that_cannot_be_written_to_is_refused_before_a_run_begins(tmp_path, key, dry):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("file", "file/run", "dangling"):
+        config = build_config([("test", {key: str(tmp_path / name), "DRY_RUN": dry})])
+        with pytest.raises(UserError, match=f"{'-output' if key == 'OUTPUT' else 'SAVE'}: .*is no folder"):
+            check_output(config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+    check_output(build_config([("test", {key: str(tmp_path / "new" / "run")})]))
+
+
 def test_output_of_an_impossible_name_is_an_error_that_says_why():
     config = build_config([("test", {"OUTPUT": "x" * 300})])
     with pytest.raises(UserError, match="-output: xxx.*: File name too long"):

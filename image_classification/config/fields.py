@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +16,18 @@ def option(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
+    below: float | None = None,
     recipe: bool = True,
 ) -> Any:
-    """Return a dataclass field with its help text and limits (``minimum`` and ``maximum`` included, ``above`` not).
+    """Return a dataclass field with its help text and limits.
+
+    ``minimum`` and ``maximum`` are included, ``above`` and ``below`` are not; a choice may be written in large or small
+    letters.
 
     ``recipe`` False: it belongs to one invocation, and is not handed on to the next one.
     """
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "recipe": recipe}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below}
+    return dataclasses.field(default=default, metadata={"help": help, "recipe": recipe, **limits})
 
 
 def derived(default: Any, help: str) -> Any:
@@ -40,27 +45,28 @@ def section(kind: type) -> Any:
     return dataclasses.field(default_factory=kind, metadata={"help": kind.__doc__})
 
 
-def check_limits(value: Any, limits: Mapping[str, Any]) -> None:
-    """Check a value of the right type, or each entry of a tuple, against the limits of its field; None satisfies all.
+def within(value: Any, limits: Mapping[str, Any]) -> Any:
+    """Return a value of the right type, or each entry of a tuple, as the limits of its field allow it; None as it is.
 
     Raises:
         ValueError: the text says what was expected.
     """
     if value is None:
-        return
+        return None
     if isinstance(value, tuple):
-        for entry in value:
-            check_limits(entry, limits)
-        return
-    choices, minimum, above, maximum = (limits.get(name) for name in ("choices", "minimum", "above", "maximum"))
-    if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"expected one of {', '.join(choices)}{hint}")
-    for bound, fails, words in (
-        (minimum, lambda bound: value < bound, "at least"),
-        (above, lambda bound: value <= bound, "more than"),
-        (maximum, lambda bound: value > bound, "at most"),
+        return tuple(within(entry, limits) for entry in value)
+    choices = {choice.lower(): choice for choice in limits.get("choices") or ()}
+    if choices and value.lower() not in choices:
+        near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
+        hint = f" (did you mean {choices[near[0]]}?)" if near else ""
+        raise ValueError(f"expected one of {', '.join(choices.values())}{hint}")
+    for name, fails, words in (
+        ("minimum", operator.lt, "at least"),
+        ("above", operator.le, "more than"),
+        ("maximum", operator.gt, "at most"),
+        ("below", operator.ge, "less than"),
     ):
-        if bound is not None and fails(bound):
+        bound = limits.get(name)
+        if bound is not None and fails(value, bound):
             raise ValueError(f"expected {words} {bound}")
+    return choices[value.lower()] if choices else value

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..files.plain import read_text
 from ..runtime import UserError
 from .catalogue import find_yaml
-from .fields import check_limits
+from .fields import within
 from .schema import Config, Model
 from .values import convert, shown
 from .yaml_text import load_yaml
@@ -147,8 +147,7 @@ class _Schema:
             raise UserError(f"{source}: {name} is not a key{self._suggestion(name)}")
         kind, limits = self.keys[name]
         try:
-            value = convert(value, kind)
-            check_limits(value, limits)
+            value = within(convert(value, kind), limits)
         except ValueError as error:
             raise UserError(f"{source}: {name}: {error}, found {shown(value)}") from None
         if name in self.argument_names:

@@ -13,11 +13,17 @@ import yaml
 
 from .fields import derived, mapping, option, section
 
-# Those of the amp package, which this one does not import because it needs Paddle; a test compares them.
+# What other packages have by these names, which this one does not import because they need Paddle, or are slow to
+# import; tests compare them.
 PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
 FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
 HALF_DTYPES = ("float16", "bfloat16")
 DISTILLATIONS = ("none", "soft", "hard")
+DATASETS = ("digits", "imagenet2012", "imagenet_tfrecord", "cifar10", "cifar100", "caltech101", "folder", "list",
+            "tar_shards", "synthetic")  # fmt: skip
+WITHOUT_FOLDER = ("digits", "synthetic")  # data sets that read nothing from DATA.DATA_PATH
+OPTIMIZERS = ("AdamW", "Adam", "SGD", "Momentum", "RMSProp", "LAMB", "LARS", "Lion")
+SCHEDULES = ("warmupcosine", "cosine", "linear", "polynomial", "step", "multistep", "apexstep", "constant")
 MOST_PROCESSES = 1024  # of a kind on one host; a slip of the keyboard would start as many as it says
 
 
@@ -25,7 +31,7 @@ MOST_PROCESSES = 1024  # of a kind on one host; a slip of the keyboard would sta
 class Data:
     """Images: where they are, how they are read, cut and normalised."""
 
-    DATASET: str = option("imagenet2012", "name of the data set; docs/data.md lists them")
+    DATASET: str = option("imagenet2012", "the data set; docs/data.md explains them", choices=DATASETS)
     DATA_PATH: str = option("/dataset/imagenet/", "folder of the data set")
     BATCH_SIZE: int = option(256, "images per process and step in training", minimum=1)
     BATCH_SIZE_EVAL: int | None = option(None, "images per process and step in evaluation; none: BATCH_SIZE", minimum=1)
@@ -104,9 +110,7 @@ class Model:
 class LRScheduler:
     """Shape of the learning rate after the warm-up."""
 
-    NAME: str = option(
-        "warmupcosine", "warmupcosine (or cosine), linear, polynomial, step, multistep, apexstep or constant"
-    )
+    NAME: str = option("warmupcosine", "shape; cosine is another name of warmupcosine", choices=SCHEDULES)
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
     DECAY_EPOCHS: float = option(30.0, "step: epochs between two decays", above=0)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
@@ -117,11 +121,14 @@ class LRScheduler:
 class Optimizer:
     """Rule that turns gradients into updates."""
 
-    NAME: str = option("AdamW", "AdamW, Adam, SGD (without momentum), Momentum, RMSProp, LAMB, LARS or Lion")
+    NAME: str = option("AdamW", "the rule; SGD has no momentum", choices=OPTIMIZERS)
     EPS: float = option(1e-8, "AdamW, Adam, RMSProp, LAMB: added to the denominator", minimum=0)
-    BETAS: tuple[float, float] = option((0.9, 0.999), "AdamW, Adam, LAMB, Lion: decay of the two averages")
-    RHO: float = option(0.9, "RMSProp: decay of the average of squares", minimum=0)
-    MOMENTUM: float = option(0.9, "Momentum, RMSProp, LARS: decay of the velocity", minimum=0)
+    BETAS: tuple[float, float] = option(
+        (0.9, 0.999), "AdamW, Adam, LAMB, Lion: decay of the two averages",
+        minimum=0, below=1,
+    )  # fmt: skip
+    RHO: float = option(0.9, "RMSProp: decay of the average of squares", minimum=0, below=1)
+    MOMENTUM: float = option(0.9, "Momentum, RMSProp, LARS: decay of the velocity", minimum=0, below=1)
     NESTEROV: bool = option(False, "Momentum: Nesterov's form")
     DECAY_ALL: bool = option(False, "weight decay for biases, norms and what the model exempts, too")
     LAYER_DECAY: float = option(1.0, "learning-rate factor from each layer to the one before it", above=0, maximum=1)

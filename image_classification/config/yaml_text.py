@@ -1,7 +1,7 @@
 """YAML for settings: empty values, true and false, numbers, texts, lists and mappings, within bounds.
 
 Dates stay the text that they are. Aliases and merge keys are errors, because a few lines of them unfold to more than a
-memory holds; BASE does what they are for.
+memory holds; BASE does what they are for. So is a key that stands twice in one place: one of the two would be ignored.
 """
 
 from typing import Any
@@ -41,12 +41,19 @@ class _Loader(yaml.SafeLoader):
             self._refuse(f"the tag {node.tag[:80]}")
         if isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST:
             self._refuse(f"a value of {len(node.value)} characters")
-        if isinstance(node, yaml.MappingNode) and not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        if not all(isinstance(key, yaml.ScalarNode) for key in keys):
             self._refuse("a list or a mapping as a key")
+        seen: set[str] = set()
+        for key in keys:
+            if key.value in seen:
+                self._refuse(f"the key {key.value[:80]} a second time", key.start_mark)
+            seen.add(key.value)
         return node
 
-    def _refuse(self, what: str) -> None:
-        raise yaml.composer.ComposerError(problem=f"{what} is not allowed", problem_mark=self.peek_event().start_mark)
+    def _refuse(self, what: str, mark: Any = None) -> None:
+        mark = mark or self.peek_event().start_mark
+        raise yaml.composer.ComposerError(problem=f"{what} is not allowed", problem_mark=mark)
 
 
 def load_yaml(text: str, where: str) -> Any:

@@ -1,6 +1,5 @@
 """Every data set by its name in DATA.DATASET."""
 
-import difflib
 import functools
 import os
 
@@ -116,13 +115,9 @@ def build_dataset(config, split):
     With DATA.DOWNLOAD a public archive that is not there is fetched first, by one process while the others wait.
 
     Raises:
-        UserError: an unknown name, a missing or malformed file, or a label outside MODEL.NUM_CLASSES.
+        UserError: a missing or malformed file, or a label outside MODEL.NUM_CLASSES.
     """
     name = config.DATA.DATASET
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.4)
-        suggestion = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(f"DATA.DATASET: unknown data set {name!r}.{suggestion} Known: {', '.join(sorted(DATASETS))}")
     if config.DATA.DOWNLOAD:
         if name not in DOWNLOADS:
             raise UserError(f"DATA.DOWNLOAD: {name} has no public download; these have: {', '.join(sorted(DOWNLOADS))}")

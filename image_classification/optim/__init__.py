@@ -1,15 +1,13 @@
 """Optimizers over named float32 tensors, learning rates by step, and the optimizer's state by parameter name."""
 
-from .build import build_optimizer, check_optimizer
-from .schedule import Schedule, build_schedule, check_schedule
+from .build import build_optimizer
+from .schedule import Schedule, build_schedule
 from .state import load_optimizer_state, optimizer_state
 
 __all__ = [
     "Schedule",
     "build_optimizer",
     "build_schedule",
-    "check_optimizer",
-    "check_schedule",
     "load_optimizer_state",
     "optimizer_state",
 ]

@@ -6,7 +6,6 @@ from ..runtime import UserError, get_logger, has_kernel
 from .groups import parameter_settings
 from .rules import Lamb, Lars, Lion
 
-NAMES = ("AdamW", "Adam", "SGD", "Momentum", "RMSProp", "LAMB", "LARS", "Lion")
 L2_KINDS = ("adam", "sgd", "momentum", "rmsprop")  # weight decay is part of their gradient
 
 
@@ -23,11 +22,10 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
         layer_groups: the model's layers, for layer-wise decay.
 
     Raises:
-        UserError: unknown optimizer, or a value out of range; the text names the key.
+        UserError: Paddle's optimizer has no kernel for the parameters; the text names the key.
     """
     named_params = list(named_params)
     options = train_config.OPTIMIZER
-    check_optimizer(train_config)
     settings = parameter_settings(
         named_params, train_config.WEIGHT_DECAY, no_weight_decay, options.DECAY_ALL, options.LAYER_DECAY, holders_of,
         layer_groups,
@@ -82,31 +80,6 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
     if kind == "lars":
         return Lars(lr, settings, options.MOMENTUM, options.TRUST_COEFFICIENT, options.ALWAYS_ADAPT)
     return Lion(lr, settings, options.BETAS)
-
-
-def check_optimizer(train_config):
-    """Check TRAIN.OPTIMIZER without any weights.
-
-    Raises:
-        UserError: unknown optimizer, or a value out of range; the text names the key.
-    """
-    options = train_config.OPTIMIZER
-    if options.NAME.lower() not in map(str.lower, NAMES):
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: {options.NAME!r} is not one of {', '.join(NAMES)}")
-    if len(options.BETAS) != 2 or not all(0 <= beta < 1 for beta in options.BETAS):
-        raise UserError(f"TRAIN.OPTIMIZER.BETAS: {options.BETAS} are not two numbers of at least 0 and below 1")
-    if not options.EPS >= 0:
-        raise UserError(f"TRAIN.OPTIMIZER.EPS: {options.EPS} is below 0")
-    if not 0 <= options.RHO < 1:
-        raise UserError(f"TRAIN.OPTIMIZER.RHO: {options.RHO} is not at least 0 and below 1")
-    if not 0 <= options.MOMENTUM < 1:
-        raise UserError(f"TRAIN.OPTIMIZER.MOMENTUM: {options.MOMENTUM} is not at least 0 and below 1")
-    if options.TRUST_CLIP is not None and not options.TRUST_CLIP > 0:
-        raise UserError(f"TRAIN.OPTIMIZER.TRUST_CLIP: {options.TRUST_CLIP} is not above 0")
-    if not options.TRUST_COEFFICIENT > 0:
-        raise UserError(f"TRAIN.OPTIMIZER.TRUST_COEFFICIENT: {options.TRUST_COEFFICIENT} is not above 0")
-    if not train_config.WEIGHT_DECAY >= 0:
-        raise UserError(f"TRAIN.WEIGHT_DECAY: {train_config.WEIGHT_DECAY} is below 0")
 
 
 def _check_kernel(name, tensors):

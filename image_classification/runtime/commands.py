@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         self.aliases = dict(aliases or {})
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+        raise UserError(message.replace("ignored explicit argument", "is a switch, which takes no value: found"))
 
     # argparse declares overloads for a namespace, which nobody gives here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -73,7 +73,12 @@ class Parser(argparse.ArgumentParser):
         words[:end] = [_respelt(word, spelt) for word in words[:end]]
         if any(action.dest == "cfg" and not action.option_strings for action in self._actions):
             words = _cfg_first(words)
-        return super().parse_known_args(words, namespace)
+        found, unknown = super().parse_known_args(words, namespace)
+        for action in self._actions:
+            if getattr(found, action.dest, None) == "":  # what a shell makes of a variable that is not set
+                raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: is empty; give "
+                                "it a value or leave it out")  # fmt: skip
+        return found, unknown
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options.

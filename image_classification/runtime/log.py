@@ -33,7 +33,7 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    formatter = logging.Formatter("%(asctime)s %(message)s", "%m%d %I:%M:%S %p")
+    formatter = _Formatter("%(asctime)s %(message)s", "%m%d %I:%M:%S %p")
     handlers: list[logging.Handler] = [_TerminalHandler()] if process_rank == 0 else []
     if folder is None:
         handlers.append(_Backlog())
@@ -58,6 +58,15 @@ def log_to_file(text: str) -> None:
     for handler in get_logger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)
+
+
+class _Formatter(logging.Formatter):
+    """Marks a warning; an error says itself that it is one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.WARNING:
+            record.message = f"warning: {record.message}"
+        return super().formatMessage(record)
 
 
 class _Backlog(logging.Handler):

@@ -1,12 +1,17 @@
 """Configuration: precedence, types, errors that name file, key and the nearest key, PaddleViT's flags."""
 
 import dataclasses
+import operator
+import re
 
 import pytest
 import yaml
 
 from image_classification.config import build_config, invocation_yaml, load_config, to_yaml
 from image_classification.config.command_line import FLAGS, make_parser
+from image_classification.config.dialect import nested
+from image_classification.config.schema import DATASETS
+from image_classification.data.sources import DATASETS as SOURCES
 from image_classification.runtime import UserError
 
 
@@ -98,6 +103,11 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("TRAIN: [", ["model.yaml", "line", "not YAML"]),
         ("BASE: nowhere.yaml", ["nowhere.yaml", "BASE of"]),
         ("BASE: model.yaml", ["circle"]),
+        ("TRAIN: {OPTIMIZER: {NAME: Adamax}}", ["TRAIN.OPTIMIZER.NAME", "AdamW, Adam,", "mean Adam?", "'Adamax'"]),
+        ("TRAIN: {LR_SCHEDULER: {NAME: cosin}}", ["TRAIN.LR_SCHEDULER.NAME", "did you mean cosine?"]),
+        ("DATA: {DATASET: digit}", ["DATA.DATASET", "imagenet2012", "did you mean digits?"]),
+        ("SEED: 1\nTRAIN: {}\nSEED: 2", ["model.yaml, line 3", "SEED a second time"]),
+        ("DATA:\n  BATCH_SIZE: 1\n  BATCH_SIZE: 1", ["model.yaml, line 3", "BATCH_SIZE a second time"]),
     ],
 )
 def test_wrong_yaml_is_one_line_that_names_file_key_and_what_is_allowed(tmp_path, text, expected):
@@ -117,6 +127,9 @@ def test_wrong_yaml_is_one_line_that_names_file_key_and_what_is_allowed(tmp_path
         (["-opts", "TRAIN.BASE_LR"], "KEY=VALUE"),
         (["-opts", "TRAIN.LR=1"], "TRAIN.LR is not a key"),
         (["-batch_size"], "expected one argument"),
+        (["-pretrained="], "-pretrained: is empty"),
+        (["-output", ""], "-output: is empty"),
+        (["-amp=True"], "argument -amp: is a switch, which takes no value: found 'True'"),
     ],
 )
 def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
@@ -135,7 +148,7 @@ def test_missing_configuration_file_is_named():
 @pytest.mark.parametrize("flag", [flag for group in FLAGS.values() for flag in group])
 def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
     words = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}
-    value = (words | {"launcher": "slurm"}).get(flag, "1")
+    value = (words | {"launcher": "slurm", "dataset": "cifar10"}).get(flag, "1")
     text = "AMP: {MODE: auto}"  # fp32 has no half format
     with_equals = load(tmp_path, text, f"-{flag}={value}")
     assert with_equals == load(tmp_path, text, f"-{flag}", value)
@@ -201,6 +214,9 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["-amp", "-amp_mode=fp32"], "-amp and AMP.MODE fp32 contradict"),
         ("", ["-amp_dtype=float16"], "-amp_dtype=float16: AMP.MODE fp32 computes in float32: add -amp"),
         ("", ["--opt-level=O0", "-opts", "AMP.DTYPE=bfloat16"], "-amp_dtype=bfloat16: AMP.MODE O0 computes in float32"),
+        ("DATA: {DATASET: digits}", ["-data_path=/photos"], "-data_path=/photos: DATA.DATASET digits reads no folder"),
+        ("DATA: {DATASET: digits}", ["-amp", "True"], "-data_path=True: DATA.DATASET digits reads no folder"),
+        ("", ["-last_epoch=3", "-num_epochs=3"], "-last_epoch=3: TRAIN.NUM_EPOCHS is 3: nothing to train"),
     ],
 )
 def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected):
@@ -239,14 +255,24 @@ def test_derived_keys_cannot_be_set(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "values", "beyond"),
-    [("DATA.BATCH_SIZE", [1], [0]), ("DATA.HFLIP", [0, 1], [-0.1, 1.1]), ("DATA.CROP_PCT", [0.1, 1.15], [0, 2.1])],
-)
+    [("DATA.BATCH_SIZE", [1], [0]), ("DATA.HFLIP", [0, 1], [-0.1, 1.1]), ("DATA.CROP_PCT", [0.1, 1.15], [0, 2.1]),
+     ("TRAIN.OPTIMIZER.MOMENTUM", [0, 0.9], [-0.1, 1.0]), ("TRAIN.OPTIMIZER.BETAS", [(0.9, 0)], [(0.9, 1.0)])],
+)  # fmt: skip
 def test_value_at_its_limit_is_taken_and_one_beyond_it_is_not(key, values, beyond):
-    """BATCH_SIZE is at least 1, HFLIP 0 to 1, CROP_PCT more than 0 and at most 2."""
-    section, leaf = key.split(".")
+    """BATCH_SIZE is at least 1, HFLIP 0 to 1, CROP_PCT more than 0 and at most 2, what decays is below 1."""
     for value in values:
-        config = build_config([("test", {section: {leaf: value}})])
-        assert getattr(getattr(config, section), leaf) == value
+        config = build_config([("test", nested({key: value}))])
+        assert operator.attrgetter(key)(config) == value
     for value in beyond:
-        with pytest.raises(UserError, match=rf"test: {key}: expected (at least|more than|at most) \d, found {value}"):
-            build_config([("test", {section: {leaf: value}})])
+        words = rf"test: {key}: expected (at least|more than|at most|less than) \d, found {re.escape(str(value))}"
+        with pytest.raises(UserError, match=words):
+            build_config([("test", nested({key: value}))])
+
+
+@pytest.mark.parametrize(("key", "typed", "meant"), [("AMP.MODE", "o2", "O2"), ("DATA.DATASET", "CIFAR10", "cifar10")])
+def test_choice_is_found_however_it_is_written(key, typed, meant):
+    assert operator.attrgetter(key)(build_config([("test", nested({key: typed}))])) == meant
+
+
+def test_data_sets_are_those_of_the_schema():
+    assert set(DATASETS) == set(SOURCES)

@@ -226,10 +226,6 @@ def error_of(function, *arguments):
     return str(caught.value)
 
 
-def test_unknown_dataset_suggests_the_nearest():
-    assert "Did you mean digits?" in error_of(build_train_loader, digits_config(DATASET="digit"))
-
-
 def test_missing_data_path_is_named(tmp_path):
     assert str(tmp_path / "none") in error_of(build_train_loader, folder_config(tmp_path / "none"))
     assert "neither train_list.txt nor a folder train/" in error_of(build_train_loader, folder_config(tmp_path))

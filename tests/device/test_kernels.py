@@ -9,8 +9,8 @@ import pytest
 
 from image_classification import amp
 from image_classification.config import build_config
+from image_classification.config.schema import OPTIMIZERS
 from image_classification.optim import build_optimizer
-from image_classification.optim.build import NAMES as OPTIMIZERS
 from image_classification.runtime import kernel_registry
 from tests.device.conftest import DEVICE
 from tests.device.test_models import train_step

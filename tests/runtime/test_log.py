@@ -20,11 +20,11 @@ def test_file_begins_with_what_was_said_before_it_existed_and_holds_warnings_and
     runtime.setup_logger()
     runtime.get_logger().info("early")
     runtime.setup_logger(tmp_path)
-    runtime.get_logger().info("late")
+    runtime.get_logger().warning("late")
     warnings.warn("of a library", stacklevel=1)
     runtime.log_to_file("error: the last line")
     lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert [line.split(" ", 3)[3] for line in lines[:2]] == ["early", "late"]
+    assert [line.split(" ", 3)[3] for line in lines[:2]] == ["early", "warning: late"]
     assert any("UserWarning: of a library" in line for line in lines)
     assert lines[-1].endswith("error: the last line")
     assert "last line" not in capsys.readouterr().out
