@@ -5,8 +5,9 @@ from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
-from .onednn_memory import contiguous, keep, new_like, ordered_like, own_result, settled
+from .onednn_memory import contiguous, new_like, ordered_like, settled
 from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .saved import keep, own_result, save, saved
 
 _CPU, _FLOAT32, _UINT8 = paddle.CPUPlace(), paddle.float32, paddle.uint8
 
@@ -22,7 +23,7 @@ class Activation(PyLayer):
         ctx.constants = (name, data_type(x), numel(x), alpha, beta)
         load().activation(*ctx.constants, x.data_ptr(), out.data_ptr())
         if keeps != "nothing":
-            ctx.save_for_backward(own_result(out) if keeps == "result" else x)
+            save(ctx, own_result(out) if keeps == "result" else x)
         ctx.keeps = keeps
         return out
 
@@ -32,7 +33,7 @@ class Activation(PyLayer):
         if ctx.keeps == "nothing":
             data = gradient = settled(gradient)
         else:
-            (data,) = ctx.saved_tensor()
+            (data,) = saved(ctx)
             gradient = ordered_like(gradient, data)
         out = new_like(data)
         load().activation_backward(*ctx.constants, data.data_ptr(), gradient.data_ptr(), out.data_ptr())
@@ -108,7 +109,7 @@ class Dropout(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x."""
-        (kept,) = ctx.saved_tensor()
+        (kept,) = saved(ctx)
         return _masked(contiguous(gradient), kept, ctx.factor)
 
 

@@ -10,8 +10,9 @@ from .compiled_library import load
 from .compiled_places import split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
-from .onednn_memory import contiguous, keep, new_like, own_result
+from .onednn_memory import contiguous, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .saved import keep, own_result, saved
 
 _FLOAT32, _INT64 = paddle.float32, paddle.int64
 
@@ -32,7 +33,7 @@ class Extreme(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x, shared by those that are the extreme."""
-        x, result = ctx.saved_tensor()
+        x, result = saved(ctx)
         gradient, out = contiguous(gradient), new_like(x)
         pointers = x.data_ptr(), result.data_ptr(), gradient.data_ptr(), out.data_ptr()
         load().extreme_backward(*ctx.sizes, *pointers)
@@ -103,7 +104,7 @@ class Length(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x, divided by the length plus epsilon as Paddle does it."""
-        x, lengths = ctx.saved_tensor()
+        x, lengths = saved(ctx)
         gradient, out = contiguous(gradient), new_like(x)
         pointers = x.data_ptr(), lengths.data_ptr(), gradient.data_ptr(), out.data_ptr()
         load().length_backward(*ctx.constants, *pointers)

@@ -17,7 +17,6 @@ from .onednn_memory import (
     contiguous,
     in_dtype,
     is_channels_last,
-    keep,
     lies_dense,
     new_channels_last,
     new_like,
@@ -25,6 +24,7 @@ from .onednn_memory import (
     settled,
 )
 from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
+from .saved import keep, save, saved
 
 _FLOAT32 = paddle.float32
 
@@ -153,7 +153,7 @@ class Broadcast(PyLayer):
         """Return the gradients of both tensors."""
         name, runs, small_shape, ordered = ctx.constants
         gradient = ordered(gradient)
-        large, small = ctx.saved_tensor() if name in (b"multiply", b"divide") else (None, None)
+        large, small = saved(ctx) if name in (b"multiply", b"divide") else (None, None)
         large_gradient = small_gradient = None
         if ctx.needs[0]:
             large_gradient = (
@@ -205,13 +205,13 @@ class Product(PyLayer):
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
         left = settled(left)
         right = ordered_like(right, left)
-        ctx.save_for_backward(left, right)
+        save(ctx, left, right)
         return _arithmetic(b"multiply", left, right, ((numel(left), False),))
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of both factors."""
-        factors = ctx.saved_tensor()
+        factors = saved(ctx)
         gradient = ordered_like(gradient, factors[0])
         runs = ((numel(gradient), False),)
         return tuple(

@@ -10,9 +10,10 @@ from .compiled_library import load, numbers
 from .onednn_attention import parts
 from .onednn_matmul import multiply
 from .onednn_matrices import view
-from .onednn_memory import contiguous, in_dtype, in_float32, keep
+from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .saved import keep, saved
 
 
 class CrossCovariance(PyLayer):
@@ -44,7 +45,7 @@ class CrossCovariance(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of the packed projection and of the temperature."""
-        packed, temperature, unit, factors, weights = ctx.saved_tensor()
+        packed, temperature, unit, factors, weights = saved(ctx)
         num_heads = weights.shape[1]
         (slope,), value = parts(contiguous(gradient), num_heads, 1), parts(packed, num_heads, 3)[2]
         result = new_tensor(packed.dtype, packed.shape)

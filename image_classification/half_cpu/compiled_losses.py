@@ -5,8 +5,9 @@ from paddle.autograd import PyLayer
 
 from .compiled_library import load
 from .compiled_worth import pays
-from .onednn_memory import contiguous, keep, own_result
+from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .saved import keep, own_result, saved
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
 
@@ -32,7 +33,7 @@ class CrossEntropy(PyLayer):
     @staticmethod
     def backward(ctx, unused, gradient):
         """Return the gradient of the logits; as with Paddle, the probabilities hand none back."""
-        probabilities, labels = ctx.saved_tensor()
+        probabilities, labels = saved(ctx)
         if gradient is None:
             return paddle.zeros(probabilities.shape, ctx.dtype), None
         gradient, out = contiguous(gradient), new_tensor(ctx.dtype, probabilities.shape)

@@ -6,8 +6,9 @@ from paddle.autograd import PyLayer
 from .compiled_broadcast import repeated_strides, runs_of
 from .compiled_library import load, numbers
 from .compiled_worth import pays
-from .onednn_memory import contiguous, keep
+from .onednn_memory import contiguous
 from .onednn_primitives import bound, new_tensor, numel
+from .saved import keep, saved
 
 _BOOL = paddle.bool
 
@@ -27,7 +28,7 @@ class Choice(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients, zero where the other one was chosen."""
-        (mask,) = ctx.saved_tensor()
+        (mask,) = saved(ctx)
         gradient = contiguous(gradient)
         for_yes = _chosen(mask, gradient, None, *ctx.constants) if ctx.needs[0] else None
         for_no = _chosen(mask, None, gradient, *ctx.constants) if ctx.needs[1] else None
@@ -56,7 +57,7 @@ def _choice(mask, yes, no, shape):
     if len(aligned) > len(shape) or any(size not in (1, whole) for size, whole in zip(aligned, shape, strict=True)):
         return NotImplemented
     runs = runs_of(tuple(shape), tuple(size != whole for size, whole in zip(aligned, shape, strict=True)))
-    return NotImplemented if len(runs) > 4 else Choice.apply(mask, yes, no, runs, shape)
+    return NotImplemented if len(runs) > 4 else Choice.apply(mask.detach(), yes, no, runs, shape)
 
 
 def where(original, args, kwargs):

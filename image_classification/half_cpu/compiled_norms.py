@@ -7,9 +7,10 @@ from paddle.autograd import PyLayer
 
 from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
-from .onednn_memory import contiguous, in_dtype, in_float32, keep, new_like, ordered_like, own_result, settled
+from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .saved import keep, own_result, saved
 
 _FLOAT32 = paddle.float32
 
@@ -39,7 +40,7 @@ class GroupNorm(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x, scale and shift, as far as there are such."""
-        x, scale, means, factors = ctx.saved_tensor()
+        x, scale, means, factors = saved(ctx)
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
         tensors = (x, means, factors, scale, gradient, *results)
@@ -97,7 +98,7 @@ class Softmax(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x."""
-        (result,) = ctx.saved_tensor()
+        (result,) = saved(ctx)
         gradient, out = ordered_like(gradient, result), new_like(result)
         pointers = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
         outer, columns, inner = ctx.sizes
@@ -138,7 +139,7 @@ class LogSoftmax(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x."""
-        (x,) = ctx.saved_tensor()
+        (x,) = saved(ctx)
         gradient, out = contiguous(gradient), new_tensor(x.dtype, x.shape)
         load().log_softmax_backward(*ctx.sizes, x.data_ptr(), gradient.data_ptr(), out.data_ptr())
         return out

@@ -9,9 +9,10 @@ from paddle.autograd import PyLayer
 from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over, together
 from .compiled_library import load, numbers
 from .compiled_worth import asks_gradient, pays
-from .onednn_memory import is_channels_last, keep, new_like
+from .onednn_memory import is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, dense_strides, numel, servable
 from .paddle_names import reshape
+from .saved import keep, saved
 
 _FLOAT32 = paddle.float32
 
@@ -46,7 +47,7 @@ class Pair(PyLayer):
         """Return the gradients of both tensors; labels get none."""
         name, runs, shape, ordered = ctx.constants
         gradient = ordered(gradient)
-        large, small = ctx.saved_tensor()
+        large, small = saved(ctx)
         by_large, by_small = SLOPES[name]
         large_gradient = _slope(by_large, large, small, gradient, runs, large.dtype) if ctx.needs[0] else None
         if not ctx.needs[1] or by_small is None:

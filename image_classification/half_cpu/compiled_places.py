@@ -7,8 +7,9 @@ from paddle.autograd import PyLayer
 
 from .compiled_library import load
 from .compiled_worth import pays
-from .onednn_memory import contiguous, in_float32, keep
+from .onednn_memory import contiguous, in_float32
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .saved import keep, saved
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
 
@@ -24,7 +25,7 @@ class Rows(PyLayer):
     @staticmethod
     def forward(ctx, x, index, axis, shape):
         """Return the parts in the order of the index, dense, as a tensor of `shape`."""
-        x, index = contiguous(x), _whole(index)
+        x = contiguous(x)
         outer, places, inner = split_at(x.shape, axis)
         ctx.sizes, ctx.like = (outer, places, numel(index), inner), (x.dtype, x.shape)
         out = new_tensor(x.dtype, shape)
@@ -45,7 +46,7 @@ class Along(PyLayer):
     @staticmethod
     def forward(ctx, x, index, axis):
         """Return the elements, dense, in the shape of the index."""
-        x, index = contiguous(x), _whole(index)
+        x = contiguous(x)
         outer, places, inner = split_at(x.shape, axis)
         ctx.sizes, ctx.like = (outer, places, index.shape[axis], inner), (x.dtype, x.shape)
         out = new_tensor(x.dtype, index.shape)
@@ -60,14 +61,16 @@ class Along(PyLayer):
 
 
 def _returned(ctx, gradient, add):
-    (index,) = ctx.saved_tensor()
+    (index,) = saved(ctx)
     gradient, out = contiguous(gradient), new_tensor(*ctx.like)
     add(DATA_TYPES[gradient.dtype], *ctx.sizes, index.data_ptr(), gradient.data_ptr(), out.data_ptr())
     return out
 
 
 def _whole(index):
-    """Return an index as the kernels read it: dense 64-bit numbers."""
+    """Return an index as the kernels read it: dense 64-bit numbers, without the history that Paddle gives places which
+    it found in a tensor with gradients. It has none of its own, and a `PyLayer` cannot say so without a crash."""
+    index = index.detach()
     return contiguous(index if index.dtype is _INT64 else index.astype(_INT64))
 
 
@@ -76,7 +79,7 @@ def rows(x, index, axis, shape):
     refuses an index that is no place: Paddle words the error, or counts from the end."""
     if index.dtype not in (_INT64, _INT32) or not servable(x) or not math.prod(shape):
         return NotImplemented
-    return Rows.apply(x, index, axis, shape)
+    return Rows.apply(x, _whole(index), axis, shape)
 
 
 def gather(original, args, kwargs):
@@ -93,9 +96,10 @@ def gather(original, args, kwargs):
 
 
 def embedding(original, args, kwargs):
-    """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight."""
+    """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight; its gradient is
+    dense."""
     values = bound(args, kwargs, ("x", "weight", "padding_idx", "sparse"), (-1, False))
-    if values is None or values[2] != -1 or values[3] or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
+    if values is None or values[2] != -1 or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
         return NotImplemented
     index, weight, *_ = values
     return rows(weight, index, 0, [*index.shape, weight.shape[1]])
@@ -112,7 +116,7 @@ def take_along_axis(original, args, kwargs):
     axis %= x.ndim
     if [*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :]] != index.shape or not pays(x, numel(index)):
         return NotImplemented
-    return Along.apply(x, index, axis)
+    return Along.apply(x, _whole(index), axis)
 
 
 def items(x, index):
@@ -140,7 +144,9 @@ def _sorting(names, defaults):
             return NotImplemented
         with paddle.no_grad():
             _, index = original(in_float32(x), *constants)
-        return Along.apply(x, index, values[axis] % x.ndim), index
+        found = Along.apply(x, index, values[axis] % x.ndim)
+        index.stop_gradient = found.stop_gradient  # as Paddle says it
+        return found, index
 
     return kernel
 

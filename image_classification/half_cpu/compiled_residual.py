@@ -11,16 +11,9 @@ from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
-from .onednn_memory import (
-    channels_last,
-    contiguous,
-    in_dtype,
-    in_float32,
-    is_channels_last,
-    keep,
-    new_like,
-)
+from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .saved import keep, saved
 
 _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
 
@@ -55,7 +48,7 @@ class ScaledSum(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of addend, x and scale in their dtypes."""
-        x, scale, factors = ctx.saved_tensor()
+        x, scale, factors = saved(ctx)
         dtype, _ = ctx.like
         gradient = ctx.ordered(gradient)
         has_row = ctx.addend is not None and ctx.addend[2]

@@ -5,6 +5,7 @@ from paddle.autograd import PyLayer
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_float32
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
+from .saved import save, saved
 
 
 def _turned(x, sine, cosine, constants, back):
@@ -23,13 +24,13 @@ class Rotary(PyLayer):
         """Return the packed projection with queries and keys turned."""
         packed, sine, cosine = contiguous(packed), in_float32(sine), in_float32(cosine)
         ctx.constants = constants
-        ctx.save_for_backward(sine, cosine)
+        save(ctx, sine, cosine)
         return _turned(packed, sine, cosine, constants, False)
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of the projection; the tables get none."""
-        sine, cosine = ctx.saved_tensor()
+        sine, cosine = saved(ctx)
         return _turned(contiguous(gradient), sine, cosine, ctx.constants, True), None, None
 
 

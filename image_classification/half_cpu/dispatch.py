@@ -49,6 +49,8 @@ def _rule(name):
         return reference.compute_norm
     if name in op_names.FLOAT32_RESULTS:
         return reference.compute_without_rounding
+    if name == op_names.EMBEDDING:
+        return reference.compute_embedding
     if name == op_names.CUSTOM:
         return reference.refuse_custom
     if name == op_names.PROGRAM:

@@ -7,9 +7,10 @@ Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 from paddle.autograd import PyLayer
 
 from .onednn_matrices import View, view
-from .onednn_memory import contiguous, keep
+from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
+from .saved import keep, saved
 
 
 def parts(packed, num_heads, count):
@@ -45,7 +46,7 @@ class Attention(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of the packed projection and of the bias, if there is one."""
-        packed, bias, kept = ctx.saved_tensor()
+        packed, bias, kept = saved(ctx)
         num_heads, _ = ctx.constants
         tiles, value = Attention._tiles(ctx, packed, bias, kept)
         gradient = contiguous(gradient)

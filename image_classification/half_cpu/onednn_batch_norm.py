@@ -21,10 +21,10 @@ from .onednn_memory import (
     new_channels_last,
     new_like,
     ordered_like,
-    own_result,
     settled,
 )
 from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
+from .saved import own_result, save, saved
 from .scope import made_once
 
 _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
@@ -93,13 +93,13 @@ class BatchNorm(PyLayer):
             operands.append(ordered_like(residual, x))
         cache.get(_describe, layout(x), *ctx.key)(*(tensor.data_ptr() for tensor in operands))
         ctx.masks = residual is not None and activation is not None
-        ctx.save_for_backward(x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
+        save(ctx, x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x, scale, shift and residual; statistics get none."""
-        x, scale, shift, mean, variance, *out = ctx.saved_tensor()
+        x, scale, shift, mean, variance, *out = saved(ctx)
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
         operands = [x, mean, variance, scale, gradient, *results, shift]

@@ -12,8 +12,9 @@ from paddle.autograd import PyLayer
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_matmul import matmul, sum_rows
-from .onednn_memory import channels_last, contiguous, is_channels_last, keep, new_like, ordered_like, settled
+from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
+from .saved import keep, saved
 
 
 @compiled.counterpart(compiled.binary)
@@ -100,7 +101,7 @@ class MultiplyRow(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of the tensor and of the row."""
-        x, row = ctx.saved_tensor()
+        x, row = saved(ctx)
         gradient = ctx.order(gradient)
         x_gradient = row_gradient = None
         if ctx.needs[0]:

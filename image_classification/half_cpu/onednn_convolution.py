@@ -5,6 +5,7 @@ from paddle.autograd import PyLayer
 from .onednn_convolution_passes import geometry_of, grouped, plan, run
 from .onednn_memory import channels_last, contiguous, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
+from .saved import save, saved
 
 
 class Convolution(PyLayer):
@@ -17,7 +18,7 @@ class Convolution(PyLayer):
         x, weight, ctx.key = channels_last(x), contiguous(weight), found.key
         out = new_channels_last(x.dtype, found.shape)
         run("forward", ctx.key, x, weight, out)
-        ctx.save_for_backward(x, weight)
+        save(ctx, x, weight)
         return out
 
     @staticmethod
@@ -28,7 +29,7 @@ class Convolution(PyLayer):
 
 def _gradients(ctx, gradient, of_images, transposed):
     """Return the gradients of x and the filters; transposed: what goes in stands where results do."""
-    x, weight = ctx.saved_tensor()
+    x, weight = saved(ctx)
     x, weight = channels_last(x), contiguous(weight)  # `Tensor.contiguous()` may have rearranged the images meanwhile
     gradient = channels_last(gradient)
     x_gradient = weight_gradient = None
@@ -75,7 +76,7 @@ class TransposedConvolution(PyLayer):
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
         ctx.key = (layout(out), grouped(layout(weight), groups), layout(x), geometry)
         run("backward_data", ctx.key, x, weight, out)
-        ctx.save_for_backward(x, weight)
+        save(ctx, x, weight)
         return out
 
     @staticmethod

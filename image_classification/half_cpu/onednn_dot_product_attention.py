@@ -6,9 +6,10 @@ Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 from paddle.autograd import PyLayer
 
 from .onednn_matrices import View, view
-from .onednn_memory import contiguous, keep
+from .onednn_memory import contiguous
 from .onednn_primitives import Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
+from .saved import keep, saved
 
 
 def _by_heads(tensor):
@@ -44,7 +45,7 @@ class DotProductAttention(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of queries, keys and values, and of the mask if there is one."""
-        query, key, value, mask, kept = ctx.saved_tensor()
+        query, key, value, mask, kept = saved(ctx)
         tiles = DotProductAttention._tiles(ctx, query, key, mask, kept)
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (query, key, value)]
         gradient, of_mask = _by_heads(_readable(gradient)), mask if ctx.needs_mask else None

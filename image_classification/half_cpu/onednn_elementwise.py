@@ -4,8 +4,9 @@ from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_memory import new_like, ordered_like, own_result, settled
+from .onednn_memory import new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
+from .saved import own_result, save, saved
 
 
 def _is_half_gelu(algorithm, flat):
@@ -41,13 +42,13 @@ class Activation(PyLayer):
         out = new_like(x)
         cache.get(_describe_activation, algorithm, dense(x.dtype, numel(x)))(x.data_ptr(), out.data_ptr())
         ctx.algorithm = algorithm
-        ctx.save_for_backward(own_result(out) if algorithm == onednn.RELU_USE_DST else x)
+        save(ctx, own_result(out) if algorithm == onednn.RELU_USE_DST else x)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x."""
-        (data,) = ctx.saved_tensor()
+        (data,) = saved(ctx)
         gradient = ordered_like(gradient, data)
         out = new_like(data)
         cache.get(_describe_activation_backward, ctx.algorithm, dense(data.dtype, numel(data)))(

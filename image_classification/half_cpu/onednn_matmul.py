@@ -13,7 +13,7 @@ from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
 from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
-from .onednn_memory import contiguous, copy_layout, in_dtype, keep
+from .onednn_memory import contiguous, copy_layout, in_dtype
 from .onednn_packing import packing
 from .onednn_primitives import (
     DATA_TYPES,
@@ -25,6 +25,7 @@ from .onednn_primitives import (
     operand_numbers,
     servable,
 )
+from .saved import keep, saved
 from .scope import is_kept, made_once
 
 _CPU = paddle.CPUPlace()
@@ -148,7 +149,7 @@ class Linear(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x, weight and bias in their dtypes."""
-        x, weight = ctx.saved_tensor()
+        x, weight = saved(ctx)
         needs_x, needs_weight, needs_bias = ctx.needs
         factor = _factor(weight, ctx.transposed)
         columns, features = factor.layout.shape
@@ -186,7 +187,7 @@ class BatchedMatmul(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of both factors."""
-        left, right = ctx.saved_tensor()
+        left, right = saved(ctx)
         transpose_left, transpose_right = ctx.transposed
         left_gradient = right_gradient = None
         gradient_view = view(gradient)

@@ -106,26 +106,6 @@ def new_like(tensor, dtype=None):
     return new_channels_last(dtype, tensor.shape)
 
 
-def own_result(out):
-    """Return what a PyLayer keeps of its own result: the same memory, but not the tensor, which holds the PyLayer. A
-    result without a backward pass would never be freed."""
-    return out.detach()
-
-
-def keep(ctx, *tensors):
-    """Save tensors, or None, for the backward pass with the strides that they have now.
-
-    `Tensor.contiguous()` rearranges the tensor that it is called on and whatever shares its description, but no view.
-    """
-    ctx.save_for_backward(*map(_unchangeable, tensors))
-
-
-def _unchangeable(tensor):
-    if tensor is None or tensor.is_contiguous():
-        return tensor
-    return paddle_names.transpose(tensor, list(range(len(tensor.shape))))  # a view with the same axes
-
-
 def ordered_like(tensor, other):
     """Return the tensor, or a copy of it, in the memory order of a settled tensor of the same shape."""
     if tensor.strides == other.strides:

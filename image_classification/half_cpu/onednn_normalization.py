@@ -8,8 +8,9 @@ from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_memory import contiguous, in_dtype, in_float32, keep, own_result
+from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
+from .saved import keep, own_result, saved
 
 _FLOAT32 = paddle.float32
 
@@ -58,7 +59,7 @@ class Softmax(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x."""
-        (result,) = ctx.saved_tensor()
+        (result,) = saved(ctx)
         gradient = contiguous(gradient)
         out = new_tensor(result.dtype, result.shape)
         softmax_rows_backward(
@@ -149,7 +150,7 @@ class LayerNorm(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x, scale and shift."""
-        x, scale, mean, variance = ctx.saved_tensor()
+        x, scale, mean, variance = saved(ctx)
         gradient = contiguous(gradient)
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (x, scale, scale)]
         primitive = cache.get(_describe_layer_norm_backward, *ctx.key)

@@ -15,6 +15,7 @@ from . import onednn_library as onednn
 from .onednn_convolution_passes import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, bound, cache, layout, new_tensor, servable
+from .saved import save, saved
 
 _UINT8 = paddle.uint8
 
@@ -55,7 +56,7 @@ class Pooling(PyLayer):
             primitive = cache.get(_describe_pooling, onednn.FORWARD_TRAINING, *ctx.key)
             positions = new_tensor(_UINT8, [primitive.sizes[2]])
             primitive(x.data_ptr(), out.data_ptr(), positions.data_ptr())
-            ctx.save_for_backward(positions)
+            save(ctx, positions)
         else:
             cache.get(_describe_pooling, onednn.FORWARD_INFERENCE, *ctx.key)(x.data_ptr(), out.data_ptr())
         return out
@@ -67,7 +68,7 @@ class Pooling(PyLayer):
         out = new_channels_last(gradient.dtype, ctx.shape)
         pointers = [gradient.data_ptr(), out.data_ptr()]
         if ctx.key[0] == onednn.POOL_MAX:
-            (positions,) = ctx.saved_tensor()
+            (positions,) = saved(ctx)
             pointers.append(positions.data_ptr())
         cache.get(_describe_pooling_backward, *ctx.key)(*pointers)
         return out

@@ -82,6 +82,9 @@ WITHOUT_POLICY = words(
     """
 )
 
+# Its gradient may be sparse.
+EMBEDDING = "embedding"
+
 # A whole program compiled by paddle.jit.to_static: its operators cannot be reached one by one.
 PROGRAM = "run_program"
 

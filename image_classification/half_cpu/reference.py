@@ -156,6 +156,12 @@ def compute_get_item(name, original, args, kwargs, tensors, cast):
     return cast(original(cast(tensor, FLOAT32), index), tensor.dtype)
 
 
+def compute_embedding(name, original, args, kwargs, tensors, cast):
+    """Return rows of a half weight. Its gradient is dense: no cast takes a sparse one."""
+    index, weight, padding, *_ = args
+    return compute(name, original, (index, weight, padding, False), kwargs, tensors, cast)
+
+
 def refuse_custom(name, original, args, kwargs, tensors, cast):
     """Raise UnsupportedOperator: nothing is known of an operator compiled by a user, neither outputs nor gradients."""
     raise UnsupportedOperator(args[0], _half_name(tensors), "it is a custom operator; cast its inputs to float32")

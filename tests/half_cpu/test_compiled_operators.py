@@ -234,3 +234,50 @@ def test_kernel_of_an_empty_index_or_mask_leaves_it_to_the_reference(dtype):
     assert kernels["embedding"](None, (index, x), {}) is NotImplemented
     assert kernels["take_along_axis"](None, (x, paddle.zeros([0, 3], "int64"), 0), {}) is NotImplemented
     assert kernels["where"](None, (paddle.zeros([0, 3], "bool"), x[:0], x[:0]), {}) is NotImplemented
+
+
+# What reads x at places, or chooses by a mask, that were made of a tensor with gradients.
+BY_PLACES = {
+    "gather": lambda x, scores: x.gather(scores.topk(2)[1][0], axis=1),
+    "take_along_axis": lambda x, scores: x.take_along_axis(scores.topk(2)[1], 1),
+    "items": lambda x, scores: x[:, scores.topk(2)[1]],
+    "embedding": lambda x, scores: F.embedding(scores.abs().clip(0, 3).astype("int64"), x),
+    "where": lambda x, scores: paddle.where(scores.astype("bool"), x, x * 2.0),
+    "masked_fill": lambda x, scores: x.masked_fill(scores.astype("bool"), 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("name", BY_PLACES)
+def test_places_found_in_a_tensor_with_gradients_get_none(name, dtype):
+    gradients = []
+    for backend in ("reference", "auto"):
+        (x,) = tensors([(4, 33)], dtype)
+        (leaf,) = tensors([(4, 33)], FLOAT32, seed=1)
+        with half_cpu.dispatch(backend=backend):
+            scores = leaf * 2.0
+            BY_PLACES[name](x, scores).sum().backward()  # Paddle's engine once walked on to the places, and crashed
+        assert leaf.grad is None
+        gradients.append(x.grad)
+    assert_same(*gradients)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_places_need_a_gradient_where_paddle_says_so(dtype):
+    (x,) = tensors([(4, 33)], dtype)
+    for function in (lambda x: x.topk(2)[1], lambda x: x.argsort()):
+        flags = []
+        for backend in ("reference", "auto"):
+            with half_cpu.dispatch(backend=backend):
+                flags += [function(x).stop_gradient, function(x.detach()).stop_gradient]
+        assert flags == [False, True, False, True]
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("padding", [None, 2])
+def test_sparse_embedding_of_a_half_weight_has_a_dense_gradient(padding, dtype, backend):
+    (weight,) = tensors([(5, 3)], dtype)
+    with half_cpu.dispatch(backend=backend):
+        F.embedding(paddle.to_tensor([[0, 2], [2, 3]]), weight, padding, sparse=True).sum().backward()
+    assert weight.grad[:, 0].astype(FLOAT32).tolist() == [1.0, 0.0, 0.0 if padding else 2.0, 1.0, 0.0]
