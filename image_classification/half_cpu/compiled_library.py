@@ -136,8 +136,15 @@ def load():
 
 
 def cache_folder():
-    """Return the folder for built libraries, which need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "half_cpu"
+    """Return the folder for built libraries, which need not exist.
+
+    Raises:
+        OSError: the user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "half_cpu"
+    except RuntimeError as error:
+        raise OSError(f"{error} XDG_CACHE_HOME may name a folder for them.") from error
 
 
 def compiler():
@@ -154,7 +161,7 @@ def compiler():
 
 
 def build(folder, flags=FLAGS):
-    """Return the path of the library in `folder`; it is compiled, in seconds, unless it is there.
+    """Return the path of the library in `folder`; it is compiled, in seconds, unless it is there and whole.
 
     Raises:
         OSError, subprocess.SubprocessError: it cannot be compiled or written.
@@ -164,19 +171,29 @@ def build(folder, flags=FLAGS):
     program = compiler()
     runtime = Path(paddle.__file__).parent / "libs" / "libiomp5.so"
     path = folder / f"{_fingerprint(program, runtime, flags)}.so"
-    if path.exists():
+    if _is_whole(path):
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of many processes that start at once, one compiles
-        if not path.exists():
+        if not _is_whole(path):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _compile(program, runtime, flags, Path(scratch)).rename(path)
+                made = _compile(program, runtime, flags, Path(scratch))
+                with open(made, "ab") as file:
+                    file.write(hashlib.sha256(made.read_bytes()).digest())
+                made.rename(path)
     return path
 
 
+def _is_whole(path):
+    """Return whether a library ends with the digest of what stands before. A crash of the machine may leave a part of
+    it, and to load that ends the process."""
+    content = path.read_bytes() if path.exists() else b""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
 def _fingerprint(program, runtime, flags):
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    version = _run([program, "--version"]).stdout
     with open("/proc/cpuinfo") as file:
         processor = next((line for line in file if line.startswith("flags")), "")
     digest = hashlib.sha256("\0".join((program, version, processor, str(runtime), *flags)).encode())
@@ -191,13 +208,17 @@ def _compile(program, runtime, flags, scratch):
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(scratch / f"{source.stem}.o")
         command = [program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])]
-        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
-    for command, process in running:
-        _, stderr = process.communicate()
+        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")))
+    messages = [process.communicate()[1] for _, process in running]  # of all: none may write while the folder goes
+    for (command, process), stderr in zip(running, messages, strict=True):
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, stderr=stderr)
     path = scratch / "kernels.so"
     # Without -fopenmp: it would link the compiler's own OpenMP runtime.
     command = [program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)]
-    subprocess.run(command, capture_output=True, text=True, check=True)
+    _run(command)
     return path
+
+
+def _run(command):
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)

@@ -1,7 +1,10 @@
 """The compiled kernels: how they are built, and their numbers where blocks, memory orders, threads and bits matter."""
 
+import concurrent.futures
+import ctypes
 import logging
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -44,11 +47,52 @@ def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
 
 def small_sources(folder):
     folder.mkdir()
-    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    (folder / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }')
     return folder
 
 
-@pytest.mark.parametrize("sources", ["no compiler", "no folder", "broken sources"])
+def small_compiler(path, commands):
+    """Write a compiler that runs these commands of the shell first, with the real one as $REAL."""
+    path.write_text(f'#!/bin/sh\nREAL="{compiled_library.compiler()}"\n{commands}\nexec "$REAL" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("kept", "zeros"), [(0, 0), (5000, 0), (-5000, 0), (-1, 0), (5000, 100_000)])
+def test_library_that_is_not_whole_is_built_anew(kept, zeros, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    path = compiled_library.build(tmp_path / "cache")
+    part = path.read_bytes()[:kept] + bytes(zeros)
+    path.write_bytes(part)  # what a disk has of it after a crash; to load it may end the process
+    assert compiled_library.build(tmp_path / "cache") == path
+    assert path.read_bytes() != part
+    assert ctypes.CDLL(str(path)).one() == 1
+
+
+def test_compiler_that_fails_is_the_error_after_all_others_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    (tmp_path / "cpp" / "two.cpp").write_text("")
+    fails = 'case "$*" in *one.cpp*) printf "no \\351 space" >&2; exit 1;; esac'  # in Latin-1
+    waits = f'case "$*" in *two.cpp*) sleep 0.3; : > "{tmp_path / "ended"}";; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", f"{fails}\n{waits}"))
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        compiled_library.build(tmp_path / "cache")
+    assert "space" in error.value.stderr
+    assert (tmp_path / "ended").exists()
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_processes_that_start_at_once_build_one_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    counted = f'case "$*" in *-shared*) echo once >> "{tmp_path / "count"}"; sleep 0.3;; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", counted))
+    with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context("fork")) as pool:
+        paths = list(pool.map(compiled_library.build, [tmp_path / "cache"] * 3))
+    assert len(set(paths)) == 1
+    assert (tmp_path / "count").read_text() == "once\n"
+
+
+@pytest.mark.parametrize("sources", ["no compiler", "no folder", "no home", "full disk", "broken sources"])
 def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -56,6 +100,12 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_
         monkeypatch.setenv("CXX", "no-such-compiler")
     elif sources == "no folder":
         (tmp_path / "cache").write_text("a file where the folder should be")
+    elif sources == "no home":  # a container's user without a name
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(os, "getuid", lambda: 1234567)
+    elif sources == "full disk":  # for compilers and linkers
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "ulimit -f 1"))
     else:
         (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
     with caplog.at_level(logging.WARNING):
