@@ -169,7 +169,9 @@ class Library:
         self.engine = self.new("oneDNN engine", self.engine_create, 1, 0)
         self.stream = self.new("oneDNN stream", self.stream_create, self.engine, 1)
         # A cached primitive's memory objects are set before each call, and ctypes lets other threads run meanwhile.
-        self.lock = threading.Lock()
+        self.lock = lock = threading.Lock()
+        # A process that is forked meanwhile has no thread that would give the lock back.
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
     def _bind_version(self):
         function = self._dll.dnnl_version

@@ -5,6 +5,7 @@ primitive with data pointers runs it to the end. The pointers must belong to ten
 """
 
 import collections
+import contextlib
 import functools
 from math import prod
 from typing import Any, NamedTuple
@@ -275,7 +276,8 @@ class Cache:
             if len(entries) > self.size:
                 entries.popitem(last=False)
         elif 2 * len(entries) > self.size:  # in a smaller one nothing goes before others were used
-            entries.move_to_end((build, key))
+            with contextlib.suppress(KeyError):  # another thread may just have dropped it
+                entries.move_to_end((build, key))
         if isinstance(entry, Exception):
             raise entry
         return entry

@@ -4,6 +4,7 @@
 so has everyone who imported the name from there. All of them are found by identity.
 """
 
+import os
 import sys
 import threading
 
@@ -20,7 +21,8 @@ class References:
     """
 
     def __init__(self, tables, methods):
-        self._lock = threading.Lock()
+        self._lock = lock = threading.Lock()
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
         self._users = 0
         self._methods = [(name, getattr(paddle_names.Tensor, name), wrapper) for name, wrapper in methods.items()]
         self._tables = []

@@ -32,7 +32,7 @@ def saved(ctx):
     tensors = ctx.saved_tensor()
     for tensor, version in zip(tensors, ctx.versions, strict=True):
         if tensor is not None and tensor.inplace_version != version:
-            raise RuntimeError(f"a tensor {list(tensor.shape)} that a backward pass needs was written in place before it")
+            raise RuntimeError(f"a tensor {list(tensor.shape)} that the backward pass needs was written in place since")
     return tensors
 
 

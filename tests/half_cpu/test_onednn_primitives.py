@@ -1,7 +1,10 @@
 """The oneDNN binding: the cache of primitives, refusals, memory over many steps, threads."""
 
+import multiprocessing
 import resource
+import sys
 import threading
+import time
 
 import numpy as np
 import paddle
@@ -9,9 +12,10 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import kernels, onednn
+from image_classification.half_cpu import compiled, kernels, onednn
 from image_classification.half_cpu import onednn_library as library
 from image_classification.half_cpu import onednn_primitives as primitives
+from image_classification.half_cpu.dispatch import _references
 from image_classification.Swin.swin import SwinBlock
 
 pytestmark = pytest.mark.skipif(
@@ -162,3 +166,55 @@ def test_threads_that_share_a_primitive_get_their_own_results():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_that_let_the_cache_drop_primitives_get_theirs():
+    def build(loaded, builder, number):
+        return compiled.Primitive(lambda: number, 0)
+
+    cache, failures, interval = primitives.Cache(4), [], sys.getswitchinterval()
+
+    def work(seed):
+        try:
+            for number in np.random.default_rng(seed).integers(0, 6, 5000).tolist():
+                assert cache.get(build, number) is not None
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
+
+
+@pytest.mark.parametrize("lock", [library.load().lock if library.load() else None, _references()._lock])
+def test_process_forked_while_another_thread_computes_does_not_wait_for_it(lock):
+    """A loader's workers have none of the threads that would give a lock back."""
+    x = paddle.ones([4, 64]).astype("bfloat16")
+    taken = threading.Event()
+
+    def hold():
+        with lock:
+            taken.set()
+            time.sleep(0.2)
+
+    def compute():
+        with half_cpu.dispatch():
+            F.softmax(x @ x.t())
+
+    compute()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    process = multiprocessing.get_context("fork").Process(target=compute)
+    process.start()
+    thread.join()
+    process.join(20)
+    process.kill()
+    assert process.exitcode == 0
