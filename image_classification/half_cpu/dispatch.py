@@ -75,10 +75,11 @@ def _serve(scope, operator, original, args, kwargs):
         if wanted is not None:
             if callable(wanted):
                 return _serve_product(scope, operator, original, args, kwargs, wanted)
-            if scope.mixes(operator.kernel_name, wanted, tensors):
+            kernel = scope.kernel_of_both(operator.kernel_name, wanted, tensors)
+            if kernel is not None:
                 active.scope = None
                 try:
-                    result = scope.kernels[operator.kernel_name](original, args, kwargs)
+                    result = kernel(original, args, kwargs)
                 finally:
                     active.scope = scope
                 if result is not NotImplemented:

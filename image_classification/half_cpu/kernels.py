@@ -22,7 +22,8 @@ class Backend:
     Without half dtypes it is asked for nothing else. `compact(args, tensors)` returns the positional
     arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
     returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
-    names the operators whose kernels take half and float32 tensors together, computed and returned in float32. `small`
+    names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
+    kernels `rounding` take half images and float32 weights that they round themselves. `small`
     says of operators up to how many elements of dense float32 tensors of one shape Paddle, called faster, is faster.
     """
 
@@ -33,6 +34,7 @@ class Backend:
     compact: Callable = field(default=lambda args, tensors: args, repr=False)
     fork: Callable | None = field(default=None, repr=False)
     mixed: frozenset = frozenset()
+    rounding: Mapping[str, Callable] = field(default_factory=dict, repr=False)
     small: Mapping[str, int] = field(default_factory=dict)
 
 

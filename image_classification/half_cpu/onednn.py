@@ -80,6 +80,12 @@ KERNELS = {
     "product_norm": onednn_normalization.product_norm,
 }
 
+# Those that round float32 weights to the format of the images themselves, in fewer calls than a cast of their own.
+ROUNDING = {
+    "conv2d": functools.partial(onednn_convolution.conv2d, rounds=True),
+    "depthwise_conv2d": functools.partial(onednn_convolution.depthwise_conv2d, rounds=True),
+}
+
 # Where the compiled library is; what both have, oneDNN is asked for first.
 COMPILED_KERNELS = {
     **compiled_activations.KERNELS,
@@ -171,7 +177,8 @@ def _backend():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, SMALL
+    rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

@@ -182,8 +182,10 @@ def conv_norm(original, args, kwargs):
         return NotImplemented
     found = plan(x, weight, *arguments)
     bias = conv.bias
-    if found is None or norm.weight.shape != weight.shape[:1] or bias is not None and bias.dtype is not x.dtype:
-        return NotImplemented  # a float32 bias makes the sum float32
+    if found is None or weight.dtype is not x.dtype or norm.weight.shape != weight.shape[:1]:
+        return NotImplemented
+    if bias is not None and bias.dtype is not x.dtype:
+        return NotImplemented  # it makes the sum float32
     if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != found.shape):
         return NotImplemented
     dtype, x, weight = x.dtype, channels_last(x), contiguous(weight)

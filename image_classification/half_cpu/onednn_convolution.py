@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from .onednn_convolution_passes import geometry_of, grouped, plan, run
-from .onednn_memory import channels_last, contiguous, new_channels_last
+from .onednn_memory import channels_last, contiguous, in_dtype, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
 from .saved import save, saved
 
@@ -14,8 +14,8 @@ class Convolution(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, found):
         """Return [B, O, H', W'] in the dtype of x, as planned."""
-        ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
-        x, weight, ctx.key = channels_last(x), contiguous(weight), found.key
+        ctx.needs, ctx.weight_dtype = (not x.stop_gradient, not weight.stop_gradient), weight.dtype
+        x, weight, ctx.key = channels_last(x), in_dtype(contiguous(weight), x.dtype), found.key
         out = new_channels_last(x.dtype, found.shape)
         run("forward", ctx.key, x, weight, out)
         save(ctx, x, weight)
@@ -40,27 +40,31 @@ def _gradients(ctx, gradient, of_images, transposed):
         weight_gradient = new_tensor(weight.dtype, weight.shape)
         images, results = (gradient, x) if transposed else (x, gradient)
         run("backward_weights", ctx.key, images, weight_gradient, results)
+        weight_gradient = in_dtype(weight_gradient, ctx.weight_dtype)
     return x_gradient, weight_gradient
 
 
-def conv2d(original, args, kwargs):
-    """Kernel of ``conv2d(input, filter, strides, paddings, padding_algorithm, dilations, groups, data_format)``."""
+def conv2d(original, args, kwargs, rounds=False):
+    """Kernel of ``conv2d(input, filter, strides, paddings, padding_algorithm, dilations, groups, data_format)``; it
+    takes float32 filters with half images, rounded to their format, where it `rounds`."""
     names = ("input", "filter", "strides", "paddings", "padding_algorithm", "dilations", "groups", "data_format")
     values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW"))
-    return NotImplemented if values is None else _convolution(*values)
+    return NotImplemented if values is None else _convolution(rounds, *values)
 
 
-def depthwise_conv2d(original, args, kwargs):
+def depthwise_conv2d(original, args, kwargs, rounds=False):
     """Kernel of ``depthwise_conv2d(input, filter, strides, paddings, padding_algorithm, groups, dilations, ...)``."""
     names = ("input", "filter", "strides", "paddings", "padding_algorithm", "groups", "dilations", "data_format")
     values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", 1, [1, 1], "NCHW"))
     if values is None:
         return NotImplemented
     x, weight, strides, padding, algorithm, groups, dilations, data_format = values
-    return _convolution(x, weight, strides, padding, algorithm, dilations, groups, data_format)
+    return _convolution(rounds, x, weight, strides, padding, algorithm, dilations, groups, data_format)
 
 
-def _convolution(x, weight, *arguments):
+def _convolution(rounds, x, weight, *arguments):
+    if weight.dtype is not x.dtype and not rounds:
+        return NotImplemented
     found = plan(x, weight, *arguments)
     return NotImplemented if found is None else Convolution.apply(x, weight, found)
 
@@ -71,7 +75,7 @@ class TransposedConvolution(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, geometry, groups, sizes):
         """Return [B, O, *sizes] in the dtype of x."""
-        ctx.needs = (not x.stop_gradient, not weight.stop_gradient)
+        ctx.needs, ctx.weight_dtype = (not x.stop_gradient, not weight.stop_gradient), weight.dtype
         x, weight = channels_last(x), contiguous(weight)
         out = new_channels_last(x.dtype, [x.shape[0], weight.shape[1] * groups, *sizes])
         ctx.key = (layout(out), grouped(layout(weight), groups), layout(x), geometry)

@@ -207,7 +207,7 @@ class Plan(NamedTuple):
 
 def plan(x, weight, strides, padding, algorithm, dilations, groups, data_format):
     """Return the plan of a convolution, images and result lying as [B, H, W, C], or None where it is not served."""
-    if not servable(x, weight) or data_format != "NCHW":
+    if not servable(x) or not servable(weight) or data_format != "NCHW":
         return None
     sizes = tuple(x.shape), tuple(weight.shape)
     return _plan(data_type(x), *sizes, tuple(strides), tuple(padding), algorithm, tuple(dilations), groups)

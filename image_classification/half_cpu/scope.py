@@ -20,6 +20,7 @@ class Scope:
         self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
         self.fork = backend.fork
         self.mixed = backend.mixed
+        self.rounding = backend.rounding
         self.small = backend.small
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
@@ -53,6 +54,15 @@ class Scope:
 
         args, kwargs = change(args, kwargs, replace)
         return args, kwargs, *scan(args, kwargs)
+
+    def kernel_of_both(self, kernel, wanted, tensors):
+        """Return the kernel that takes half and float32 tensors as they are, to compute in one format, or None."""
+        if wanted == "float32":
+            return self.kernels[kernel] if self.mixes(kernel, wanted, tensors) else None
+        rounding = self.rounding.get(kernel)
+        if rounding is None or tensors[0].dtype is not DTYPES[wanted] or tensors[1].dtype is not FLOAT32:
+            return None
+        return rounding
 
     def mixes(self, kernel, wanted, tensors):
         """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""

@@ -59,3 +59,30 @@ def test_strided_pixels_have_the_filter_gradient_of_paddle(channels, stride, sid
         gradients.append(weight.grad.numpy())
     # Sums of up to 5625 float32 terms in another order.
     assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-16 * np.abs(gradients[1]).max()
+
+
+class Half:
+    """A policy that rounds what a convolution reads."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def cast(self, op_name, tensors):
+        return self.dtype if op_name.endswith("conv2d") else None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("groups", [1, 2, 16])
+def test_filters_that_a_convolution_rounds_itself_are_those_of_a_cast_and_so_are_their_gradients(dtype, groups):
+    results = []
+    for cast in (lambda weight: weight, lambda weight: weight.astype(dtype)):
+        paddle.seed(0)
+        x, weight = paddle.randn([2, 16, 9, 7]).astype(dtype), paddle.randn([16, 16 // groups, 3, 3])
+        x.stop_gradient = weight.stop_gradient = False
+        with half_cpu.dispatch(policy=Half(dtype)):
+            result = F.conv2d(x, cast(weight), groups=groups, padding=1)
+        result.backward(result.detach())
+        assert weight.grad.dtype == paddle.float32
+        results.append([each.astype("float32").numpy() for each in (result, x.grad, weight.grad)])
+    for own, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(own, expected)
