@@ -73,6 +73,7 @@ _SIGNATURES = {
     "layer_norm_backward": (_I, _I, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "batch_norm": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P),
     "batch_norm_backward": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "move_statistics": (_L, _F, _F, _P, _P, _P, _P),
     "group_norm": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "long_product": (_L, _L, _L, _L, _L, _L, _P, _P, _P),

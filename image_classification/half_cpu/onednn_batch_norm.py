@@ -78,20 +78,27 @@ class BatchNorm(PyLayer):
     """Normalisation of each channel by the batch's statistics, or by given ones; then maybe a sum and an activation."""
 
     @staticmethod
-    def forward(ctx, x, scale, shift, mean, variance, epsilon, flags, activation, residual):
-        """Return activation(normalised x + residual) in the dtype of x; `mean` and `variance` are written unless the
-        flags say that they are given."""
+    def forward(ctx, x, scale, shift, mean, variance, epsilon, momentum, activation, residual):
+        """Return activation(normalised x + residual) in the dtype of x; with a momentum `mean` and `variance` move
+        towards the statistics of the batch, without one they are the statistics."""
         inputs = (x, scale, shift) if residual is None else (x, scale, shift, residual)
         ctx.needs = [not tensor.stop_gradient for tensor in inputs]
         ctx.parameter_dtype = scale.dtype
         x = settled(x)
         scale, shift = in_float32(scale), in_float32(shift)
         out = new_like(x)
+        flags, statistics = onednn.USE_SCALE | onednn.USE_SHIFT, (mean, variance)
+        if momentum is None:
+            flags |= onednn.USE_GLOBAL_STATS
+        else:
+            mean, variance = (new_tensor(_FLOAT32, scale.shape) for _ in range(2))
         ctx.key = (epsilon, flags, activation, residual is not None)
         operands = [x, scale, shift, out, mean, variance]
         if residual is not None:
             operands.append(ordered_like(residual, x))
         cache.get(_describe, layout(x), *ctx.key)(*(tensor.data_ptr() for tensor in operands))
+        if momentum is not None:
+            _move(statistics, (mean, variance), momentum)
         ctx.masks = residual is not None and activation is not None
         save(ctx, x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
         return out
@@ -114,6 +121,18 @@ class BatchNorm(PyLayer):
         return (*gradients[:3], None, None, *gradients[3:])
 
 
+def _move(running, batch, momentum):
+    """Move the running mean and variance as Paddle does, bit for bit."""
+    if compiled.formats():
+        compiled.move_statistics(momentum, batch, running)
+    for old, new in zip(running, batch, strict=True):
+        if compiled.formats():
+            paddle_names.bump_version(old)
+        else:
+            paddle_names.scale_(old, momentum, 0.0, True)
+            paddle_names.add_(old, paddle_names.scale(new, 1.0 - momentum, 0.0, True))
+
+
 def batch_norm(original, args, kwargs):
     """Kernel of ``batch_norm(...)`` with float32 running statistics, which it updates as Paddle does."""
     values = bound(args, kwargs, _NAMES, ())
@@ -125,23 +144,14 @@ def batch_norm(original, args, kwargs):
 
 
 def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, activation=None, residual=None):
-    """Return what the operator returns, its first result after the sum and the activation."""
+    """Return what the operator returns, its first result after the sum and the activation; nobody reads the last."""
     if not servable(x) or x.ndim != 4 or data_format != "NCHW" or scale is None or shift is None:
         return NotImplemented
     if not servable(scale, shift) or not servable(mean, variance) or mean.dtype is not _FLOAT32:
         return NotImplemented
-    flags = onednn.USE_SCALE | onednn.USE_SHIFT
-    last = activation, residual
-    if given:
-        out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), flags | onednn.USE_GLOBAL_STATS, *last)
-        return out, mean, variance, None, None, None
-    batch_mean, batch_variance = new_tensor(_FLOAT32, mean.shape), new_tensor(_FLOAT32, mean.shape)
-    out = BatchNorm.apply(x, scale, shift, batch_mean, batch_variance, float(epsilon), flags, *last)
-    with paddle.no_grad():
-        for running, batch in ((mean, batch_mean), (variance, batch_variance)):
-            paddle_names.scale_(running, momentum, 0.0, True)
-            paddle_names.add_(running, paddle_names.scale(batch, 1.0 - momentum, 0.0, True))
-    return out, mean, variance, batch_mean, batch_variance, None
+    momentum = None if given else float(momentum)
+    out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), momentum, activation, residual)
+    return out, mean, variance, None, None, None
 
 
 def norm_activation(original, args, kwargs):

@@ -62,6 +62,19 @@ def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
         np.testing.assert_allclose(actual, expected, rtol=1e-5)  # sums of 60 float32 terms
 
 
+def test_batch_norm_rounds_the_moved_statistics_as_single_operators_do_and_counts_as_a_write():
+    (x,) = tensors([(4, 37, 5, 3)], FLOAT32)
+    batch, running = [paddle.zeros([37]), paddle.zeros([37])], list(statistics(37))
+    expected = [tensor.clone() for tensor in running]
+    versions = [tensor.inplace_version for tensor in running]
+    with half_cpu.dispatch(backend="onednn"):
+        F.batch_norm(x, *batch, paddle.ones([37]), paddle.zeros([37]), training=True, momentum=0.0)
+        F.batch_norm(x, *running, paddle.ones([37]), paddle.zeros([37]), training=True, momentum=0.83)
+    for own, version, old, new in zip(running, versions, expected, batch, strict=True):
+        assert own.inplace_version > version
+        np.testing.assert_array_equal(own.numpy(), (old.scale(0.83) + new.scale(1.0 - 0.83)).numpy())
+
+
 def test_batch_norm_statistics_of_channels_far_from_zero_do_not_cancel():
     generator = np.random.default_rng(0)
     images = generator.normal(size=(3, 7, 11, 20)) * generator.uniform(0.5, 2, 20) + np.linspace(-1000, 1000, 20)

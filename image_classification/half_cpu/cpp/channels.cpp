@@ -252,6 +252,19 @@ EXPORT int batch_norm(int format, long outer, long channels, long inner, float e
     return unknown;
 }
 
+// running = running * momentum + batch * share, each product rounded as Paddle rounds it: not fused with the sum.
+EXPORT int move_statistics(long channels, float momentum, float share, const float* mean, const float* variance,
+                           float* running_mean, float* running_variance) {
+    const float* batch[] = {mean, variance};
+    float* running[] = {running_mean, running_variance};
+    for (int i = 0; i < 2; i++)
+        for (long c = 0; c < channels; c++) {
+            volatile float kept = running[i][c] * momentum, added = batch[i][c] * share;
+            running[i][c] = kept + added;
+        }
+    return 0;
+}
+
 // `y` and `passed` are null where the activation has no residual before it.
 EXPORT int batch_norm_backward(int format, long outer, long channels, long inner, float epsilon, int given,
                                const char* activation, const void* x, const float* mean, const float* variance,
