@@ -13,7 +13,7 @@ Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structur
 
 def gradients_of(named_params: Named) -> list[paddle.Tensor]:
     """Return the gradients that exist, in order."""
-    return [param.grad for _, param in named_params if param.grad is not None]
+    return [gradient for _, param in named_params if (gradient := param.grad) is not None]
 
 
 def squared_norm(gradients):

@@ -57,7 +57,7 @@ _SIGNATURES = {
     "scaled_sum": (_I, _I, _I, _L, _L, _L, _L, _P, _P, _P, _P, _P),
     "scaled_sum_backward": (_I, _I, _L, _L, _L, _P, _P, _P, _P, _P, _P, _P),
     "adam_direction": (_L, _F, _F, _F, _F, _F, _F, _F, _F, _P, _P, _P, _P, _P),
-    "square_sum": (_I, _L, _P, _P),
+    "square_sums": (_L, _P, _P),
     "adam": (_I, _I, _L, _F, _F, _F, _F, _F, _P, _P, _P, _P, _P, _P, _P, _P),
     "momentum": (_I, _I, _L, _F, _F, _F, _I, _P, _P, _P, _P, _P),
     "sgd": (_I, _I, _L, _F, _P, _P, _P, _P),

@@ -8,12 +8,13 @@ import paddle
 from . import onednn_library as onednn
 from . import paddle_names
 from .arguments import HALF_NAMES
-from .compiled_library import load
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .compiled_library import load, numbers
+from .onednn_primitives import DATA_TYPES, bound, data_type, new_tensor, numel
 from .scope import active
 from .updates import NONE
 
 _FLOAT32 = paddle.float32
+SMALL = 1 << 12  # elements: Paddle's operators update as many float32 ones in the time that a kernel's call takes
 
 
 def _are_plain(*tensors, dtype=_FLOAT32):
@@ -23,13 +24,17 @@ def _are_plain(*tensors, dtype=_FLOAT32):
     return True
 
 
-def _served(names, gradient):
+def _served(names, gradient, small=SMALL):
     """Return a decorator for the kernel of an operator that updates its first tensor by its gradient, argument number
-    `gradient`. Where the kernel declines, the gradient is multiplied before Paddle's operator sees it."""
+    `gradient`, and where there is more to do, or there are more than `small` elements, the faster one. Where the kernel
+    declines, the gradient is multiplied before Paddle's operator sees it."""
 
     def decorate(kernel):
         def served(original, args, kwargs):
             update = active.update or NONE
+            is_small = args[0].dtype is _FLOAT32 and numel(args[0]) <= small
+            if is_small and update.factor == 1 and update.half_of(args[0]) is None:
+                return NotImplemented
             values = bound(args, kwargs, names, ())
             written = values is not None and kernel(update, *values)
             if written:
@@ -104,7 +109,7 @@ def adam(update, param, gradient, rate, moment1, moment2, largest, power1, power
 
 
 @_served(("param", "grad", "velocity", "rate", "master", "mu", "use_nesterov", "regularization_method",
-          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1)  # fmt: skip
+          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1, small=1 << 16)  # fmt: skip
 def momentum(update, param, gradient, velocity, rate, master, mu, nesterov, method, decay, has_master, rescale):
     """Kernel of ``momentum_``, bit for bit that of Paddle."""
     if method not in ("", "l2_decay") or rescale != 1 or not _fits(param, gradient, rate, master):
@@ -143,9 +148,8 @@ def square_sums(original, args, kwargs):
     if not all(x.dtype in DATA_TYPES and _are_plain(x, dtype=x.dtype) for x in tensors):
         return NotImplemented
     out = new_tensor(_FLOAT32, [len(tensors)])
-    place, square_sum = out.data_ptr(), load().square_sum
-    for index, x in enumerate(tensors):
-        square_sum(DATA_TYPES[x.dtype], numel(x), x.data_ptr(), place + 4 * index)
+    described = numbers(*(number for x in tensors for number in (data_type(x), numel(x), x.data_ptr())))
+    load().square_sums(len(tensors), described, out.data_ptr())
     return out
 
 

@@ -108,7 +108,7 @@ EXPORT int adam_direction(long n, float beta1, float beta2, float gain1, float g
 }
 
 // The sum of squares.
-EXPORT int square_sum(int format, long n, const void* x, float* out) {
+static int square_sum(int format, long n, const void* x, float* out) {
     long part = std::max(GRAIN, (n + 255) / 256), parts = (n + part - 1) / part;  // whatever the number of threads
     Floats partial(parts);
     int status = for_format(format, [&](auto element) {
@@ -125,6 +125,14 @@ EXPORT int square_sum(int format, long n, const void* x, float* out) {
     double total = 0;
     for (long p = 0; p < parts; p++) total += partial[p];
     *out = total;
+    return status;
+}
+
+// The sums of squares of tensors, each (format, number of elements, first element).
+EXPORT int square_sums(long tensors, const long* described, float* out) {
+    int status = 0;
+    for (long i = 0; i < tensors; i++, described += 3)
+        status |= square_sum(described[0], described[1], (const void*)described[2], out + i);
     return status;
 }
 
