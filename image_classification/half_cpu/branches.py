@@ -27,9 +27,9 @@ def branched(scope, args, kwargs, tensors):
 
 
 def _is_inner(tensor):
-    if tensor.stop_gradient or math.prod(tensor.shape) < LARGE:
+    if tensor.stop_gradient or tensor.is_leaf or math.prod(tensor.shape) < LARGE:
         return False
-    return not tensor.is_leaf and tensor.is_dense() and tensor.dtype in FLOATING
+    return tensor.is_dense() and tensor.dtype in FLOATING
 
 
 def _view(fork, tensor):

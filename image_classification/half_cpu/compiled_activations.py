@@ -1,12 +1,12 @@
 """Activations, x * a + b and dropout in one pass over memory, on all formats; float32 arithmetic, rounded once."""
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import contiguous, new_like, ordered_like, settled
 from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, own_result, save, saved
 
 _CPU, _FLOAT32, _UINT8 = paddle.CPUPlace(), paddle.float32, paddle.uint8

@@ -4,7 +4,6 @@ A maximum with NaN is NaN, and equal ones share its gradient; NaN has no place: 
 """
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_library import load
 from .compiled_places import split_at
@@ -12,6 +11,7 @@ from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
 from .onednn_memory import contiguous, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
 _FLOAT32, _INT64 = paddle.float32, paddle.int64

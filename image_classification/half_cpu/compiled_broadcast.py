@@ -9,7 +9,6 @@ import itertools
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_library import load, numbers
 from .onednn_memory import (
@@ -24,6 +23,7 @@ from .onednn_memory import (
     settled,
 )
 from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, save, saved
 
 _FLOAT32 = paddle.float32

@@ -1,11 +1,10 @@
 """Windows of images as columns, and the images that such columns add up to, on all formats; sums are float32."""
 
-from paddle.autograd import PyLayer
-
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .recorded import PyLayer
 
 
 class Columns(PyLayer):

@@ -5,7 +5,6 @@ import functools
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
@@ -13,6 +12,7 @@ from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
+from .recorded import PyLayer
 
 _CPU = paddle.CPUPlace()
 

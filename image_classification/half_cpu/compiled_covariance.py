@@ -4,8 +4,6 @@ Lengths are float32; queries, keys, scores and probabilities are rounded to the 
 Nothing is transposed or split. Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 """
 
-from paddle.autograd import PyLayer
-
 from .compiled_library import load, numbers
 from .onednn_attention import parts
 from .onednn_matmul import multiply
@@ -13,6 +11,7 @@ from .onednn_matrices import view
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, saved
 
 

@@ -1,12 +1,12 @@
 """Cross-entropy of logits on all formats: float32 inside, rounded once."""
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32

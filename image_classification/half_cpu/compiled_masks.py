@@ -1,13 +1,13 @@
 """Choices by a mask, on all formats: nothing is rounded, and a gradient goes to what was chosen."""
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_broadcast import repeated_strides, runs_of
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .onednn_memory import contiguous
 from .onednn_primitives import bound, new_tensor, numel
+from .recorded import PyLayer
 from .saved import keep, saved
 
 _BOOL = paddle.bool

@@ -3,13 +3,13 @@
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
 from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
 _FLOAT32 = paddle.float32

@@ -4,7 +4,6 @@ What a gradient is summed over, because it repeats the small tensor, is float32 
 """
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over, together
 from .compiled_library import load, numbers
@@ -12,6 +11,7 @@ from .compiled_worth import asks_gradient, pays
 from .onednn_memory import is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, dense_strides, numel, servable
 from .paddle_names import reshape
+from .recorded import PyLayer
 from .saved import keep, saved
 
 _FLOAT32 = paddle.float32

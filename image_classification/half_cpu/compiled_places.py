@@ -3,12 +3,12 @@
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous, in_float32
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, saved
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32

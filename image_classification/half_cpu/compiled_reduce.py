@@ -3,13 +3,12 @@
 import functools
 import math
 
-from paddle.autograd import PyLayer
-
 from .arguments import DTYPES
 from .compiled_broadcast import memory_axes, repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, new_channels_last, settled
 from .onednn_primitives import CACHE_SIZE, bound, data_type, is_known, new_tensor, servable
+from .recorded import PyLayer
 
 
 def reducible(x, axes):

@@ -2,13 +2,12 @@
 
 import math
 
-from paddle.autograd import PyLayer
-
 from .compiled_broadcast import repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .onednn_memory import contiguous, new_like, settled
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .recorded import PyLayer
 
 
 class Repeat(PyLayer):

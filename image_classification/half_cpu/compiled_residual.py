@@ -7,12 +7,12 @@ The arithmetic is float32, rounded once. A row has the shape of a tensor's last 
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, saved
 
 _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32

@@ -1,10 +1,9 @@
 """Rotary positions of the queries and keys in a packed projection, on all formats; float32 arithmetic, rounded once."""
 
-from paddle.autograd import PyLayer
-
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_float32
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
+from .recorded import PyLayer
 from .saved import save, saved
 
 

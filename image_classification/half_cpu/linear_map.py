@@ -1,6 +1,6 @@
 """Linear functions that keep nothing of their argument, such as copies to another order; so is the gradient of each."""
 
-from paddle.autograd import PyLayer
+from .recorded import PyLayer
 
 
 class LinearMap(PyLayer):

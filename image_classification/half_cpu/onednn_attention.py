@@ -4,12 +4,11 @@ Nothing is transposed, split or concatenated, forward or backward.
 Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 """
 
-from paddle.autograd import PyLayer
-
 from .onednn_matrices import View, view
 from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
+from .recorded import PyLayer
 from .saved import keep, saved
 
 

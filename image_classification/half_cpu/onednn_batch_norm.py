@@ -7,7 +7,6 @@ that computes its gradient.
 
 import numpy as np
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
@@ -24,6 +23,7 @@ from .onednn_memory import (
     settled,
 )
 from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
+from .recorded import PyLayer
 from .saved import own_result, save, saved
 from .scope import made_once
 
@@ -91,7 +91,7 @@ class BatchNorm(PyLayer):
         if momentum is None:
             flags |= onednn.USE_GLOBAL_STATS
         else:
-            mean, variance = (new_tensor(_FLOAT32, scale.shape) for _ in range(2))
+            mean, variance = new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)
         ctx.key = (epsilon, flags, activation, residual is not None)
         operands = [x, scale, shift, out, mean, variance]
         if residual is not None:

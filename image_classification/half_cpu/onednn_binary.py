@@ -7,13 +7,13 @@ position embedding, the factors of the channels.
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_matmul import matmul, sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
+from .recorded import PyLayer
 from .saved import keep, saved
 
 

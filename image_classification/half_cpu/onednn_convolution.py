@@ -1,10 +1,9 @@
 """Convolution of image batches [B, C, H, W] and transposed convolution, forward and backward."""
 
-from paddle.autograd import PyLayer
-
 from .onednn_convolution_passes import geometry_of, grouped, plan, run
 from .onednn_memory import channels_last, contiguous, in_dtype, new_channels_last
 from .onednn_primitives import bound, layout, new_tensor, servable
+from .recorded import PyLayer
 from .saved import save, saved
 
 

@@ -26,9 +26,10 @@ from .onednn_primitives import (
     new_tensor,
     numel,
     operand_numbers,
+    scratch,
     servable,
 )
-from .scope import made_once
+from .scope import is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
@@ -171,22 +172,23 @@ def run(name, key, first, weight, last, operands=()):
         source, filters, target, _ = key
         name, key, weight = "forward", (target, filters, source, turned), _turned(weight)
     primitive = cache.get(_describe, name, *key)
+    plain = weight.data_ptr()
     if not primitive.sizes:  # a compiled kernel that takes the filters as they are
-        primitive(first.data_ptr(), weight.data_ptr(), last.data_ptr(), *operands)
+        primitive(first.data_ptr(), plain, last.data_ptr(), *operands)
         return
-    rearrange = cache.get(_describe_weights, name, *key)
+    rearrange, size = cache.get(_describe_weights, name, *key), primitive.sizes[1]
     if name == "backward_weights":
-        blocked = new_tensor(_UINT8, [primitive.sizes[1]])
-        primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr())
-        rearrange(blocked.data_ptr(), weight.data_ptr())
+        blocked = scratch(size).data_ptr()
+        primitive(first.data_ptr(), blocked, last.data_ptr())
+        rearrange(blocked, plain)
         return
 
     def block():
-        blocked = new_tensor(_UINT8, [primitive.sizes[1]])
-        rearrange(weight.data_ptr(), blocked.data_ptr())
+        blocked = new_tensor(_UINT8, [size]) if is_kept(plain) else scratch(size)
+        rearrange(plain, blocked.data_ptr())
         return blocked
 
-    blocked = made_once(weight.data_ptr(), (name, *key), block)
+    blocked = made_once(plain, (name, *key), block)
     primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr(), *operands)
 
 

@@ -3,12 +3,11 @@
 Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 """
 
-from paddle.autograd import PyLayer
-
 from .onednn_matrices import View, view
 from .onednn_memory import contiguous
 from .onednn_primitives import Layout, bound, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
+from .recorded import PyLayer
 from .saved import keep, saved
 
 

@@ -1,11 +1,10 @@
 """Activations, on bfloat16 or float32 tensors; float32 arithmetic, rounded once."""
 
-from paddle.autograd import PyLayer
-
 from . import compiled
 from . import onednn_library as onednn
 from .onednn_memory import new_like, ordered_like, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
+from .recorded import PyLayer
 from .saved import own_result, save, saved
 
 

@@ -7,7 +7,6 @@ came in, so a bfloat16 layer saves half of what a float32 layer saves.
 import math
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
@@ -25,6 +24,7 @@ from .onednn_primitives import (
     operand_numbers,
     servable,
 )
+from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import is_kept, made_once
 

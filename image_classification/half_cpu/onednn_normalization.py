@@ -4,12 +4,12 @@ Statistics, exponentials and sums are float32 in both; the result is rounded onc
 """
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
+from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
 _FLOAT32 = paddle.float32

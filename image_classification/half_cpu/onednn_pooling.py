@@ -8,13 +8,13 @@ import functools
 from typing import NamedTuple
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import compiled
 from . import onednn_library as onednn
 from .onednn_convolution_passes import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, bound, cache, layout, new_tensor, servable
+from .recorded import PyLayer
 from .saved import save, saved
 
 _UINT8 = paddle.uint8

@@ -7,6 +7,7 @@ primitive with data pointers runs it to the end. The pointers must belong to ten
 import collections
 import contextlib
 import functools
+import threading
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ _NUMBERS = {id(dtype): number for dtype, number in DATA_TYPES.items()}
 ELEMENT_SIZE = onednn.ELEMENT_SIZE
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
-_CPU = paddle.CPUPlace()
+_CPU, _UINT8 = paddle.CPUPlace(), paddle.uint8
 
 
 def bound(args, kwargs, names, defaults):
@@ -130,6 +131,21 @@ def servable(tensor, *others):
 def new_tensor(dtype, shape):
     """Return a dense CPU tensor with arbitrary content."""
     return empty(shape, dtype, _CPU)
+
+
+class _Scratch(threading.local):
+    tensor: Any = None
+
+
+_scratch = _Scratch()
+
+
+def scratch(size):
+    """Return a tensor of so many bytes or more, which are this thread's until it asks again."""
+    tensor = _scratch.tensor
+    if tensor is None or tensor.shape[0] < size:
+        tensor = _scratch.tensor = new_tensor(_UINT8, [size])
+    return tensor
 
 
 class Primitive:

@@ -16,10 +16,10 @@ operator once more to find its gradient: this is for studying formats, not for s
 from typing import NamedTuple
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import paddle_names
 from .arguments import replace_tensors, scan
+from .recorded import PyLayer
 
 
 class Operand(NamedTuple):
