@@ -19,9 +19,9 @@ def test_operator_of_no_name_is_refused_with_the_names():
     assert line.startswith("error: -operators: 'reluu' is part of none of the names linear 768 to 3072, ")
 
 
-def test_operator_is_measured_in_both_passes_and_each_format():
+def test_operator_is_measured_in_both_uses_and_each_format():
     done = run("-operators=relu6", "-formats=float32,bfloat16", "-batch_size=1", "-rounds=1", "-threads=1")
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in done.stdout.splitlines() if "relu6" in line]
     assert done.returncode == 0, done.stderr
-    assert rows == [["relu6", direction, dtype] for direction in ("forward", "backward")
+    assert rows == [["relu6", use, dtype] for use in ("evaluation", "training")
                     for dtype in ("float32", "bfloat16")]  # fmt: skip
