@@ -63,6 +63,7 @@ _SIGNATURES = {
     "sgd": (_I, _I, _L, _F, _P, _P, _P, _P),
     "descend": (_L, _F, _P, _P),
     "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
+    "order": (_I, _I, _L, _L, _L, _L, _P, _P),
     "softmax": (_I, _L, _L, _P, _P),
     "softmax_backward": (_I, _L, _L, _P, _P, _P),
     "log_softmax": (_I, _L, _L, _P, _P),

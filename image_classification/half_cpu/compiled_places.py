@@ -6,7 +6,7 @@ import paddle
 
 from .compiled_library import load
 from .compiled_worth import pays
-from .onednn_memory import contiguous, in_float32
+from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -130,32 +130,45 @@ def items(x, index):
     return rows(x, places, axis, [*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]])
 
 
-def _sorting(names, defaults):
-    """Return the kernel of an operator that returns (numbers in another order, their places along an axis): it sorts a
-    float32 copy, and the numbers are read where they were."""
-    axis = names.index("axis")
+def _in_order(x, axis, descending, wanted):
+    """Return (the first `wanted` numbers along an axis in their order, their places); equal ones keep theirs."""
+    if not pays(x, numel(x)) or not -x.ndim <= axis < x.ndim:
+        return NotImplemented
+    axis %= x.ndim
+    if not 0 < wanted <= x.shape[axis] < 1 << 32:
+        return NotImplemented  # Paddle words the error
+    x = contiguous(x)
+    index = new_tensor(_INT64, [*x.shape[:axis], wanted, *x.shape[axis + 1 :]])
+    constants = DATA_TYPES[x.dtype], descending, *split_at(x.shape, axis), wanted
+    load().order(*constants, x.data_ptr(), index.data_ptr())
+    found = Along.apply(x, index, axis)
+    index.stop_gradient = found.stop_gradient  # as Paddle says it
+    return found, index
 
-    def kernel(original, args, kwargs):
-        values = bound(args, kwargs, names, defaults)
-        if values is None or not servable(values[0]) or values[0].dtype is _FLOAT32 or type(values[axis]) is not int:
-            return NotImplemented
-        x, *constants = values
-        if not x.ndim:
-            return NotImplemented
-        with paddle.no_grad():
-            _, index = original(in_float32(x), *constants)
-        found = Along.apply(x, index, values[axis] % x.ndim)
-        index.stop_gradient = found.stop_gradient  # as Paddle says it
-        return found, index
 
-    return kernel
+def argsort(original, args, kwargs):
+    """Kernel of ``argsort(x, axis, descending, stable)``, always stable."""
+    values = bound(args, kwargs, ("x", "axis", "descending", "stable"), (-1, False, False))
+    if values is None or type(values[1]) is not int or not values[0].ndim:
+        return NotImplemented
+    x, axis, descending, _ = values
+    return _in_order(x, axis, bool(descending), x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
+
+
+def topk(original, args, kwargs):
+    """Kernel of ``topk(x, k, axis, largest, sorted)``, always sorted."""
+    values = bound(args, kwargs, ("x", "k", "axis", "largest", "sorted"), (1, -1, True, True))
+    if values is None or type(values[1]) is not int or type(values[2]) is not int:
+        return NotImplemented
+    x, wanted, axis, largest, _ = values
+    return _in_order(x, axis, bool(largest), wanted)
 
 
 KERNELS = {
-    "argsort": _sorting(("x", "axis", "descending", "stable"), (-1, False, False)),
+    "argsort": argsort,
     "embedding": embedding,
     "gather": gather,
     "index_select": gather,
     "take_along_axis": take_along_axis,
-    "topk": _sorting(("x", "k", "axis", "largest", "sorted"), (1, -1, True, True)),
+    "topk": topk,
 }
