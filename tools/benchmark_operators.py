@@ -128,7 +128,7 @@ def measure(function, shapes, options):
             ]
             with contextlib.nullcontext() if name == STOCK else half_cpu.dispatch():
                 with paddle.no_grad():
-                    function(*arguments)  # a model enters a dispatch once a step, which leaves other things in the cache
+                    function(*arguments)  # to enter a dispatch, as a model does once a step, cools the cache
                     start = clock()
                     result = function(*arguments)
                     evaluation = clock() - start

@@ -2,7 +2,7 @@
 
 Paddle's engine would do it: in one thread, a float16 number at a time, and for images as rows of [B, C, H, W], copied
 there and back. So an operator under a dispatch does not get a large tensor itself but one of two views of it; the other
-is left for the next reader. Hooks and gradients of the tensor see the sum, as ever.
+is left for the next reader; of float32 only images. Hooks and gradients of the tensor see the sum, as ever.
 """
 
 import math
@@ -29,9 +29,9 @@ def branched(scope, args, kwargs, tensors):
 def _is_inner(tensor):
     if tensor.stop_gradient or tensor.is_leaf or math.prod(tensor.shape) < LARGE:
         return False
-    if not tensor.is_dense() or tensor.dtype not in FLOATING:
-        return False
-    return tensor.dtype is not FLOAT32 or tensor.ndim == 4  # the engine's sum of dense float32 is as fast
+    if tensor.dtype is FLOAT32 and tensor.ndim != 4:
+        return False  # the engine's sum is as fast
+    return tensor.is_dense() and tensor.dtype in FLOATING
 
 
 def _view(fork, tensor):

@@ -24,7 +24,8 @@ class Backend:
     returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
     names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
     kernels `rounding` take half images and float32 weights that they round themselves. `small`
-    says of operators up to how many elements of dense float32 tensors of one shape Paddle, called faster, is faster.
+    says of operators up to how many elements of dense float32 tensors of one shape Paddle, called faster, is faster;
+    `by_gradients` names those of them of which it is so for any number where no gradient is asked for.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Backend:
     mixed: frozenset = frozenset()
     rounding: Mapping[str, Callable] = field(default_factory=dict, repr=False)
     small: Mapping[str, int] = field(default_factory=dict)
+    by_gradients: frozenset = frozenset()
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})

@@ -118,6 +118,9 @@ SMALL = dict.fromkeys(
     ("add", "subtract", "multiply", "relu", "relu6", "hardswish", "hardsigmoid", "leaky_relu"), 1 << 16
 )
 
+# Paddle has MKL's, in as many threads; a gradient it copies, and computes in one thread.
+BY_GRADIENTS = frozenset(("add", "subtract", "multiply"))
+
 
 def available():
     """Return True where oneDNN has fast float32 kernels: AVX2 or better, and a wheel with the library."""
@@ -178,7 +181,7 @@ def _backend():
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL, BY_GRADIENTS
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

@@ -21,7 +21,7 @@ class Scope:
         self.fork = backend.fork
         self.mixed = backend.mixed
         self.rounding = backend.rounding
-        self.small = backend.small
+        self.small, self.by_gradients = backend.small, backend.by_gradients
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 
@@ -69,11 +69,12 @@ class Scope:
         return wanted == "float32" and kernel in self.mixed and any(tensor.dtype is FLOAT32 for tensor in tensors)
 
     def leaves(self, kernel, tensors):
-        """Return whether float32 tensors are so small that Paddle is faster than a kernel."""
+        """Return whether float32 tensors are so small that Paddle is faster than a kernel, or there is no gradient by
+        which the kernel is the faster one."""
         if kernel not in self.small:
             return False
         shape = tensors[0].shape
-        fits = math.prod(shape) <= self.small[kernel]
+        fits = math.prod(shape) <= self.small[kernel] or kernel in self.by_gradients and not paddle.is_grad_enabled()
         return fits and all(tensor.is_contiguous() and tensor.shape == shape for tensor in tensors)
 
     def composite_kernel(self, kernel, half):

@@ -214,3 +214,14 @@ def test_dispatch_goes_on_after_an_operator_without_a_kernel_reads_a_large_tenso
         scope = active.scope
         paddle.sin(x)
         assert active.scope is scope
+
+
+def test_gradients_of_float32_tokens_are_summed_by_the_engine(sums):
+    leaf, x = features()
+    with half_cpu.dispatch(backend="onednn"):
+        tokens = x.reshape([2, -1, 96])
+        total = F.relu(tokens) + tokens * 2
+    del sums[:]
+    paddle.autograd.backward([total], [paddle.ones(total.shape)])
+    np.testing.assert_array_equal(leaf.grad.numpy(), 2 + positive(leaf).reshape(SHAPE))
+    assert not sums

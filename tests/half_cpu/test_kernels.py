@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from image_classification import half_cpu
+from image_classification.half_cpu import onednn_binary
 from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, needs_onednn
 
 pytestmark = needs_onednn
@@ -65,3 +66,14 @@ def test_small_dense_float32_tensors_are_left_to_paddle_others_get_a_kernel():
     assert is_served(paddle.ones(image), paddle.ones(image[1:]))  # repeated
     strided = paddle.ones(image).transpose([0, 3, 1, 2])  # Paddle would copy it and lose the order
     assert is_served(strided, strided.detach())
+
+
+@needs_onednn
+def test_float32_sum_without_a_gradient_is_paddles_own(monkeypatch):
+    made, sum_of = [], onednn_binary.sum_of
+    monkeypatch.setattr(onednn_binary, "sum_of", lambda *pair: made.append(pair) or sum_of(*pair))
+    x = paddle.ones([(1 << 16) + 1])
+    with half_cpu.dispatch(backend="onednn"):
+        with paddle.no_grad():
+            assert (x + x).sum() == 2 * x.size and not made
+        assert (x + x).sum() == 2 * x.size and made
