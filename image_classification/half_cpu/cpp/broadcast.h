@@ -15,7 +15,7 @@ void combine(const long* sizes, const long* left, const long* right, const T* a,
     auto row = [&](const T* x, const T* y, long at, long n) {
         Out* z = out + at;
         auto fill = [&](auto first, auto second) {
-            walk(n, [&](long i, long count) { give(z + i, f(first(i, count), second(i, count), at + i, count), count); });
+            map(n, z, [&](long i, long count) { return f(first(i, count), second(i, count), at + i, count); });
         };
         auto many = [](const T* p) { return [p](long i, long count) { return take(p + i, count); }; };
         auto same = [](const T* p) { return [v = all(value(p))](long, long) { return v; }; };

@@ -7,7 +7,7 @@ namespace {
 template <class From, class To>
 void convert(long n, const From* from, To* to) {
     for_ranges(n, GRAIN, [&](long first, long last) {
-        walk(last - first, [&](long i, long count) { give(to + first + i, take(from + first + i, count), count); });
+        map(last - first, to + first, [&](long i, long count) { return take(from + first + i, count); });
     });
 }
 
@@ -42,7 +42,7 @@ EXPORT int activation(const char* name, int format, long n, float alpha, float b
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const T* from = (const T*)x + first;
                 T* to = (T*)y + first;
-                walk(last - first, [&](long i, long count) { give(to + i, f.forward(take(from + i, count)), count); });
+                map(last - first, to, [&](long i, long count) { return f.forward(take(from + i, count)); });
             });
         });
     });
@@ -56,8 +56,8 @@ EXPORT int activation_backward(const char* name, int format, long n, float alpha
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const T *data = (const T*)kept + first, *g = (const T*)gradient + first;
                 T* to = (T*)out + first;
-                walk(last - first, [&](long i, long count) {
-                    give(to + i, f.backward(take(data + i, count), take(g + i, count)), count);
+                map(last - first, to, [&](long i, long count) {
+                    return f.backward(take(data + i, count), take(g + i, count));
                 });
             });
         });
@@ -106,8 +106,8 @@ EXPORT int mask(int format, long n, float factor, const uint8_t* kept, const voi
         for_ranges(n, GRAIN, [&](long first, long last) {
             const T* from = (const T*)x + first;
             T* to = (T*)out + first;
-            walk(last - first, [&](long i, long count) {
-                give(to + i, take(from + i, count) * load_bytes(kept + first + i, count) * all(factor), count);
+            map(last - first, to, [&](long i, long count) {
+                return take(from + i, count) * load_bytes(kept + first + i, count) * all(factor);
             });
         });
     });
