@@ -83,6 +83,8 @@ _SIGNATURES = {
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "grid_sample": (_I, _P, _I, _I, _P, _P, _P),
+    "grid_sample_backward": (_I, _P, _I, _I, _P, _P, _P, _P, _P),
     "unit": (_I, _P, _P, _P, _P, _P),
     "unit_backward": (_I, _P, _P, _P, _P, _P, _P, _P),
     "rotary": (_I, _P, _I, _I, _P, _P, _P, _P),

@@ -98,6 +98,13 @@ ROUNDED = {
     "prelu-rows": ("prelu", F.prelu, [(5, 8), (8,)]),
     "fold": ("fold", lambda x: F.fold(x, [6, 7], 3, paddings=1), [(3, 18, 42)]),
     "fold-apart": ("fold", lambda x: F.fold(x, [6, 7], 2, strides=3), [(3, 8, 4)]),
+    "grid_sample": ("grid_sample", F.grid_sample, [IMAGES, (3, 5, 4, 2)]),
+    "grid_sample-border": (
+        "grid_sample", lambda x, grid: F.grid_sample(x, grid, padding_mode="border", align_corners=False),
+        [IMAGES, (3, 9, 11, 2)]),
+    "grid_sample-images": (
+        "grid_sample", _last(lambda x, grid: F.grid_sample(x, grid, align_corners=False)),
+        [(2, 5, 6, 70), (2, 4, 7, 2)]),
     "norm": ("p_norm", lambda x: x.norm(axis=-1), [TOKENS]),
     "norm-middle": ("p_norm", lambda x: x.norm(axis=1, keepdim=True), [TOKENS]),
     "norm-of-all": ("p_norm", lambda x: x.norm(), [TOKENS]),
