@@ -135,8 +135,46 @@ struct Pixels {
     }
 };
 
+// Rows of the result of single taps, [pixel][channel].
+template <class T>
+struct PixelRows {
+    T *data, *rows;
+    long channels;
+    const Ending<T>& ending;
+    void operator()(long i, long v, Vector sum) const {
+        T* to = rows + i * channels + v * W;
+        long lanes = std::min(channels - v * W, (long)W);
+        give(to, ending(sum, v * W, to - data, lanes), lanes);
+    }
+};
+
+// A convolution of single taps on every pixel from K channels to N that are so few that packing and sums that wait would
+// take half of the time: pixels are widened a block at a time, and sums written from registers. False where it is none.
+template <class T>
+bool pointwise(const Numbers& s, long K, long N, const T* x, const T* filters, long row, long column, T* y,
+               const Ending<T>& ending) {
+    bool every = s.height == s.out_height && s.width == s.out_width && s.before[0] == 0 && s.before[1] == 0;
+    long vectors = parts(N, W), block = 8 * ROWS;
+    if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || K * vectors * W > 2560) return false;
+    Floats packed(K * vectors * W);
+    for (long k = 0; k < K; k++)
+        for (long n = 0; n < vectors * W; n++)
+            packed[k * vectors * W + n] = n < N ? value(filters + k * row + n * column) : 0.0f;
+    for_ranges(s.batch * s.height * s.width, block, [&](long first, long last) {
+        static thread_local Scratch scratch;
+        float* wide = scratch.floats(block * K);
+        for (long m = first; m < last; m += block) {
+            long rows = std::min(block, last - m);
+            map(rows * K, wide, [&](long i, long count) { return take(x + m * K + i, count); });
+            product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, PixelRows<T>{y, y + m * N, N, ending});
+        }
+    });
+    return true;
+}
+
 template <class T>
 void convolve(const Numbers& s, const T* x, const T* filters, T* y, const Ending<T>& ending) {
+    if (pointwise(s, s.in_channels, s.out_channels, x, filters, 1, s.in_channels, y, ending)) return;
     Grid grid{s.out_height, s.out_width, s.height, s.width, {s.stride[0], s.stride[1]}, {}, {}};
     for (long h = 0; h < s.taps[0]; h++)
         for (long w = 0; w < s.taps[1]; w++) {
@@ -157,6 +195,7 @@ void convolve(const Numbers& s, const T* x, const T* filters, T* y, const Ending
 
 template <class T>
 void convolve_back(const Numbers& s, const T* gradient, const T* filters, T* out) {
+    if (pointwise(s, s.out_channels, s.in_channels, gradient, filters, s.in_channels, 1, out, {})) return;
     long C = s.in_channels, O = s.out_channels;
     // The pixels of one phase of the stride are reached by the same taps.
     for (long a = 0; a < std::min(s.stride[0], s.height); a++)

@@ -4,8 +4,8 @@
 // Out[m, n] = sum over k of A[m, k] B[k, n]. All of B is packed first, by all threads; then each tile of rows of A is
 // packed by one thread and multiplied with every panel of B. The sums stay float32 until the result is written.
 #pragma once
+#include "lanes.h"
 #include "parallel.h"
-#include "vector.h"
 
 #if defined(__AVX512F__)
 constexpr int MR = 14;
@@ -68,8 +68,6 @@ template <class T>
 static inline void fetch(const T* from, long n) {
     for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
 }
-
-static inline long parts(long size, long part) { return (size + part - 1) / part; }
 
 // Compute a batch of products. left(index) has pack(m, rows, k, kc, panels), right(index) has pack(n, columns, k, kc,
 // panels, distance); both fill whole panels with float32. finish(index) has row(m), the place of a row of the result, and
