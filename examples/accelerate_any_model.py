@@ -67,18 +67,15 @@ def parse(words):
     add("-all", action="store_true", help="all of paddle.vision.models and of other_models.py")
     add("-path", metavar="FOLDER", help="where MODULE:FUNCTION is looked for, such as a checkout of PaddleClas")
     add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
-    add("-image_size", type=int, default=224, help="side of the images of classifiers (default: %(default)s)")
-    add("-batch_size", type=int, default=4, help="images of a step (default: %(default)s)")
-    add("-rounds", type=int, default=3, help="measurements, after one that warms up (default: %(default)s)")
-    add("-threads", type=int, help="compute threads (default: all cores)")
+    add("-image_size", type="count", default=224, help="side of the images of classifiers (default: %(default)s)")
+    add("-batch_size", type="count", default=4, help="images of a step (default: %(default)s)")
+    add("-rounds", type="count", default=3, help="measurements, after one that warms up (default: %(default)s)")
+    add("-threads", type="count", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
     options.formats = options.formats.split(",")
     for name in options.formats:
         if name not in FORMATS:
             parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
-    for flag in ("image_size", "batch_size", "rounds", "threads"):
-        if getattr(options, flag) is not None and getattr(options, flag) < 1:
-            parser.error(f"-{flag}: must be 1 or more")
     if bool(options.models) == options.all:
         parser.error("name models, or give -all, not both")
     return options

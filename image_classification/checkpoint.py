@@ -31,6 +31,7 @@ from .runtime import UserError, atomic_write
 from .weights.load import differences
 
 FORMAT = 1
+WEIGHTS_ALONE = (".safetensors", ".pth", ".pt")
 KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "config"}
 
 
@@ -42,6 +43,8 @@ def find(path, key):
     """
     for candidate in (Path(path), Path(f"{path}.pdparams"), Path(path) / "latest.pdparams"):
         if os.path.isfile(candidate):  # pathlib's raises where a name is too long
+            if candidate.suffix in WEIGHTS_ALONE:
+                raise UserError(f"{key}: {path}: holds weights, and no state of a training: -pretrained takes it")
             return candidate
     if os.path.isdir(path):
         raise UserError(f"{key}: {path}: the folder has no latest.pdparams")

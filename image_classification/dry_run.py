@@ -4,27 +4,25 @@ import time
 
 import paddle
 
-from .build import build_trainer
 from .config import invocation_yaml, to_yaml
 from .report import describe
 from .runtime import get_logger, peak_memory_bytes
 
 
-def dry_run(parts):
-    """Run one training step (one evaluation batch with -eval), print what a real run would do, write nothing."""
+def dry_run(parts, trainer):
+    """Run one training step (one evaluation batch without a trainer), print what a run would do, write nothing."""
     config, logger = parts.config, get_logger()
     logger.info("dry run: this is the effective configuration\n" + to_yaml(config).rstrip())
     logger.info("and this belongs to this invocation alone\n" + invocation_yaml(config).rstrip())
     describe(parts)
     start = time.perf_counter()
-    if config.EVAL:
+    if trainer is None:
         images, labels = next(iter(parts.eval_loader))
         parts.model.eval()
         with paddle.no_grad(), parts.precision.forward_context():
             logits = parts.parallel.predict(parts.model, paddle.to_tensor(images))
         logger.info(f"one batch of {len(labels)} images: logits {logits.shape} {logits.dtype}")
     else:
-        trainer = build_trainer(parts)
         parts.train_loader.set_epoch(0)
         parts.model.train()
         trainer.train_step(parts.train_loader.iterate(0), min(config.TRAIN.ACCUM_ITER, len(parts.train_loader)))

@@ -111,22 +111,23 @@ def run(config, build_model, parallel):
         find(config.MODEL.RESUME, "-resume")  # before the data are read, which may take long
     parts = build_parts(config, build_model, parallel)
     check_interrupts()
-    if config.DRY_RUN:
-        from .dry_run import dry_run
-
-        return dry_run(parts)
     report = empty_report(parts)
     if config.EVAL:
         from .evaluate_only import evaluate, load_resumed_weights
 
-        weights = load_resumed_weights(parts) if config.MODEL.RESUME else parts.weights
-        folder = open_folder(parts)
-        evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
+        trainer, weights = None, load_resumed_weights(parts) if config.MODEL.RESUME else parts.weights
     else:
         trainer = build_trainer(parts)
         if config.MODEL.RESUME:
             resume(trainer)
-        folder = open_folder(parts)
+    if config.DRY_RUN:
+        from .dry_run import dry_run
+
+        return dry_run(parts, trainer)
+    folder = open_folder(parts)
+    if config.EVAL:
+        evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
+    else:
         train(trainer, parts, folder, report)
     get_logger().info(f"results are in {folder.path}")
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from .config import invocation_yaml, to_yaml
-from .runtime import UserError, atomic_write, get_logger, remove_leftovers
+from .runtime import UserError, atomic_write, get_logger, remove_leftovers, why_unwritable
 
 RESULTS = ("report.json", "*.pdparams")  # a run that died before it had any of them lost nothing; it may start over
 LOCK = ".lock"
@@ -151,10 +151,9 @@ def check_output(config):
         UserError: naming the two ways out.
     """
     path = Path(config.OUTPUT or config.SAVE)
-    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        why = "cannot be written to" if os.path.isdir(there) else "is no folder"
-        raise UserError(f"{'-output' if config.OUTPUT else 'SAVE'}: {there}: {why}")
+    why = why_unwritable(path)
+    if why:
+        raise UserError(f"{'-output' if config.OUTPUT else 'SAVE'}: {why}")
     if not config.OUTPUT or config.DRY_RUN:
         return
     try:

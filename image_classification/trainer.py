@@ -250,7 +250,10 @@ class Trainer:
         checkpoint.check_matches(own, model, path, "-resume")
         self.precision.load_model_state_dict(self.model, model)
         named = self.parallel.owned(self.precision.master_params(self.model))
-        load_optimizer_state(self.optimizer, named, self.parallel.cut(state["optimizer"], named))
+        try:
+            load_optimizer_state(self.optimizer, named, self.parallel.cut(state["optimizer"], named))
+        except UserError as error:
+            raise UserError(f"-resume: {path}: {error}") from None
         saved = state["precision"]
         if saved["mode"] == self.precision.mode and saved["dtype"] == self.precision.dtype:
             self.precision.load_state_dict(saved["state"])

@@ -53,6 +53,12 @@ def test_run_folder_means_its_latest(tmp_path):
     assert checkpoint.find(tmp_path, "-resume") == tmp_path / "latest.pdparams"
 
 
+def test_file_of_weights_alone_is_no_state(tmp_path):
+    (tmp_path / "best_weights.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"-resume: .*best_weights.safetensors: holds weights.*-pretrained"):
+        checkpoint.find(tmp_path / "best_weights.safetensors", "-resume")
+
+
 def test_missing_file_is_named_with_its_flag(tmp_path):
     with pytest.raises(UserError, match=r"-resume: .*nowhere: no such file"):
         checkpoint.find(tmp_path / "nowhere", "-resume")

@@ -330,6 +330,11 @@ def test_resume_of_another_architecture_is_one_line(trained):
     assert_one_line(["-resume", "another model"], *SMALL_VIT, "MODEL.DEPTH=2", "-num_epochs", 3, "-resume", latest)
 
 
+def test_dry_run_reads_what_it_would_resume(trained, tmp_path):
+    words = [*SMALL_VIT, "TRAIN.OPTIMIZER.NAME=Momentum", "-dry_run", "-num_epochs", 3]
+    assert_one_line(["-resume", "latest", "another optimizer"], *words, "-resume", trained[0] / "latest")
+
+
 def test_resume_of_a_finished_run_says_that_nothing_is_left(trained, tmp_path):
     words = [*SMALL_VIT, "-num_epochs", 2, "-resume", trained[0]]  # the folder means its latest
     assert_one_line(["nothing to train"], *words, "-output", tmp_path / "run")

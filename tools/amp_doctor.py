@@ -23,7 +23,6 @@ from image_classification.config import load_config, preview_config
 from image_classification.config.schema import Amp
 from image_classification.runtime import (
     Parser,
-    UserError,
     atomic_write,
     command,
     prepare_process,
@@ -52,12 +51,10 @@ def main(arguments):
         epilog="every other option is one of the training commands: python main_single_gpu.py -h",
     )
     parser.add_argument("-cfg", required=True, help="variant or YAML file")
-    parser.add_argument("-steps", type=int, default=20, help="steps of each run (default: 20)")
-    parser.add_argument("-rows", type=int, default=15, help="rows of each table (default: 15)")
-    parser.add_argument("-report", type=Path, default=Path("output/doctor"), help="folder of the report")
+    parser.add_argument("-steps", type="count", default=20, help="steps of each run (default: 20)")
+    parser.add_argument("-rows", type="count", default=15, help="rows of each table (default: 15)")
+    parser.add_argument("-report", type="new_folder", default="output/doctor", help="folder of the report")
     options, words = parser.parse_known_args(arguments)
-    if options.steps < 1:
-        raise UserError(f"-steps: {options.steps}: at least 1")
     preview_config([f"-cfg={options.cfg}", *words])
     prepare_process()
     from image_classification.zoo import find_config

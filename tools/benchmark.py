@@ -87,17 +87,17 @@ def parse(words):
     add("-cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
     add("-modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
     add("-dtypes", default="bfloat16", help=f"half formats: {', '.join(HALF_DTYPES)} (default: %(default)s)")
-    add("-batch_size", type=int, default=8, help="images of a step (default: %(default)s)")
-    add("-image_size", type=int, help="side of the images in pixels (default: the configuration's)")
-    add("-rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
-    add("-iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
-    add("-threads", type=int, help="compute threads (default: all cores)")
+    add("-batch_size", type="count", default=8, help="images of a step (default: %(default)s)")
+    add("-image_size", type="count", help="side of the images in pixels (default: the configuration's)")
+    add("-rounds", type="count", default=3, help="processes of each mode (default: %(default)s)")
+    add("-iterations", type="count", default=5, help="measured steps of a round (default: %(default)s)")
+    add("-threads", type="count", help="compute threads (default: all cores)")
     add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
     add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
-    add("-json", metavar="FILE", help="write the rows as JSON")
-    add("-plot", metavar="FILE", help="write a bar chart, PNG or SVG")
+    add("-json", type="new_file", metavar="FILE", help="write the rows as JSON")
+    add("-plot", type="new_file", metavar="FILE", help="write a bar chart, PNG or SVG")
     add("-peers", nargs="?", const="eager", metavar="ENGINES", help="measure timm's model as well, where PyTorch is "
         f"installed: {', '.join(PEERS)} (default of -peers: eager); and, beside a mode in float32, stock Paddle")
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
@@ -115,9 +115,6 @@ def parse(words):
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
             parser.error(f"--peers: {engine} does not train: add -evaluation")
-    for flag in ("batch_size", "image_size", "rounds", "iterations", "threads"):
-        if getattr(options, flag) is not None and getattr(options, flag) < 1:
-            parser.error(f"-{flag}: must be 1 or more")
     return options
 
 

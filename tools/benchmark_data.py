@@ -49,10 +49,10 @@ def main(arguments):
     """Print the table and return the exit code."""
     parser = Parser(description=__doc__, formatter_class=WithDefaults)
     parser.add_argument("-data", help="folder with train/ and class folders; none: JPEGs are made")
-    parser.add_argument("-images", type=int, default=512, help="images of a round")
-    parser.add_argument("-batch_size", type=int, default=64, help="images of a batch")
+    parser.add_argument("-images", type="count", default=512, help="images of a round")
+    parser.add_argument("-batch_size", type="count", default=64, help="images of a batch")
     parser.add_argument("-workers", type=int, default=2, help="worker processes or threads of every row")
-    parser.add_argument("-rounds", type=int, default=5, help="rounds that are measured, after one to warm up")
+    parser.add_argument("-rounds", type="count", default=5, help="rounds that are measured, after one to warm up")
     parser.add_argument("-paddleclas", metavar="FOLDER", help="sources of PaddleClas, for a row of PaddleClas itself")
     parser.add_argument("-paddleclas_python", default=sys.executable, help="Python that has what PaddleClas needs")
     parser.add_argument("-rows", nargs="+", help="names of rows, or beginnings of them")

@@ -90,18 +90,15 @@ def parse(words):
     add = parser.add_argument
     add("-operators", help="measure those whose names contain one of these words (default: all)")
     add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
-    add("-batch_size", type=int, default=8, help="images of a batch (default: %(default)s)")
-    add("-rounds", type=int, default=9, help="measurements of each figure, after a first that warms up (%(default)s)")
-    add("-threads", type=int, help="compute threads (default: all cores)")
+    add("-batch_size", type="count", default=8, help="images of a batch (default: %(default)s)")
+    add("-rounds", type="count", default=9, help="measurements of a figure, after a first that warms up (%(default)s)")
+    add("-threads", type="count", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
     options.formats = options.formats.split(",")
     options.operators = options.operators.split(",") if options.operators else []
     for name in options.formats:
         if name not in FORMATS:
             parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
-    for flag in ("batch_size", "rounds", "threads"):
-        if getattr(options, flag) is not None and getattr(options, flag) < 1:
-            parser.error(f"-{flag}: must be 1 or more")
     return options
 
 

@@ -1,7 +1,6 @@
 """Train one configuration in several precision modes over several seeds, and print the table of accuracies.
 
-    python tools/compare_precision.py -cfg image_classification/ViT/configs/vit_tiny_digits.yaml \
-        --modes fp32,auto --dtypes float16,bfloat16 --seeds 0,1,2 --output output/compare
+    python tools/compare_precision.py -cfg vit_tiny_digits --modes fp32,auto --dtypes float16,bfloat16 --seeds 0,1
 
 Each run is a process of its own, started as a user starts it; a run that is already in --output is not repeated, so an
 interrupted comparison continues. The table gives, for each mode and number format, the mean top-1 over the seeds, its
@@ -30,7 +29,7 @@ from image_classification.runtime import Parser, UserError, atomic_write, comman
 def main(arguments):
     """Make the runs that are missing and print the table."""
     arguments = parse_arguments(arguments)
-    folder = Path(arguments.output)
+    folder = arguments.output
     runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
     reports = {}
     bar = progress_bar(len(runs), "runs", "run")
@@ -42,7 +41,7 @@ def main(arguments):
     bar.close()
     print(table(arguments, reports))
     if arguments.json:
-        record(Path(arguments.json), arguments, reports)
+        record(arguments.json, arguments, reports)
 
 
 def parse_arguments(words):
@@ -51,9 +50,9 @@ def parse_arguments(words):
     parser.add_argument("-modes", default="fp32,auto", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
     parser.add_argument("-dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
     parser.add_argument("-seeds", default="0,1,2", help="seeds (default: %(default)s)")
-    parser.add_argument("-output", default="output/compare", help="folder of the runs (default: %(default)s)")
-    parser.add_argument("-jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
-    parser.add_argument("-json", metavar="FILE", help="add the means to those of other variants and modes in this file")
+    parser.add_argument("-output", type="new_folder", default="output/compare", help="folder of the runs")
+    parser.add_argument("-jobs", type="count", default=1, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("-json", type="new_file", metavar="FILE", help="add the means to those in this file")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()

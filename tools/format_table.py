@@ -58,15 +58,12 @@ def parse(words):
     add("variants", nargs="*", metavar="VARIANT", help="models (default: the digits-sized one of each family)")
     add("-data", choices=("real", "synthetic"), default="real", help="the configuration's images, or noise")
     add("-pretrained", metavar="FILE", help="weights; {} stands for the variant (default: random weights)")
-    add("-batch_size", type=int, default=32, help="images of a step (default: %(default)s)")
-    add("-iterations", type=int, default=5, help="measured steps of a round (default: %(default)s)")
-    add("-rounds", type=int, default=3, help="processes of each mode (default: %(default)s)")
-    add("-json", metavar="FILE", help="write the figures as JSON")
-    add("-plot", metavar="FILE", help="write the difference of the logits as a picture, PNG or SVG")
+    add("-batch_size", type="count", default=32, help="images of a step (default: %(default)s)")
+    add("-iterations", type="count", default=5, help="measured steps of a round (default: %(default)s)")
+    add("-rounds", type="count", default=3, help="processes of each mode (default: %(default)s)")
+    add("-json", type="new_file", metavar="FILE", help="write the figures as JSON")
+    add("-plot", type="new_file", metavar="FILE", help="write the difference of the logits as a picture, PNG or SVG")
     options = parser.parse_args(words)
-    for flag in ("batch_size", "iterations", "rounds"):
-        if getattr(options, flag) < 1:
-            parser.error(f"-{flag}: must be 1 or more")
     known = variants()
     digits = [name for name, path in known.items() if name.endswith("_digits")]
     options.variants = options.variants or [

@@ -50,12 +50,13 @@ def main(arguments):
     options = parser.parse_args(arguments)
     prepare_process()
     list_rows = list_weights if options.weights else list_families if options.families else list_variants
-    rows = list_rows(options.pattern)
+    # a condition that is none is refused at the first row: to count the multiply-adds of all takes a minute
+    rows = [(row, all(satisfies(row, each) for each in options.where)) for row in list_rows(options.pattern)]
     if not rows:
         kind = "family" if options.families else "variant"
-        hint = f"; did you mean '{options.pattern}*'?" if list_rows(f"{options.pattern}*") else ""
+        hint = f"; did you mean '{options.pattern}*'?" if any(list_rows(f"{options.pattern}*")) else ""
         raise UserError(f"no {kind} matches {options.pattern!r}{hint}")
-    rows = [row for row in rows if all(satisfies(row, each) for each in options.where)]
+    rows = [row for row, is_kept in rows if is_kept]
     if not rows:
         raise UserError(f"-where: nothing is left by {' '.join(options.where)}")
     if options.sort != "name" and options.sort in rows[0]:
@@ -65,18 +66,17 @@ def main(arguments):
 
 
 def list_variants(pattern):
-    """Return one dictionary a variant whose name matches."""
+    """Yield one dictionary a variant whose name matches."""
     from image_classification.weights import read_registry, read_variants
     from image_classification.zoo import find_config
 
     published = {name: entry for family in read_variants().values() for name, entry in family.items()}
     entries, trained = read_registry(), trained_formats()
-    rows = []
     for name in fnmatch.filter(variants(), pattern):
         path, build_model = find_config(name)
         known = published.get(name, {})
         default = known.get("default")
-        rows.append({
+        yield {
             "variant": name,
             "family": path.parents[1].name,
             "image_size": load_config([f"-cfg={path}"], build_model).DATA.IMAGE_SIZE,
@@ -86,16 +86,14 @@ def list_variants(pattern):
             "pretrained": default,
             "licence": entries[default].licence if default else None,
             "trains in": trained.get(path.parents[1].name),
-        })
-    return rows
+        }
 
 
 def list_families(pattern):
-    """Return one dictionary a family whose name matches, from its README, its YAMLs and its registry file."""
+    """Yield one dictionary a family whose name matches, from its README, its YAMLs and its registry file."""
     from image_classification.weights import read_variants
 
     published, trained = read_variants(), trained_formats()
-    rows = []
     for name, folder in model_folders().items():
         if not fnmatch.fnmatch(name, pattern):
             continue
@@ -103,15 +101,14 @@ def list_families(pattern):
         sizes = sorted(entry["parameters"] for entry in entries)
         sizes = dict.fromkeys(f"{size / 1e6:.0f}M" for size in sizes[:1] + sizes[-1:])
         publishers = {weights.partition("/")[0] for entry in entries for weights in entry["weights"]}
-        rows.append({
+        yield {
             "family": name,
             "paper": re.search(r"^\*(.+?)\*", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[1],
             "variants": len(list((folder / "configs").glob("*.yaml"))),
             "parameters": " - ".join(sizes) or None,
             "weights from": ", ".join(sorted(publishers)) or None,
             "trains in": trained.get(name),
-        })
-    return rows
+        }
 
 
 def list_weights(pattern):

@@ -43,10 +43,10 @@ def main(arguments):
     """Write the shards of both splits and return the exit code."""
     parser = Parser(description=__doc__, formatter_class=WithDefaults)
     parser.add_argument("source", help="folder with train/ and val/, or with train_list.txt and val_list.txt")
-    parser.add_argument("output", help="folder for train/, validation/ and idx_files/")
+    parser.add_argument("output", type="new_folder", help="folder for train/, validation/ and idx_files/")
     parser.add_argument("-shards", type=int, default=1024, help="files of the training set")
     parser.add_argument("-shards_val", type=int, default=128, help="files of the validation set")
-    parser.add_argument("-workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("-workers", type="count", default=os.cpu_count(), help="processes")
     parser.add_argument("-first_label", type=int, default=1, help="number of the first class in the files")
     parser.add_argument("-seed", type=int, default=0, help="order of the images")
     options = parser.parse_args(arguments)

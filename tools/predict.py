@@ -33,11 +33,11 @@ def main(arguments):
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("images", nargs="+", help="images, folders, patterns")
     parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
-    parser.add_argument("-top_k", type=int, default=5, help="classes an image (default: 5)")
-    parser.add_argument("-batch_size", type=int, default=32, help="images at a time (default: 32)")
+    parser.add_argument("-top_k", type="count", default=5, help="classes an image (default: 5)")
+    parser.add_argument("-batch_size", type="count", default=32, help="images at a time (default: 32)")
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-json", action="store_true", help="print JSON as PaddleClas does instead of a table")
-    parser.add_argument("-output", type=Path, help="folder for annotated pictures")
+    parser.add_argument("-output", type="new_folder", help="folder for annotated pictures")
     parser.add_argument("-explain", action="store_true", help="add where the model looked to the pictures")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
@@ -69,11 +69,11 @@ def run(options):
         refuse_output_among(options.output, root, paths, options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     names = class_names(config, options.class_names)
-    count = min(max(options.top_k, 1), len(names))
+    count = min(options.top_k, len(names))
     results = dict.fromkeys(paths)
     with progress_bar(len(paths), "predict", "images") as bar:
-        for start in range(0, len(paths), max(options.batch_size, 1)):
-            crops = read_crops(config, paths[start : start + max(options.batch_size, 1)], results, bar)
+        for start in range(0, len(paths), options.batch_size):
+            crops = read_crops(config, paths[start : start + options.batch_size], results, bar)
             if not crops:
                 continue
             images = paddle.to_tensor(normalised(config, np.concatenate(list(crops.values()))))

@@ -8,26 +8,31 @@ inference benchmarks (-benchmarks, results/benchmark-infer-*.csv) where the vari
 What is printed goes into image_classification/weights/registry/<Family>.yaml; nothing is written.
 """
 
-import argparse
 import csv
 import fnmatch
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "parts"))  # torch_peers
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "parts")]  # torch_peers
+
+from image_classification.runtime import Parser, UserError, command
 
 
-def main(arguments=None):
+@command
+def main(arguments):
     """Print one section a variant and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("patterns", nargs="+", help="shell patterns of timm's architectures")
-    parser.add_argument("-results", "--results", required=True, help="results-imagenet.csv of timm's repository")
-    parser.add_argument("-benchmarks", "--benchmarks", nargs="*", default=[], help="its benchmark-infer-*.csv")
+    parser.add_argument("-results", required=True, help="results-imagenet.csv of timm's repository")
+    parser.add_argument("-benchmarks", nargs="*", default=[], help="its benchmark-infer-*.csv")
     parser.add_argument(
-        "-as", "--as", dest="names", action="append", default=[], metavar="TIMM=OURS", help="another name of a variant"
+        "-as", dest="names", action="append", default=[], metavar="TIMM=OURS", help="another name of a variant"
     )
     options = parser.parse_args(arguments)
-    from torch_peers import timm
+    try:
+        from torch_peers import timm
+    except ImportError as error:
+        raise UserError(f"{error}: run this in the environment of `make test-peers`") from None
 
     renamed = dict(word.split("=", 1) for word in options.names)
     with open(options.results, newline="", encoding="utf-8") as file:

@@ -32,10 +32,10 @@ def main(arguments):
         description=__doc__,
         epilog="every other option is one of the training commands: python main_single_gpu.py -h",
     )
-    parser.add_argument("path", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
+    parser.add_argument("path", type="new_file", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
     parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
     options, words = parser.parse_known_args(arguments)
-    suffix = Path(options.path).suffix.lower()
+    suffix = options.path.suffix.lower()
     if suffix not in FORMATS:
         raise UserError(f"{options.path}: ends in none of {', '.join(FORMATS)}")
     config = preview_config([f"-cfg={options.cfg}", *words])

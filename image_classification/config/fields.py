@@ -17,16 +17,18 @@ def option(
     above: float | None = None,
     maximum: float | None = None,
     below: float | None = None,
+    rising: bool = False,
     recipe: bool = True,
 ) -> Any:
     """Return a dataclass field with its help text and limits.
 
     ``minimum`` and ``maximum`` are included, ``above`` and ``below`` are not; a choice may be written in large or small
-    letters.
+    letters; ``rising`` values go from the smallest to the largest.
 
     ``recipe`` False: it belongs to one invocation, and is not handed on to the next one.
     """
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below}
+    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below,
+              "rising": rising}  # fmt: skip
     return dataclasses.field(default=default, metadata={"help": help, "recipe": recipe, **limits})
 
 
@@ -54,6 +56,8 @@ def within(value: Any, limits: Mapping[str, Any]) -> Any:
     if value is None:
         return None
     if isinstance(value, tuple):
+        if limits.get("rising") and list(value) != sorted(value):
+            raise ValueError("expected the smaller one first")
         return tuple(within(entry, limits) for entry in value)
     choices = {choice.lower(): choice for choice in limits.get("choices") or ()}
     if choices and value.lower() not in choices:

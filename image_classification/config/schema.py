@@ -51,7 +51,7 @@ class Data:
     WORKER_TIMEOUT: float = option(120.0, "seconds without any new image after which a worker counts as hung", above=0)
     SKIP_CORRUPT: bool = option(False, "leave images out that cannot be decoded, with a count, instead of stopping")
     IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
-    IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, images in 0-1")
+    IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, 0-1", above=0)
     RESIZE_LIBRARY: str = option("cv2", "pil equals torchvision bit for bit, cv2 is faster", choices=("cv2", "pil"))
     EXIF_ORIENTATION: bool = option(False, "turn photographs upright by their EXIF entry, as PaddleClas does")
     SCALED_DECODE: bool = option(True, "training with cv2: decode a JPEG at 1/2, 1/4, 1/8 where the crop allows it")
@@ -63,8 +63,12 @@ class Data:
         "training: random_resized, simple (DeiT III), pad (CIFAR) or none",
         choices=("random_resized", "simple", "pad", "none"),
     )
-    CROP_SCALE: tuple[float, float] = option((0.08, 1.0), "random_resized: share of the image's area, from and to")
-    CROP_RATIO: tuple[float, float] = option((0.75, 4 / 3), "random_resized: width / height of the crop, from and to")
+    CROP_SCALE: tuple[float, float] = option(
+        (0.08, 1.0), "random_resized: share of the image's area, from and to", above=0, maximum=1, rising=True
+    )
+    CROP_RATIO: tuple[float, float] = option(
+        (0.75, 4 / 3), "random_resized: width / height of the crop, from and to", above=0, rising=True
+    )
     CROP_PADDING: int = option(4, "pad: black pixels on each side before the random crop", minimum=0)
     BALANCED: bool = option(False, "training: draw each class equally often, with replacement")
     HFLIP: float = option(0.5, "training: probability of a horizontal flip", minimum=0, maximum=1)
@@ -111,7 +115,7 @@ class LRScheduler:
     """Shape of the learning rate after the warm-up."""
 
     NAME: str = option("warmupcosine", "shape; cosine is another name of warmupcosine", choices=SCHEDULES)
-    MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is multiplied")
+    MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is cut", minimum=1)
     DECAY_EPOCHS: float = option(30.0, "step: epochs between two decays", above=0)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
     POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
@@ -168,8 +172,9 @@ class Train:
     MIXUP_ALPHA: float = option(0.0, "Mixup: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     CUTMIX_MINMAX: tuple[float, float] | None = option(
-        None, "CutMix: shares of the image's sides between which the box's are drawn, instead of by alpha; none: off"
-    )
+        None, "CutMix: shares of the image's sides between which the box's are drawn, instead of by alpha; none: off",
+        minimum=0, maximum=1, rising=True,
+    )  # fmt: skip
     MIXUP_PROB: float = option(1.0, "Mixup, CutMix: share of the batches that are mixed", minimum=0, maximum=1)
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
     FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but it")

@@ -3,7 +3,7 @@
 import os
 
 from ..files.plain import open_plain, unreadable
-from ..runtime import UserError
+from ..runtime import UserError, get_logger
 from .datasets import IMAGE_EXTENSIONS, FileDataset, require_folder
 from .labels import NUMBER
 
@@ -31,7 +31,7 @@ def list_class_names(root):
 
 
 def list_images(folder):
-    """Return the sorted paths, relative to ``folder``, of the image files in it and below it.
+    """Return (sorted image files, the other files), as paths relative to ``folder``, of what is in it and below it.
 
     Raises:
         UserError: a folder cannot be read.
@@ -40,16 +40,15 @@ def list_images(folder):
     def fail(error):
         raise unreadable(error.filename, error)
 
-    found = []
+    found, others = [], []
     for base, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         relative = os.path.relpath(base, folder)
-        found += [
-            os.path.normpath(os.path.join(relative, name))
-            for name in files
-            if name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
-        ]
-    return sorted(found)
+        for name in files:
+            if not name.startswith("."):
+                kind = found if name.lower().endswith(IMAGE_EXTENSIONS) else others
+                kind.append(os.path.normpath(os.path.join(relative, name)))
+    return sorted(found), others
 
 
 def read_class_folders(root, class_names=None, ignore=()):
@@ -67,16 +66,19 @@ def read_class_folders(root, class_names=None, ignore=()):
     unknown = sorted(set(present) - set(class_names))
     if unknown:
         raise UserError(f"{os.path.join(root, unknown[0])}: the training set has no class of this name")
-    paths, labels = [], []
+    paths, labels, left_out = [], [], []
     for label, name in enumerate(class_names):
         if name not in present:
             continue
-        images = list_images(os.path.join(root, name))
+        images, others = list_images(os.path.join(root, name))
+        left_out += [os.path.join(root, name, other) for other in others]
         if not images:
-            raise UserError(f"{os.path.join(root, name)}: class folder has no images")
+            raise UserError(f"{os.path.join(root, name)}: class folder has no images ({', '.join(IMAGE_EXTENSIONS)})")
         paths += [os.path.join(name, image) for image in images]
         labels += [label] * len(images)
     _check_depth(root, present, paths)
+    if left_out:
+        get_logger().warning(f"{root}: {len(left_out)} files are no images by their names: {left_out[0]}, ...")
     return FileDataset(root, paths, labels, class_names)
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from ..runtime import UserError
-
 # Keeps the generators of batches apart from those of samples and of the epoch's order.
 _MIX_STREAM = (2,)
 
@@ -95,15 +93,9 @@ def minmax_box(height, width, minmax, rng):
 
 
 def build_batch_transform(config):
-    """Return the :class:`BatchMix` of TRAIN.MIXUP_* and TRAIN.CUTMIX_*, None when both are off.
-
-    Raises:
-        UserError: CUTMIX_MINMAX is no range of shares.
-    """
+    """Return the :class:`BatchMix` of TRAIN.MIXUP_* and TRAIN.CUTMIX_*, None when both are off."""
     train = config.TRAIN
     minmax = train.CUTMIX_MINMAX
-    if minmax and not 0 <= minmax[0] <= minmax[1] <= 1:
-        raise UserError(f"TRAIN.CUTMIX_MINMAX: {list(minmax)} is not a smaller and a larger number between 0 and 1")
     if not (train.MIXUP_ALPHA or train.CUTMIX_ALPHA or minmax):
         return None
     return BatchMix(

@@ -18,6 +18,7 @@ from image_classification.runtime import (
 
 from . import env, spawn, watch
 from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_USER_ERROR, PeerLost
+from .topology import resolve_degrees
 
 DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
 # variables of launchers that leave their processes behind when they are killed
@@ -45,6 +46,7 @@ def prepare_processes(alone=False, argv=None):
             refuse_company(settings, place)
         starts = not alone and place.world_size == 1 and place.launcher == "none"
         count = processes_to_start(settings, device) if starts else 1
+        resolve_degrees(count if starts else place.world_size, *(getattr(settings.PARALLEL, name) for name in DEGREES))
         if place.world_size > 1:
             env.export_device(place, device)
             meet(settings.PARALLEL.TIMEOUT)

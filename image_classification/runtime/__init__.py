@@ -19,7 +19,7 @@ from .devices import (
     visible,
 )
 from .errors import UserError
-from .files import atomic_write, refuse_existing, remove_leftovers
+from .files import atomic_write, refuse_existing, remove_leftovers, why_unwritable
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
@@ -34,16 +34,15 @@ __all__ = [
     "WithDefaults",
     "atomic_write",
     "cards_variable",
+    "check_interrupts",
     "command",
     "device_of",
     "expected_kind",
     "failure_of",
-    "check_interrupts",
     "get_logger",
+    "has_kernel",
     "hold_interrupts",
     "interrupted",
-    "release_interrupts",
-    "has_kernel",
     "kernel_registry",
     "log_to_file",
     "peak_memory_bytes",
@@ -51,6 +50,7 @@ __all__ = [
     "progress_bar",
     "rank",
     "refuse_existing",
+    "release_interrupts",
     "remove_leftovers",
     "rng_state",
     "seed_everything",
@@ -62,5 +62,6 @@ __all__ = [
     "tune_allocator",
     "tune_mkl",
     "visible",
+    "why_unwritable",
     "world_size",
 ]

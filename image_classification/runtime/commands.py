@@ -6,9 +6,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UserError
+from .files import why_unwritable
 
 INTERRUPTED = 130
 
@@ -51,6 +53,9 @@ class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescripti
 class Parser(argparse.ArgumentParser):
     """Takes each option with one dash or two, with - or _ in its name; raises a UserError of one line for a mistake.
 
+    ``type`` of an option may be one of three names, too: "count", an integer of at least 1; "new_file", "new_folder",
+    the Path of what is written in the end, which is refused at once where that could not be.
+
     Args:
         aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
             typed wrongly.
@@ -60,9 +65,12 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options | {"allow_abbrev": False})
         self.aliases = dict(aliases or {})
+        for kind in (count, new_file, new_folder):
+            self.register("type", kind.__name__, kind)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message.replace("ignored explicit argument", "is a switch, which takes no value: found"))
+        message = message.replace("ignored explicit argument", "is a switch, which takes no value: found")
+        raise UserError(message + ("; -h explains them" if "are required" in message else ""))
 
     # argparse declares overloads for a namespace, which nobody gives here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -74,8 +82,8 @@ class Parser(argparse.ArgumentParser):
         if any(action.dest == "cfg" and not action.option_strings for action in self._actions):
             words = _cfg_first(words)
         found, unknown = super().parse_known_args(words, namespace)
-        for action in self._actions:
-            if getattr(found, action.dest, None) == "":  # what a shell makes of a variable that is not set
+        for action in self._actions:  # what a shell makes of a variable that is not set
+            if getattr(found, action.dest, None) == "" != action.default:
                 raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: is empty; give "
                                 "it a value or leave it out")  # fmt: skip
         return found, unknown
@@ -97,6 +105,25 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1)
         hint = f"did you mean {near[0]}?" if near and word.startswith("-") else "-h lists the options"
         raise UserError(f"unknown argument {word!r}; {hint}")
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, found {text!r}")
+    return int(text)
+
+
+def new_folder(text: str) -> Path:
+    why = why_unwritable(text)
+    if why:
+        raise argparse.ArgumentTypeError(why)
+    return Path(text)
+
+
+def new_file(text: str) -> Path:
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text}: is a folder")
+    return new_folder(os.path.dirname(text) or ".") / os.path.basename(text)
 
 
 def _cfg_first(words: list[str]) -> list[str]:

@@ -37,7 +37,8 @@ def load_pretrained(model, source, replace_head=False):
         replace_head: keep the model's own fresh head where the source has another number of classes.
 
     Raises:
-        UserError: unmatched, missing and wrong-shape names, all of them counted; or the source cannot be read.
+        UserError: unmatched, missing and wrong-shape names, all of them counted; values that are not finite; or the
+            source cannot be read.
     """
     path = find_weights(source)
     file = read_weights(path)
@@ -49,6 +50,9 @@ def load_pretrained(model, source, replace_head=False):
     replaced = _replaceable_head(model, state, tensors) if replace_head else ()
     _check(source, dialect, state, tensors, replaced)
     used = {name: value for name, value in tensors.items() if name not in replaced}
+    bad = next((name for name, value in used.items() if not np.isfinite(np.sum(value, dtype=np.float64))), None)
+    if bad is not None:
+        raise UserError(f"-pretrained: {source}: {bad} has values that are not finite (inf or NaN)")
     for name, value in used.items():
         state[name].set_value(np.asarray(value, np.float32, order="C"))
     named = str(path) if os.path.isdir(source) else source

@@ -323,7 +323,7 @@ def test_cutmix_between_two_shares_needs_no_alpha_and_is_checked():
     )
     assert build(CUTMIX_MINMAX="0.2, 0.8", MIXUP_ALPHA=0.8).cutmix_minmax == (0.2, 0.8)
     for wrong in ([0.8, 0.2], [-0.1, 0.5], [0.2, 1.5]):
-        with pytest.raises(UserError, match=r"TRAIN.CUTMIX_MINMAX: \[.*\] is not a smaller and a larger"):
+        with pytest.raises(UserError, match=r"TRAIN.CUTMIX_MINMAX: expected (at least 0|at most 1|the smaller)"):
             build(CUTMIX_MINMAX=wrong)
     with pytest.raises(UserError, match="CUTMIX_MINMAX"):
         build(CUTMIX_MINMAX=[0.2, 0.5, 0.8])

@@ -6,7 +6,7 @@ import pytest
 
 from image_classification.data import build_dataset, settle_classes
 from image_classification.data.classes import describe_classes
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, get_logger
 from tests.helpers.data_samples import make_config, write_class_folders
 
 
@@ -99,6 +99,16 @@ def test_names_of_the_classes_go_with_the_model_and_must_fit_it(photos, tmp_path
     with pytest.raises(UserError, match="CLASS_NAMES: cat, dog, owl, but the classes of .* are ant, bee, cow"):
         settle_classes(settled, build_dataset(training, "val"))
     assert settle_classes(training, build_dataset(training, "val")).MODEL.CLASS_NAMES == ("ant", "bee", "cow")
+
+
+def test_files_that_are_no_images_by_their_names_are_counted(photos, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    build_dataset(make_config(3, DATASET="folder", DATA_PATH=photos), "train")
+    assert not caplog.text
+    for name in ("a.heic", "notes.txt", ".hidden"):
+        (photos / "train" / "dog" / name).write_text("")
+    build_dataset(make_config(3, DATASET="folder", DATA_PATH=photos), "train")
+    assert "2 files are no images by their names: " in caplog.text
 
 
 def test_evaluation_folders_without_every_class_keep_the_models_numbers(photos, tmp_path_factory):

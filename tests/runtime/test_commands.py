@@ -15,6 +15,9 @@ def parser():
     made.add_argument("-num_workers", type=int)
     made.add_argument_group("more").add_argument("-opt-level")
     made.add_argument("-switch", action="store_true")
+    made.add_argument("-rounds", type="count")
+    made.add_argument("-json", type="new_file")
+    made.add_argument("-report", type="new_folder", default="a/b")
     return made
 
 
@@ -38,7 +41,14 @@ def test_words_behind_two_dashes_are_values():
     (["x", "--num_worker=3"], "unknown argument '--num_worker=3'; did you mean -num_workers"),
     (["x", "-zzz"], "unknown argument '-zzz'; -h lists the options"),
     (["x", "-num_workers=many"], "invalid int value: 'many'"),
-    (["-cfg"], "required: cfg"),
+    (["-cfg"], "required: cfg.*; -h explains them"),
+    (["x", "--switch=True"], "-switch: is a switch, which takes no value: found 'True'"),
+    (["x", "--opt-level="], "-opt-level: is empty; give it a value or leave it out"),
+    (["x", "-rounds=0"], "-rounds: expected an integer of at least 1, found '0'"),
+    (["x", "-rounds=1.5"], "-rounds: expected an integer of at least 1, found '1.5'"),
+    (["x", "-json=/etc/hostname/x"], "-json: /etc/hostname: is no folder"),
+    (["x", "-json=/etc"], "-json: /etc: is a folder"),
+    (["x", "-report=/etc/hostname"], "-report: /etc/hostname: is no folder"),
 ])  # fmt: skip
 def test_wrong_word_is_one_line(words, message):
     with pytest.raises(UserError, match=message):

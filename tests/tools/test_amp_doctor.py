@@ -277,7 +277,7 @@ def test_gradients_of_an_accumulated_window_are_those_of_the_whole_batch():
     ("words", "message"),
     [
         (["-cfg=no_such_model"], "error: -cfg: no_such_model: no such file, and no model or recipe of that name"),
-        (["-cfg=vit_tiny_digits", "-steps=0"], "error: -steps: 0: at least 1"),
+        (["-cfg=vit_tiny_digits", "-steps=0"], "error: argument -steps: expected an integer of at least 1, found '0'"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.hystersis=2"], "did you mean 'hysteresis'"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.keep_float32=[neck]"], "the model has no layer 'neck'"),
     ],

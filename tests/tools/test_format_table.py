@@ -46,7 +46,7 @@ def test_difference_of_the_logits_is_that_of_roundings(two_modes, tmp_path):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["vit_tiny"], "vit_tiny: no such variant"),
-    (["-rounds=0"], "-rounds: must be 1 or more"),
+    (["-rounds=0"], "-rounds: expected an integer of at least 1"),
     ([VARIANT, "-pretrained=no/{}.pdparams"], "no/mixer_tiny_digits.pdparams: no such file"),
 ])  # fmt: skip
 def test_wrong_words_are_named_before_anything_is_measured(words, message, capsys):

@@ -86,6 +86,18 @@ def test_square_linear_weight_is_transposed_by_layer_type(tmp_path):
     np.testing.assert_array_equal(tensors["pos_embed"], arrays_of(model)["pos_embed"])
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_value_that_is_not_finite_is_refused_and_nothing_changes(tmp_path, value):
+    tensors = arrays_of(randomise(tiny_vit()))
+    tensors["norm.bias"][3] = value
+    write_weights(tmp_path / "w.pdparams", tensors)
+    model = tiny_vit()
+    before = arrays_of(model)
+    with pytest.raises(UserError, match=r"-pretrained: .*w.pdparams: norm.bias has values that are not finite"):
+        load_pretrained(model, str(tmp_path / "w.pdparams"))
+    assert all(np.array_equal(arrays_of(model)[name], value) for name, value in before.items())
+
+
 def test_unmatched_missing_and_misshapen_names_are_all_listed(tmp_path):
     tensors = arrays_of(tiny_vit())
     tensors["extra"] = tensors.pop("norm.bias")
