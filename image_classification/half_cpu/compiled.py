@@ -162,10 +162,10 @@ def batch_norm(images, epsilon, flags, activation=None, has_residual=False):
     return Primitive(call, 7) if has_residual else Primitive(lambda *pointers: call(*pointers, None), 6)
 
 
-def move_statistics(momentum, batch, running):
-    """Move running statistics towards those of a batch, each (mean, variance), as Paddle does, bit for bit."""
-    share = 1.0 - momentum
-    load().move_statistics(batch[0].shape[0], momentum, share, *(tensor.data_ptr() for tensor in (*batch, *running)))
+def move_statistics(momentum, *tensors):
+    """Move running statistics, the last two, towards a batch's mean and variance as Paddle does, bit for bit."""
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    load().move_statistics(tensors[0].shape[0], momentum, 1.0 - momentum, *pointers)
 
 
 def batch_norm_backward(images, epsilon, flags, activation=None, has_residual=False):

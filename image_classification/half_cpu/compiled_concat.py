@@ -11,7 +11,7 @@ from .compiled_library import load
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
-from .onednn_primitives import CACHE_SIZE, DATA_TYPES, Layout, bound, dense_strides, layout, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 from .recorded import PyLayer
 
 _CPU = paddle.CPUPlace()
@@ -148,12 +148,8 @@ def split(original, args, kwargs):
 def _reshaped(x, shape, last):
     """Return a tensor of any strides, read as another shape, dense, or as [B, H, W, C] where it was read from images
     that lie so: one copy each way."""
-    ordered = channels_last if last else contiguous
-    by_memory = sorted(range(x.ndim), key=x.strides.__getitem__, reverse=True)
-    batch, *channels, height, width = range(x.ndim)
-    axes = (batch, height, width, *channels) if last else tuple(range(x.ndim))
-    source, sizes = layout(x), tuple(x.shape)
-    target = Layout(DATA_TYPES[x.dtype], sizes, _strides(sizes, axes))
+    source = layout(x)
+    target, sizes, axes = _places(source, last)
 
     def there(x):
         out = (new_channels_last if last else new_tensor)(x.dtype, shape)
@@ -161,13 +157,23 @@ def _reshaped(x, shape, last):
         return out
 
     def back(gradient):  # in the memory order of x
-        gradient = ordered(gradient)
-        out = new_tensor(gradient.dtype, [sizes[axis] for axis in by_memory])
-        out = paddle_names.transpose(out, [by_memory.index(axis) for axis in range(len(sizes))])
+        gradient = (channels_last if last else contiguous)(gradient)
+        out = paddle_names.transpose(new_tensor(gradient.dtype, sizes), axes)
         copy_layout(target, layout(out), gradient.data_ptr(), out.data_ptr())
         return out
 
     return LinearMap.apply(x, there, back)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _places(source, last):
+    """Return (the layout of a tensor's numbers where the result has them, the shape of a dense tensor in the memory
+    order of the source, the transposition of that to the source's shape)."""
+    data_type, shape, strides = source
+    axes = range(len(shape))
+    target = (0, *axes[-2:], *axes[1:-2]) if last else tuple(axes)
+    order = sorted(axes, key=lambda axis: -strides[axis])
+    return Layout(data_type, shape, _strides(shape, target)), [shape[axis] for axis in order], [*map(order.index, axes)]
 
 
 def _strides(shape, order):
@@ -178,7 +184,12 @@ def _strides(shape, order):
 
 def is_view(x, shape):
     """Return whether a tensor can be read as another shape without a copy."""
-    sizes = [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size != 1]
+    return _is_view(tuple(x.shape), tuple(x.strides), tuple(shape))
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _is_view(own_shape, strides, shape):
+    sizes = [(size, step) for size, step in zip(own_shape, strides, strict=True) if size != 1]
     wanted = [size for size in shape if size != 1]
     while sizes and wanted:
         size, step = sizes.pop()

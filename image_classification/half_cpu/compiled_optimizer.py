@@ -14,8 +14,6 @@ from .scope import active
 from .updates import NONE
 
 _FLOAT32 = paddle.float32
-SMALL = 1 << 12  # elements: Paddle's operators update as many float32 ones in the time that a kernel's call takes
-
 
 def _are_plain(*tensors, dtype=_FLOAT32):
     for tensor in tensors:
@@ -24,17 +22,13 @@ def _are_plain(*tensors, dtype=_FLOAT32):
     return True
 
 
-def _served(names, gradient, small=SMALL):
+def _served(names, gradient):
     """Return a decorator for the kernel of an operator that updates its first tensor by its gradient, argument number
-    `gradient`, and where there is more to do, or there are more than `small` elements, the faster one. Where the kernel
-    declines, the gradient is multiplied before Paddle's operator sees it."""
+    `gradient`. Where the kernel declines, the gradient is multiplied before Paddle's operator sees it."""
 
     def decorate(kernel):
         def served(original, args, kwargs):
             update = active.update or NONE
-            is_small = args[0].dtype is _FLOAT32 and numel(args[0]) <= small
-            if is_small and update.factor == 1 and update.half_of(args[0]) is None:
-                return NotImplemented
             values = bound(args, kwargs, names, ())
             written = values is not None and kernel(update, *values)
             if written:
@@ -109,7 +103,7 @@ def adam(update, param, gradient, rate, moment1, moment2, largest, power1, power
 
 
 @_served(("param", "grad", "velocity", "rate", "master", "mu", "use_nesterov", "regularization_method",
-          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1, small=1 << 16)  # fmt: skip
+          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1)  # fmt: skip
 def momentum(update, param, gradient, velocity, rate, master, mu, nesterov, method, decay, has_master, rescale):
     """Kernel of ``momentum_``, bit for bit that of Paddle."""
     if method not in ("", "l2_decay") or rescale != 1 or not _fits(param, gradient, rate, master):
@@ -162,6 +156,21 @@ def descend(original, args, kwargs):
     load().descend(numel(weights), float(rate), direction.data_ptr(), weights.data_ptr())
     return weights
 
+
+def _left(small):
+    """Return the function that says whether Paddle's operator is the faster one: on float32 weights of up to so many
+    elements, where there is nothing else to do."""
+
+    def left(args):
+        update, weights = active.update or NONE, args[0]
+        is_small = weights.dtype is _FLOAT32 and numel(weights) <= small
+        return is_small and update.factor == 1 and update.half_of(weights) is None
+
+    return left
+
+
+# In one thread Paddle's Momentum is as fast as the kernel, but for the time that the call takes.
+LEFT = {"adamw_": _left(1 << 12), "adam_": _left(1 << 12), "sgd_": _left(1 << 12), "momentum_": _left(1 << 16)}
 
 KERNELS = {
     "adamw_": adamw,

@@ -25,7 +25,8 @@ class Backend:
     names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
     kernels `rounding` take half images and float32 weights that they round themselves. `small`
     says of operators up to how many elements of dense float32 tensors of one shape Paddle, called faster, is faster;
-    `by_gradients` names those of them of which it is so for any number where no gradient is asked for.
+    `by_gradients` names those of them of which it is so for any number where no gradient is asked for;
+    `left[operator](args)` says it of a call that no policy casts.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Backend:
     rounding: Mapping[str, Callable] = field(default_factory=dict, repr=False)
     small: Mapping[str, int] = field(default_factory=dict)
     by_gradients: frozenset = frozenset()
+    left: Mapping[str, Callable] = field(default_factory=dict, repr=False)
 
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})

@@ -183,7 +183,8 @@ def _backend():
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL, BY_GRADIENTS
+    left = compiled_optimizer.LEFT if compiled.formats() else {}
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL, BY_GRADIENTS, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

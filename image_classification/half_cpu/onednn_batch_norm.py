@@ -96,7 +96,7 @@ class BatchNorm(PyLayer):
         operands = [x, scale, shift, out, mean, variance]
         if residual is not None:
             operands.append(ordered_like(residual, x))
-        cache.get(_describe, layout(x), *ctx.key)(*(tensor.data_ptr() for tensor in operands))
+        cache.get(_describe, layout(x), *ctx.key)(*[tensor.data_ptr() for tensor in operands])
         if momentum is not None:
             _move(statistics, (mean, variance), momentum)
         ctx.masks = residual is not None and activation is not None
@@ -114,7 +114,7 @@ class BatchNorm(PyLayer):
             gradient = new_like(x)
             operands += [ordered_like(out[0], x), gradient]
         primitive = cache.get(_describe_backward, layout(x), *ctx.key)
-        primitive(*(tensor.data_ptr() for tensor in operands[: primitive.arity]))
+        primitive(*[tensor.data_ptr() for tensor in operands[: primitive.arity]])
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         results.append(gradient)
         gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=False)]
@@ -124,13 +124,13 @@ class BatchNorm(PyLayer):
 def _move(running, batch, momentum):
     """Move the running mean and variance as Paddle does, bit for bit."""
     if compiled.formats():
-        compiled.move_statistics(momentum, batch, running)
+        compiled.move_statistics(momentum, *batch, *running)
+        paddle_names.bump_version(running[0])
+        paddle_names.bump_version(running[1])
+        return
     for old, new in zip(running, batch, strict=True):
-        if compiled.formats():
-            paddle_names.bump_version(old)
-        else:
-            paddle_names.scale_(old, momentum, 0.0, True)
-            paddle_names.add_(old, paddle_names.scale(new, 1.0 - momentum, 0.0, True))
+        paddle_names.scale_(old, momentum, 0.0, True)
+        paddle_names.add_(old, paddle_names.scale(new, 1.0 - momentum, 0.0, True))
 
 
 def batch_norm(original, args, kwargs):

@@ -29,7 +29,7 @@ from .onednn_primitives import (
     scratch,
     servable,
 )
-from .scope import is_kept, made_once
+from .scope import active, is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
@@ -114,8 +114,8 @@ def _reads_too_far(name, source, filters, target, geometry, post_ops=()):
 def _skips_pixels(name, source, filters, target, geometry, post_ops=()):
     """oneDNN 3.6 reads and writes far beyond images of fewer than 16 channels where it gathers every second pixel of
     them for the gradient of float32 filters."""
-    single = filters.shape[-2:] == (1, 1) and geometry[2:] == PIXELS[2:]
-    return name == "backward_weights" and single and geometry[0] != (1, 1) and source.shape[1] < 16
+    single = filters.shape[-2:] == (1, 1) and geometry[0] != (1, 1) and geometry[2:] == PIXELS[2:]
+    return name == "backward_weights" and single and filters.data_type == onednn.FLOAT32 and source.shape[1] < 16
 
 
 def _run_in_float32(name, key, first, weight, last):
@@ -151,32 +151,50 @@ def _turned(weight):
     return out
 
 
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _prepared(changes, name, *key):
+    """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
+    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products."""
+    if is_product(name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
+        return None
+    if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
+        return None
+    primitive = cache.get(_describe, name, *key)
+    return primitive, cache.get(_describe_weights, name, *key) if primitive.sizes else None
+
+
+def _run_otherwise(name, key, first, weight, last):
+    """Run a pass as a product, on the pixels that are read or widened copies, or with filters turned round."""
+    if _skips_pixels(name, *key):
+        tall, wide = key[3][0]
+        read = channels_last(first[:, :, ::tall, ::wide])
+        run(name, (layout(read), *key[1:3], PIXELS), read, weight, last)
+    elif is_product(name, *key):
+        run_as_product(name, key, first, weight, last)
+    elif runs_in_float32(key[1]) or _reads_too_far(name, *key):
+        _run_in_float32(name, key, first, weight, last)
+    else:
+        source, filters, target, _ = key
+        turned = target, filters, source, _turned_geometry(name, *key)
+        run("forward", turned, first, _turned(weight), last)
+
+
 def run(name, key, first, weight, last, operands=()):
     """Run one pass; `weight` is a plain tensor, read, or written by backward_weights.
 
     `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
     `operands` are the pointers to the second operands of the binary ones among these.
     """
-    if _skips_pixels(name, *key):
-        tall, wide = key[3][0]
-        first = channels_last(first[:, :, ::tall, ::wide])
-        key = layout(first), *key[1:3], PIXELS
-    if is_product(name, *key):
-        run_as_product(name, key, first, weight, last)
+    found = _prepared(active.frozen is None, name, *key)
+    if found is None:
+        _run_otherwise(name, key, first, weight, last)
         return
-    if runs_in_float32(key[1]) or _reads_too_far(name, *key):
-        _run_in_float32(name, key, first, weight, last)
-        return
-    turned = _turned_geometry(name, *key)
-    if turned is not None:
-        source, filters, target, _ = key
-        name, key, weight = "forward", (target, filters, source, turned), _turned(weight)
-    primitive = cache.get(_describe, name, *key)
+    primitive, rearrange = found
     plain = weight.data_ptr()
-    if not primitive.sizes:  # a compiled kernel that takes the filters as they are
+    if rearrange is None:
         primitive(first.data_ptr(), plain, last.data_ptr(), *operands)
         return
-    rearrange, size = cache.get(_describe_weights, name, *key), primitive.sizes[1]
+    size = primitive.sizes[1]
     if name == "backward_weights":
         blocked = scratch(size).data_ptr()
         primitive(first.data_ptr(), blocked, last.data_ptr())

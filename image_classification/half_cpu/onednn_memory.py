@@ -30,6 +30,7 @@ from .onednn_primitives import (
 from .scope import cast_once
 
 _FLOAT32 = paddle.float32
+_CHANNELS_SECOND = [0, 3, 1, 2]
 
 
 @compiled.counterpart(compiled.reorder)
@@ -83,7 +84,7 @@ def is_channels_last(tensor):
 def new_channels_last(dtype, shape):
     """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
     batch, channels, height, width = shape
-    return paddle_names.transpose(new_tensor(dtype, [batch, height, width, channels]), [0, 3, 1, 2])
+    return paddle_names.transpose(new_tensor(dtype, [batch, height, width, channels]), _CHANNELS_SECOND)
 
 
 def channels_last(tensor):

@@ -21,7 +21,7 @@ class Scope:
         self.fork = backend.fork
         self.mixed = backend.mixed
         self.rounding = backend.rounding
-        self.small, self.by_gradients = backend.small, backend.by_gradients
+        self.small, self.by_gradients, self.left = backend.small, backend.by_gradients, backend.left
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 

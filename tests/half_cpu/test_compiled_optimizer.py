@@ -13,7 +13,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.amp.gradients import multiply, square_sums
-from image_classification.half_cpu import compiled_library
+from image_classification.half_cpu import compiled_library, compiled_optimizer
 from tests.helpers.half_cpu_rounding import DTYPES, assert_rounded_once
 
 pytestmark = pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler and AVX2")
@@ -158,6 +158,16 @@ def test_regularizer_of_a_parameter_reads_its_gradient_first():
     with half_cpu.dispatch():
         # Momentum's operator adds the decay itself
         assert [half_cpu.multiplies_gradients(optimizer) for optimizer in optimizers] == [False, True]
+
+
+def test_small_float32_weights_with_nothing_else_to_do_are_left_to_paddle():
+    small, large, half = paddle.zeros([8]), paddle.zeros([1 << 17]), paddle.zeros([8], "bfloat16")
+    for left in compiled_optimizer.LEFT.values():
+        assert [left((weights,)) for weights in (small, large, half)] == [True, False, False]
+        with half_cpu.update(0.5, lambda tensor: None):
+            assert not left((small,))
+        with half_cpu.update(1.0, lambda tensor: half):
+            assert not left((small,))
 
 
 def test_sparse_gradients_are_left_to_paddle():

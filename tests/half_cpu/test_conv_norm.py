@@ -10,7 +10,7 @@ import pytest
 from paddle import nn
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn_primitives
+from image_classification.half_cpu import onednn_convolution_passes, onednn_primitives
 from image_classification.layers import ConvNorm, ConvSequence, norm_activation
 from tests.helpers.onednn_runs import ALL, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn
 
@@ -59,6 +59,7 @@ def exactly(made, x, residual=None):
 def test_conv_norm_in_evaluation_is_one_convolution_of_one_rounding(shape, dtype, monkeypatch):
     entries = collections.OrderedDict()
     monkeypatch.setattr(onednn_primitives.cache, "_entries", entries)
+    onednn_convolution_passes._prepared.cache_clear()
     for (images, *sides), activation in itertools.product(((2, 11, 9), (1, 1, 1)), ACTIVATIONS):
         for has_residual in (False, True):
             made = in_format(layer(shape, activation), dtype)

@@ -291,6 +291,7 @@ CASES = {
     "channel-shuffle-after-conv": (
         "reshape", lambda x, w: shuffle(F.conv2d(x, w)), [(2, 8, 5, 7), (24, 8, 1, 1)], True),
     "reshape-strided": ("reshape", lambda x: x.transpose([1, 0, 2]).reshape([-1, 11]), [(3, 5, 33)], False),
+    "reshape-transposed": ("reshape", lambda x: x.transpose([1, 0]).reshape([-1]), [(35, 33)], False),
     "reshape-of-a-part": ("reshape", lambda x: x[..., 1:4].reshape([0, -1]), [(3, 5, 33)], False),
     "reshape-after-conv": ("reshape", lambda x, w: F.conv2d(x, w).reshape([2, 120, 7]), [(2, 8, 5, 7), (24, 8, 1, 1)],
                            True),
