@@ -191,7 +191,7 @@ def _check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, or no epoch that is left.
+            have none, a teacher that nobody asks, or no epoch that is left.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
@@ -199,6 +199,10 @@ def _check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
             f"-data_path={path}: DATA.DATASET {config.DATA.DATASET} reads no folder: leave the path out, or say what "
             "is in it: -dataset=folder, imagenet2012, ... (docs/data.md)"
         )
+    teacher = of_command_line.MODEL.TEACHER
+    if teacher and train.DISTILLATION_TYPE == "none" and not config.EVAL:
+        raise UserError(f"-teacher_model_path={teacher}: TRAIN.DISTILLATION_TYPE is none: set it to soft or hard, or "
+                        "leave the teacher out")  # fmt: skip
     if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
         raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
     mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE

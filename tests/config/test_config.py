@@ -153,7 +153,7 @@ def test_missing_configuration_file_is_named():
 def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
     words = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}
     value = (words | {"launcher": "slurm", "dataset": "cifar10"}).get(flag, "1")
-    text = "AMP: {MODE: auto}"  # fp32 has no half format
+    text = "AMP: {MODE: auto}\nTRAIN: {DISTILLATION_TYPE: soft}"  # fp32 has no half format, none no teacher
     with_equals = load(tmp_path, text, f"-{flag}={value}")
     assert with_equals == load(tmp_path, text, f"-{flag}", value)
     assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
@@ -220,6 +220,7 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["--opt-level=O0", "-opts", "AMP.DTYPE=bfloat16"], "-amp_dtype=bfloat16: AMP.MODE O0 computes in float32"),
         ("DATA: {DATASET: digits}", ["-data_path=/photos"], "-data_path=/photos: DATA.DATASET digits reads no folder"),
         ("DATA: {DATASET: digits}", ["-amp", "True"], "-data_path=True: DATA.DATASET digits reads no folder"),
+        ("", ["-teacher_model_path=x"], "-teacher_model_path=x: TRAIN.DISTILLATION_TYPE is none"),
         ("", ["-last_epoch=3", "-num_epochs=3"], "-last_epoch=3: TRAIN.NUM_EPOCHS is 3: nothing to train"),
     ],
 )
