@@ -20,6 +20,7 @@ import paddle
 from . import paddle_names
 from .arguments import replace_tensors, scan
 from .recorded import PyLayer
+from .saved import save, saved
 
 
 class Operand(NamedTuple):
@@ -121,7 +122,7 @@ class _Product(PyLayer):
     def forward(ctx, call, *tensors):
         """Return the operator's result for the rounded factors; a bias is added as it is."""
         ctx.call = call
-        ctx.save_for_backward(*tensors)
+        save(ctx, *tensors)
         with call.context():
             factors = [call.factor(tensor, index, 0) for index, tensor in enumerate(tensors[:2])]
             bias = [tensor.astype(factors[0].dtype) for tensor in tensors[2:]]
@@ -130,7 +131,7 @@ class _Product(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of each tensor that needs one, in its dtype."""
-        tensors = ctx.saved_tensor()
+        tensors = saved(ctx)
         with ctx.call.context():
             return tuple(
                 None if tensor.stop_gradient else _gradient(ctx.call, tensors, gradient, index).astype(tensor.dtype)

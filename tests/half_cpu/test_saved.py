@@ -102,3 +102,38 @@ def test_batches_of_one_norm_before_a_backward_pass_update_its_statistics(dtype)
     with half_cpu.dispatch():
         (norm(leaf).sum() + norm(leaf.scale(2.0)).sum()).backward()
     assert leaf.grad is not None and norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("name", ["linear", "multiply-row", "gelu", "softmax", "attention", "conv2d", "batch_norm"])
+def test_second_derivatives_of_a_kernel_are_refused(name, dtype):
+    """The gradient that a kernel returns has none of its own: a sum of others with it would be wrong without a word."""
+    function, shape, _ = KEPT[name]
+    leaves = tensors([IMAGES if shape[0] == 32 else ROWS, shape], dtype)
+    with half_cpu.dispatch():
+        result = function(*leaves)
+    needed = leaves[:1] if shape == (1,) else leaves
+    with pytest.raises((OSError, RuntimeError), match="no second derivatives"):
+        paddle.grad([result], needed, [paddle.ones_like(result)], create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_second_derivatives_through_a_sum_are_refused_only_where_it_would_lose_them(dtype):
+    (x,) = tensors([(4, 8)], dtype)
+    with half_cpu.dispatch():
+        total, inner = x.sum(), x.sum(-1)
+    paddle.grad([total], x, create_graph=True)  # a constant
+    with pytest.raises((OSError, RuntimeError), match="no second derivatives"):
+        paddle.grad([inner.astype("float32") ** 3], x, create_graph=True)
+
+
+def test_second_derivatives_by_the_reference_are_paddles():
+    leaf, weight = tensors([(4, 8), (8, 8)], "float32")
+    with half_cpu.dispatch(backend="reference"):
+        (first,) = paddle.grad([F.tanh(leaf @ weight).sum()], [leaf], create_graph=True)
+        (first * first).sum().backward()
+    plain, other = (one.detach() for one in (leaf, weight))
+    plain.stop_gradient = False
+    (first,) = paddle.grad([F.tanh(plain @ other).sum()], [plain], create_graph=True)
+    (first * first).sum().backward()
+    np.testing.assert_array_equal(leaf.grad, plain.grad)
