@@ -10,8 +10,8 @@ from paddle.autograd import PyLayerContext
 class PyLayer(paddle.autograd.PyLayer):
     """Paddle's; where no gradient is asked for, the forward pass is called as the function that it is.
 
-    A gradient has no gradient: where `create_graph=True` would need it, that is a RuntimeError, as from Paddle where its
-    own operators would be wrong.
+    A gradient has no gradient: where `create_graph=True` would need it, that is a RuntimeError, as Paddle's own
+    operators raise one where theirs is missing.
     """
 
     def __init_subclass__(cls):

@@ -147,17 +147,18 @@ def resident_bytes():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def test_threads_that_share_a_primitive_get_their_own_results():
-    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((64, 256)).astype("float32"))
-    inputs = [(x * factor).astype("bfloat16") for factor in (1, -1, 2, -2)]
+@pytest.mark.parametrize("function", [F.gelu, lambda x: F.conv2d(x, x[:, :, :3, :3], padding=1)], ids=["gelu", "conv"])
+def test_threads_that_share_a_primitive_get_their_own_results(function):
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((16, 16, 8, 8)).astype("float32"))
+    inputs = [(x * factor).astype("bfloat16") for factor in (1, -1, 2, 3)]
     with half_cpu.dispatch():
-        expected = [F.gelu(one).astype("float32").numpy() for one in inputs]
+        expected = [function(one).astype("float32").numpy() for one in inputs]
     wrong = []
 
     def work(index):
         with half_cpu.dispatch():
             for _ in range(100):
-                if (F.gelu(inputs[index]).astype("float32").numpy() != expected[index]).any():
+                if (function(inputs[index]).astype("float32").numpy() != expected[index]).any():
                     wrong.append(index)
 
     threads = [threading.Thread(target=work, args=[index]) for index in range(len(inputs))]
