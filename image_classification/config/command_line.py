@@ -9,7 +9,8 @@ from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .dialect import family_of_file, is_foreign, nested, translate
 from .merge import Builder, build_config, read_yaml, split_smoke
-from .schema import FLOAT32_MODES, PRECISION_MODES, WITHOUT_FOLDER, Config
+from .schema import Config
+from .switches import check_switches, with_one_source_of_weights
 from .yaml_text import load_yaml
 
 # flag -> (key it sets, what the help text adds to the key's own)
@@ -138,8 +139,8 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         # the effective configuration of a smoke run has the key, and the small values already
         raise UserError(f"RUNTIME.SMOKE: {path} has no SMOKE section, so there is no small version of it")
     of_command_line = build_config(layers[of_files:], build_model)
-    _check_switches(config, of_command_line, arguments.amp)
-    config = _with_one_source_of_weights(config, of_command_line)
+    check_switches(config, of_command_line, arguments.amp)
+    config = with_one_source_of_weights(config, of_command_line)
     given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
     config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))
     config = dataclasses.replace(config, NOTES=tuple(notes))
@@ -184,58 +185,6 @@ def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Seque
         return found[-1] if found else -1
 
     return last("MODEL", "NUM_CLASSES") >= max(0, last("DATA", "DATASET", "DATA_PATH"))
-
-
-def _check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
-    """Refuse a switch that would do nothing.
-
-    Raises:
-        UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a teacher that nobody asks, or no epoch that is left.
-    """
-    path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
-    if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
-        raise UserError(
-            f"-data_path={path}: DATA.DATASET {config.DATA.DATASET} reads no folder: leave the path out, or say what "
-            "is in it: -dataset=folder, imagenet2012, ... (docs/data.md)"
-        )
-    teacher = of_command_line.MODEL.TEACHER
-    if teacher and train.DISTILLATION_TYPE == "none" and not config.EVAL:
-        raise UserError(f"-teacher_model_path={teacher}: TRAIN.DISTILLATION_TYPE is none: set it to soft or hard, or "
-                        "leave the teacher out")  # fmt: skip
-    if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
-        raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
-    mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE
-    if amp and mode == "fp32":
-        raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
-    if dtype and mode in FLOAT32_MODES and not config.AMP.OPTIONS:  # a level's properties may be changed one by one
-        half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
-        raise UserError(
-            f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"
-        )
-
-
-def _with_one_source_of_weights(config: Config, of_command_line: Config) -> Config:
-    """Return the configuration with MODEL.PRETRAINED or MODEL.RESUME: the command line's, else the file's.
-
-    Raises:
-        UserError: both are asked for in one place.
-    """
-    given = of_command_line.MODEL
-    if given.PRETRAINED and given.RESUME:
-        raise UserError(
-            f"-pretrained={given.PRETRAINED} and -resume={given.RESUME}: two sources of weights; give one of them"
-        )
-    if given.PRETRAINED:
-        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
-    if given.RESUME:
-        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, PRETRAINED=None))
-    if config.MODEL.PRETRAINED and config.MODEL.RESUME:
-        raise UserError(
-            f"MODEL.PRETRAINED {config.MODEL.PRETRAINED} and MODEL.RESUME {config.MODEL.RESUME}: two sources of "
-            "weights; give one of them"
-        )
-    return config
 
 
 def _resolve(config: Config, given: Iterable[str]) -> Config:

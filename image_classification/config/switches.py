@@ -1,0 +1,58 @@
+"""What a command line asks for that contradicts itself, or would do nothing."""
+
+import dataclasses
+
+from ..runtime import UserError
+from .schema import FLOAT32_MODES, PRECISION_MODES, WITHOUT_FOLDER, Config
+
+
+def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
+    """Refuse a switch that would do nothing.
+
+    Raises:
+        UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
+            have none, a teacher that nobody asks, or no epoch that is left.
+    """
+    path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
+    if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
+        raise UserError(
+            f"-data_path={path}: DATA.DATASET {config.DATA.DATASET} reads no folder: leave the path out, or say what "
+            "is in it: -dataset=folder, imagenet2012, ... (docs/data.md)"
+        )
+    teacher = of_command_line.MODEL.TEACHER
+    if teacher and train.DISTILLATION_TYPE == "none" and not config.EVAL:
+        raise UserError(f"-teacher_model_path={teacher}: TRAIN.DISTILLATION_TYPE is none: set it to soft or hard, or "
+                        "leave the teacher out")  # fmt: skip
+    if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
+        raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
+    mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE
+    if amp and mode == "fp32":
+        raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
+    if dtype and mode in FLOAT32_MODES and not config.AMP.OPTIONS:  # a level's properties may be changed one by one
+        half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
+        raise UserError(
+            f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"
+        )
+
+
+def with_one_source_of_weights(config: Config, of_command_line: Config) -> Config:
+    """Return the configuration with MODEL.PRETRAINED or MODEL.RESUME: the command line's, else the file's.
+
+    Raises:
+        UserError: both are asked for in one place.
+    """
+    given = of_command_line.MODEL
+    if given.PRETRAINED and given.RESUME:
+        raise UserError(
+            f"-pretrained={given.PRETRAINED} and -resume={given.RESUME}: two sources of weights; give one of them"
+        )
+    if given.PRETRAINED:
+        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
+    if given.RESUME:
+        return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, PRETRAINED=None))
+    if config.MODEL.PRETRAINED and config.MODEL.RESUME:
+        raise UserError(
+            f"MODEL.PRETRAINED {config.MODEL.PRETRAINED} and MODEL.RESUME {config.MODEL.RESUME}: two sources of "
+            "weights; give one of them"
+        )
+    return config
