@@ -106,7 +106,14 @@ def smallest(folder):
     return min((path for path in CONFIGS if path.parents[1] == folder), key=size_of)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def source(folder):
+    return (folder / f"{folder.name.lower()}.py").read_text()
+
+
+@pytest.mark.parametrize(  # of the others the chain is what runs
+    "folder", [folder for folder in FOLDERS if "def forward(self, images)" in source(folder)],
+    ids=lambda folder: folder.name,
+)  # fmt: skip
 def test_sequential_blocks_run_in_order_equal_forward(folder):
     path = smallest(folder)
     changes, images = small_images(path)
