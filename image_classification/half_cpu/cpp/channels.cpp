@@ -161,7 +161,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
         for_parts(s, [&](long first, long last, long p) {
             float *dots = partial + p * 2 * C, *sums = dots + C;
             memset(dots, 0, 2 * C * sizeof(float));
-            // With the sums in registers for as many rows as the nearest cache holds of both tensors.
+            // With the sums in registers where rows are so short that reading many of them by columns reads whole lines.
             constexpr long MANY = 4;
             auto columns = [&](long c, auto many, long begin, long end, long count) {
                 Vector dot[decltype(many)::value], total[decltype(many)::value];
@@ -184,7 +184,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
             };
             using One = std::integral_constant<long, 1>;
             using Many = std::integral_constant<long, MANY>;
-            long rows = std::clamp(8192 / (C * (long)sizeof(T)), 1L, 2 * GROUP);
+            long rows = C > MANY * W ? 1 : 2 * GROUP;
             for (long r = first; r < last; r += rows) {
                 if (C == MANY * W) columns(0, Many(), r, std::min(last, r + rows), W);
                 else walk(C, [&](long c, long count) { columns(c, One(), r, std::min(last, r + rows), count); });
