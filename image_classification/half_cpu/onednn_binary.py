@@ -141,8 +141,8 @@ def _with_row(function, left, right):
     return NotImplemented
 
 
-class Fork(PyLayer):
-    """Two views of a tensor whose gradients are summed by a kernel."""
+class Fork(paddle.autograd.PyLayer):
+    """Two views of a tensor whose gradients are summed by a kernel, or with create_graph=True by Paddle."""
 
     @staticmethod
     def forward(ctx, x):

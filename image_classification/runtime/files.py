@@ -42,9 +42,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def why_unwritable(folder: str | os.PathLike[str]) -> str:
     """Return why nothing can be written to a folder, which need not be there yet; "" where it can be."""
     there = next(each for each in (Path(folder), *Path(folder).absolute().parents) if os.path.lexists(each))
+    named = f"{folder}:" if there in (Path(folder), Path(folder).absolute()) else f"{folder}: {there}"
     if not os.path.isdir(there):
-        return f"{there}: is no folder"
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there}: cannot be written to"
+        return f"{named} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{named} cannot be written to"
 
 
 def refuse_existing(path: str | os.PathLike[str], name: str) -> None:
