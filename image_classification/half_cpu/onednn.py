@@ -7,7 +7,6 @@ instructions define it.
 
 import functools
 import platform
-import sys
 
 from . import (
     compiled,
@@ -117,13 +116,12 @@ COMPILED_KERNELS = {
 
 # On dense float32 tensors of up to so many elements Paddle's own take 5 to 13 us in one thread, forward, and 10 to 20
 # backward: less than it takes to call a kernel.
-SMALL = 1 << 16
+SMALL = dict.fromkeys(
+    ("add", "subtract", "multiply", "relu", "relu6", "hardswish", "hardsigmoid", "leaky_relu"), 1 << 16
+)
 
 # Paddle has MKL's, in as many threads; a gradient it copies, and computes in one thread.
 BY_GRADIENTS = frozenset(("add", "subtract", "multiply"))
-
-# Paddle's are as fast where one thread computes, and have no more.
-CHEAP = ("relu", "relu6", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "softsign")
 
 
 def available():
@@ -186,9 +184,7 @@ def _backend():
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
     left = compiled_optimizer.LEFT if compiled.formats() else {}
-    small = dict.fromkeys(BY_GRADIENTS, SMALL)
-    small.update(dict.fromkeys(CHEAP, SMALL if library.load().threads() > 1 else sys.maxsize))
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, small, BY_GRADIENTS, left
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL, BY_GRADIENTS, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 
