@@ -249,6 +249,10 @@ class FeatureMapModel(Model):
 class StagedModel(FeatureMapModel):
     """A classifier of a stem, stages with a `downsample` and `blocks`, and a head, run in this order."""
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        return self.head(self.stages(self.stem(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         stages = stage_links("stages", self.stages)

@@ -66,6 +66,10 @@ class ConvMixer(FeatureMapModel):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.head(x.mean(axis=[2, 3]))
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        return self.forward_head(self.blocks(self.stem(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         blocks = layer_links("blocks", self.blocks)

@@ -105,6 +105,9 @@ class ConvNeXtStage(nn.Layer):
         )
         self.blocks = nn.Sequential(*(ConvNeXtBlock(dim, rate, **block_options) for rate in rates))
 
+    def forward(self, x):
+        return self.blocks(self.downsample(x))
+
 
 class Head(nn.Layer):
     """Average pooling, LayerNorm and the classifier, [B, C, H, W] -> [B, num_classes]."""

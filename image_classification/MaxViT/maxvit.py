@@ -183,6 +183,14 @@ class MaxVit(FeatureMapModel):
         """Return class logits, [B, num_classes], for the last block's features [B, C, H, W]."""
         return self.head(self.norm(x.transpose([0, 2, 3, 1])).mean(axis=[1, 2]))
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
+
+        Raises:
+            UserError: the images' height or width differs from `image_size` (pixels).
+        """
+        return self.forward_head(self.stages(self.embed(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.embed, ("stem.",))]

@@ -203,6 +203,14 @@ class MobileViT(FeatureMapModel):
         self.check_image(*images.shape[2:])
         return self.stem(images)
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W].
+
+        Raises:
+            UserError: H or W is no multiple of 64, with another number of transformers than three of `step`.
+        """
+        return self.head(self.final_conv(self.stages(self.embed(images))))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         blocks = [link for index, stage in enumerate(self.stages) for link in layer_links(f"stages.{index}", stage)]

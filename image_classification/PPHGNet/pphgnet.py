@@ -115,6 +115,9 @@ class HGStage(nn.Layer):
             for index, rate in enumerate(rates)
         ))
 
+    def forward(self, x):
+        return self.blocks(self.downsample(x))
+
 
 class Head(nn.Layer):
     """Average pooling, a 1x1 convolution without a norm, and the classifier, [B, C, H, W] -> [B, num_classes]."""

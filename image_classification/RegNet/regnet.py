@@ -88,6 +88,13 @@ class RegNet(FeatureMapModel):
         x = self.final_conv(x)
         return self.head(x if self.final_activation is None else self.final_activation(x))
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        x = self.stem(images)
+        for number in range(1, self.num_stages + 1):
+            x = getattr(self, f"s{number}")(x)
+        return self.forward_head(x)
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("stem.",))]

@@ -86,6 +86,10 @@ class RepVGG(FeatureMapModel):
         self.stages = nn.Sequential(*stages)
         self.head = PooledHead(nn.Linear(channels, num_classes, nn.initializer.Normal(std=0.01), ZERO))
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        return self.head(self.stages(self.stem(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("stem.",))]

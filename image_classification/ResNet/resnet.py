@@ -155,6 +155,13 @@ class ResNet(FeatureMapModel):
         """Return class logits, [B, num_classes], for the last stage's features [B, C, H, W]."""
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        x = self.stem(images)
+        for stage in range(1, self.num_stages + 1):
+            x = getattr(self, f"layer{stage}")(x)
+        return self.forward_head(x)
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("conv1.", "bn1."))]

@@ -136,6 +136,9 @@ class SwinStage(nn.Layer):
             for i in range(depth)
         ))
 
+    def forward(self, x):
+        return self.blocks(self.downsample(x))
+
 
 class SwinTransformer(Model):
     """Swin of `len(depths)` stages; stage s has width `embed_dim * 2**s`. The defaults are Swin-T.
@@ -189,6 +192,10 @@ class SwinTransformer(Model):
     def forward_head(self, x):
         """Return class logits, [B, num_classes], for the last stage's features [B, H, W, C]."""
         return self.head(self.norm(x))
+
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size]."""
+        return self.forward_head(self.layers(self.patch_embed(images)))
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""

@@ -156,6 +156,17 @@ class Volo(Model):
         largest = patches.argmax(axis=1, keepdim=True)  # the gradient of Paddle's max takes longer than the whole model
         return self.head(self.norm(token[:, 0])) + 0.5 * paddle.take_along_axis(patches, largest, axis=1).squeeze(1)
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
+
+        Raises:
+            UserError: the images' height or width differs from `image_size` (pixels).
+        """
+        x = self.downsample(self.network[0](self.embed(images)))
+        for stage in self.network[2:]:
+            x = stage(x)
+        return self.forward_head(x)
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("embed", self.embed, ("patch_embed.",))]

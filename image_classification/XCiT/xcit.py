@@ -212,6 +212,14 @@ class Xcit(Model):
         x = self.cls_attn_blocks(paddle.concat([token, x.astype(token.dtype)], axis=1))
         return self.head(self.norm(x)[:, 0])
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, image_size, image_size].
+
+        Raises:
+            UserError: the images' height or width differs from `image_size` (pixels).
+        """
+        return self.forward_head(self.blocks(self.embed(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         return [

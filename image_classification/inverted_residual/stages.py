@@ -135,6 +135,10 @@ class InvertedResidualNet(FeatureMapModel):
         """Return features of half the image's side, [B, C, H, W]."""
         return conv_norm(images, self.conv_stem, self.bn1, self.act)
 
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        return self.forward_head(self.blocks(self.stem(images)))
+
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
         chain = [Block("stem", self.stem, ("conv_stem.", "bn1."))]
