@@ -9,7 +9,11 @@ import numpy as np
 import paddle
 import pytest
 
+from image_classification import half_cpu
+from image_classification.amp import build_precision
 from image_classification.config import load_config
+from image_classification.half_cpu.replay import RECORDED
+from image_classification.half_cpu.scope import active
 from image_classification.layers import Dropout, DropPath, PatchEmbed
 from image_classification.multiply_adds import count_multiply_adds
 from image_classification.optim.groups import layer_scales
@@ -106,12 +110,18 @@ def smallest(folder):
     return min((path for path in CONFIGS if path.parents[1] == folder), key=size_of)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_sequential_blocks_run_in_order_equal_forward(folder):
+def small_model(folder):
+    """Return a family's smallest model for small images, in evaluation, and a batch of these."""
     path = smallest(folder)
     changes, images = small_images(path)
     model = build(path, **changes)
     model.eval()
+    return model, images
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_sequential_blocks_run_in_order_equal_forward(folder):
+    model, images = small_model(folder)
     with paddle.no_grad():
         x = images
         for block in model.sequential_blocks():
@@ -120,12 +130,23 @@ def test_sequential_blocks_run_in_order_equal_forward(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_replayed_pass_of_a_family_gives_the_bits_of_its_layers(folder):
+    """In bfloat16, where most is computed by kernels; every family's pass can be recorded."""
+    model, images = small_model(folder)
+    precision = build_precision("auto", "bfloat16")
+    model = precision.convert_model(model)
+    with paddle.no_grad(), half_cpu.frozen(model), precision.forward_context():
+        for _ in range(RECORDED):
+            half_cpu.replay(model, images)
+        found, expected = half_cpu.replay(model, images.flip([0, 2])), model(images.flip([0, 2]))
+        assert callable(*active.frozen.passes.values())
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_hook_on_a_stage_sees_its_result(folder):
     """A sequence whose layers were called one by one would leave out the hooks on it, without a word."""
-    path = smallest(folder)
-    changes, images = small_images(path)
-    model = build(path, **changes)
-    model.eval()
+    model, images = small_model(folder)
     called = set()
     for name, layer in model.named_sublayers():
         layer.register_forward_post_hook(lambda layer, inputs, result, name=name: called.add(name))

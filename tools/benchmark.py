@@ -95,6 +95,7 @@ def parse(words):
     add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
     add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
+    add("-layers", action="store_true", help="with -evaluation: measure the layers one by one as well, without replay")
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
     add("-json", type="new_file", metavar="FILE", help="write the rows as JSON")
     add("-plot", type="new_file", metavar="FILE", help="write a bar chart, PNG or SVG")
@@ -112,6 +113,8 @@ def parse(words):
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
+    if options.layers and not options.evaluation:
+        parser.error("-layers: a training step runs its layers: add -evaluation")
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
             parser.error(f"--peers: {engine} does not train: add -evaluation")
@@ -123,7 +126,7 @@ def contestants(options):
     task = {
         "cfg": options.cfg, "batch_size": options.batch_size, "image_size": options.image_size, "data": options.data,
         "iterations": options.iterations, "device": options.device, "evaluation": options.evaluation,
-        "opts": options.opts, "stock": False, "products": False,
+        "opts": options.opts, "stock": False, "products": False, "layers": False,
     }  # fmt: skip
     environment = dict(os.environ)  # before Paddle is imported here: it sets OMP_NUM_THREADS to 1
     if options.threads:
@@ -134,6 +137,9 @@ def contestants(options):
             program = [sys.executable, WORKER, json.dumps(task | {"mode": mode, "dtype": dtype})]
             name = mode if dtype is None else f"{mode} {dtype}"
             result.append({"name": name, "mode": mode, "program": program, "environment": environment})
+            if options.layers:
+                program = [*program[:-1], json.dumps(task | {"mode": mode, "dtype": dtype, "layers": True})]
+                result.append(result[-1] | {"name": f"{name}, layers", "program": program})
     if options.peers:
         in_float32 = any(mode in FLOAT32_MODES for mode in options.modes)
         result += stock_paddle(task, environment) if in_float32 else []

@@ -59,6 +59,8 @@ def run(options):
     import paddle
     from paddle.nn import functional as F
 
+    from image_classification import half_cpu
+    from image_classification.amp import build_precision
     from image_classification.explain import heatmap
     from image_classification.preview import class_names, normalised
     from image_classification.zoo import load_model
@@ -71,14 +73,15 @@ def run(options):
     names = class_names(config, options.class_names)
     count = min(options.top_k, len(names))
     results = dict.fromkeys(paths)
-    with progress_bar(len(paths), "predict", "images") as bar:
+    precision = build_precision("fp32")
+    with progress_bar(len(paths), "predict", "images") as bar, half_cpu.frozen(model):
         for start in range(0, len(paths), options.batch_size):
             crops = read_crops(config, paths[start : start + options.batch_size], results, bar)
             if not crops:
                 continue
             images = paddle.to_tensor(normalised(config, np.concatenate(list(crops.values()))))
-            with paddle.no_grad():
-                scores = F.softmax(model(images), axis=1).numpy()
+            with paddle.no_grad(), precision.forward_context():
+                scores = F.softmax(half_cpu.replay(model, images), axis=1).numpy()
             best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
             maps = [None] * len(crops)
             if options.explain:

@@ -5,6 +5,7 @@ import difflib
 
 import paddle
 
+from .. import half_cpu
 from .plain import PlainPrecision
 from .storage import FLOAT32_ONLY, is_below
 from .structures import cast_floating
@@ -111,6 +112,7 @@ class MixedPrecision(PlainPrecision):
         """Cast what goes into a layer and what comes out of it; switch the operators' casts off in between."""
         entered = []
 
+        @half_cpu.computes_only
         def before(layer, args, kwargs):
             if without_casts:
                 context = self.disable_casts()
@@ -120,6 +122,7 @@ class MixedPrecision(PlainPrecision):
                 return None
             return cast_floating(args, input_dtype), cast_floating(kwargs, input_dtype)
 
+        @half_cpu.computes_only
         def after(layer, args, outputs):
             if entered:
                 entered.pop().__exit__(None, None, None)

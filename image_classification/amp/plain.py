@@ -182,7 +182,7 @@ class PlainPrecision(Precision):
         if not result.applied:
             return result
         with self.cpu_kernels():
-            if self.log_num_zeros_in_grad or not half_cpu.multiplies_gradients(optimizer):
+            if factor != 1 and (self.log_num_zeros_in_grad or not half_cpu.multiplies_gradients(optimizer)):
                 multiply(gradients_of(named_params), factor)
                 factor = 1.0
             num_zeros = self.reduction.num_zeros(named_params) if self.log_num_zeros_in_grad else None
@@ -221,7 +221,7 @@ class PlainPrecision(Precision):
     def named_params(self, optimizer):
         """Return (name, tensor) of everything the optimizer updates, under the model's structured names."""
         params = private.optimizer_parameters(optimizer)
-        return [(self._names.get(id(param), param.name), param) for param in params if not param.stop_gradient]
+        return [(self._names.get(id(param)) or param.name, param) for param in params if not param.stop_gradient]
 
     def model_state_dict(self, model):
         return model.state_dict()

@@ -7,6 +7,7 @@ from ..runtime import UserError, get_logger
 from .datasets import IMAGE_EXTENSIONS, FileDataset, require_folder
 from .labels import NUMBER
 
+FEW = 100  # files of a folder that are looked for one by one
 LONGEST_LINE = 1 << 14  # bytes: a path has 4096 at most
 
 
@@ -104,7 +105,8 @@ def read_list_file(list_path, root, num_classes):
     Without ``num_classes`` there are as many classes as the labels count.
 
     Raises:
-        UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1.
+        UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1; an image is not
+            there.
     """
     paths, labels = [], []
     with open_plain(list_path) as file:
@@ -129,4 +131,36 @@ def read_list_file(list_path, root, num_classes):
         if min(labels) > 0:
             raise UserError(f"{list_path}: the smallest label is {min(labels)}: labels start at 0; -num_classes="
                             f"{num_classes} keeps classes without images")  # fmt: skip
+    missing = _missing(root, paths)
+    if missing:
+        first = os.path.join(root, missing[0])
+        raise UserError(f"{list_path}: {len(missing)} of its {len(paths)} images are not there, the first is {first}")
     return FileDataset(root, paths, labels, [str(label) for label in range(num_classes)])
+
+
+def _missing(root, paths):
+    """Return the paths without a file. A folder of many is read as a whole, a thousand times as fast as file by file;
+    what may not be read counts as there until it is opened."""
+    names_in: dict[str, list[str]] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        names_in.setdefault(folder, []).append(name)
+    missing = []
+    for folder, names in names_in.items():
+        where = os.path.join(root, folder)
+        try:
+            present = set(os.listdir(where)) if len(names) > FEW else {name for name in names if _is_there(where, name)}
+        except FileNotFoundError:
+            present = set()
+        except OSError:
+            continue
+        missing += [os.path.join(folder, name) for name in names if name not in present]
+    return missing
+
+
+def _is_there(folder, name):
+    try:
+        os.lstat(os.path.join(folder, name))
+    except FileNotFoundError:
+        return False
+    return True

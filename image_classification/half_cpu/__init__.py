@@ -14,6 +14,7 @@ from .frozen import frozen, rounded_once
 from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
+from .replay import computes_only, replay
 from .updates import multiplies_gradients, update, writes_weights_last
 
 __all__ = [
@@ -21,11 +22,13 @@ __all__ = [
     "UnsupportedOperator",
     "backend_name",
     "composite",
+    "computes_only",
     "dispatch",
     "frozen",
     "is_plain",
     "multiplies_gradients",
     "norm_arguments",
+    "replay",
     "rounded_once",
     "update",
     "writes_weights_last",

@@ -58,6 +58,21 @@ def scan(args, kwargs):
     return tensors, half
 
 
+def entries(index):
+    """Return the entries of what stands between the brackets behind a tensor."""
+    return index if isinstance(index, tuple) else (index,)
+
+
+def is_whole(index):
+    """Return whether an index names all of a tensor."""
+    return all(entry is Ellipsis or isinstance(entry, slice) and entry == slice(None) for entry in entries(index))
+
+
+def is_basic(index):
+    """Return whether an index has no lists, arrays or masks in it."""
+    return all(entry is None or entry is Ellipsis or isinstance(entry, (int, slice)) for entry in entries(index))
+
+
 def replace_tensors(args, kwargs, replace):
     """Return (args, kwargs) with `replace(tensor)` in place of every tensor, also inside lists and tuples."""
 

@@ -9,7 +9,7 @@ import math
 
 import paddle
 
-from .arguments import FLOAT32, FLOATING, replace_tensors
+from .arguments import BFLOAT16, FLOAT16, FLOAT32, replace_tensors
 from .scope import active
 
 LARGE = 1 << 18  # elements: below, the sum of the engine takes less time than making the view
@@ -17,21 +17,26 @@ LARGE = 1 << 18  # elements: below, the sum of the engine takes less time than m
 
 def branched(scope, args, kwargs, tensors):
     """Return (args, kwargs) with a view in place of each large tensor whose gradient goes on to another operator."""
-    if scope.fork is None or not (paddle.is_grad_enabled() and any(map(_is_inner, tensors))):
+    if scope.fork is None or not paddle.is_grad_enabled():
+        return args, kwargs
+    inner = {id(tensor) for tensor in tensors if is_inner(tensor)}
+    if not inner:
         return args, kwargs
     active.scope = None
     try:
-        return replace_tensors(args, kwargs, lambda tensor: _view(scope.fork, tensor) if _is_inner(tensor) else tensor)
+        return replace_tensors(
+            args, kwargs, lambda tensor: _view(scope.fork, tensor) if id(tensor) in inner else tensor
+        )
     finally:
         active.scope = scope
 
 
-def _is_inner(tensor):
+def is_inner(tensor):
+    """Return whether a kernel is to sum the gradients of a tensor, where it has several readers."""
     if tensor.stop_gradient or tensor.is_leaf or math.prod(tensor.shape) < LARGE:
         return False
-    if tensor.dtype is FLOAT32 and tensor.ndim != 4:
-        return False  # the engine's sum is as fast
-    return tensor.is_dense() and tensor.dtype in FLOATING
+    dtype = tensor.dtype  # of float32 other than images the engine's sum is as fast
+    return dtype is FLOAT16 or dtype is BFLOAT16 or dtype is FLOAT32 and tensor.ndim == 4
 
 
 def _view(fork, tensor):
@@ -41,4 +46,10 @@ def _view(fork, tensor):
     view, rest = fork(rest if known == state else tensor)
     if view is not rest:
         tensor.rest_of_branches = rest, state
+        view.is_branch = True
     return view
+
+
+def is_branch(tensor):
+    """Return whether a tensor is such a view: nothing else comes back to it."""
+    return getattr(tensor, "is_branch", False)

@@ -78,17 +78,23 @@ def execution(library, primitive, arguments, pointers):
     return _partial("execute", *functions, primitive, library.stream, len(arguments), arguments, pointers)
 
 
-def move(data_type, axes, boxes):
+def move(data_type, axes, boxes, wide=False):
     """The copy of boxes to another memory order, bit for bit. Each is (first element in the source, and in the target,
-    sizes, strides in the source, all 0 for a box of zeros, strides in the target), of as many axes, in elements."""
+    sizes, strides in the source, all 0 for a box of zeros, strides in the target), of as many axes, in elements. Half
+    elements become float32 ones where it is to be `wide`; there is no box of zeros then."""
     constants = numbers(*(number for box in boxes for number in box))
+    if wide:
+        return Primitive(_partial("widen", data_type, len(boxes), axes, constants), 2)
     return Primitive(_partial("move", onednn.ELEMENT_SIZE[data_type], len(boxes), axes, constants), 2)
 
 
 def reorder(source, target):
-    """Copy to another memory order, or to another format, both dense."""
+    """Copy to another memory order, or to another format, both dense, or to float32 in another order."""
+    box = (0, 0, *source.shape, *source.strides, *target.strides)
     if source.data_type == target.data_type:
-        return move(source.data_type, len(source.shape), [(0, 0, *source.shape, *source.strides, *target.strides)])
+        return move(source.data_type, len(source.shape), [box])
+    if target.data_type == onednn.FLOAT32 and source.strides != target.strides:
+        return move(source.data_type, len(source.shape), [box], wide=True)
     if source._replace(data_type=0) != target._replace(data_type=0):
         raise CompiledError(f"no conversion from {source} to {target}")
     return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)
@@ -162,10 +168,9 @@ def batch_norm(images, epsilon, flags, activation=None, has_residual=False):
     return Primitive(call, 7) if has_residual else Primitive(lambda *pointers: call(*pointers, None), 6)
 
 
-def move_statistics(momentum, *tensors):
-    """Move running statistics, the last two, towards a batch's mean and variance as Paddle does, bit for bit."""
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    load().move_statistics(tensors[0].shape[0], momentum, 1.0 - momentum, *pointers)
+def move_statistics(momentum, channels, *pointers):
+    """Move running statistics, at the last two places, towards a mean and a variance as Paddle does, bit for bit."""
+    load().move_statistics(channels, momentum, 1.0 - momentum, *pointers)
 
 
 def batch_norm_backward(images, epsilon, flags, activation=None, has_residual=False):
@@ -219,8 +224,9 @@ _FILTER_ORDER = {"forward": (0, 3, 4, 2, 1), "backward_data": (0, 3, 4, 1, 2), "
 _DEPTHWISE_ORDER = (3, 4, 0, 1, 2)
 
 
-def filters_reorder(name, source, filters, target, geometry, post_ops=()):
-    """The copy between plain filters and those that a pass wants, or, for backward_weights, writes."""
+def filters_reorder(plain_type, name, source, filters, target, geometry, post_ops=()):
+    """The copy between plain filters and those that a pass wants, or, for backward_weights, writes; these become plain
+    filters of their own format or float32."""
     shape, strides = filters.shape, filters.strides
     if len(shape) == 4:
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
@@ -230,7 +236,9 @@ def filters_reorder(name, source, filters, target, geometry, post_ops=()):
         steps[axis] = step
         step *= shape[axis]
     plain, ordered = (filters._replace(shape=shape, strides=one) for one in (strides, tuple(steps)))
-    return reorder(ordered, plain) if name == "backward_weights" else reorder(plain, ordered)
+    if name == "backward_weights":
+        return reorder(ordered, plain._replace(data_type=plain_type))
+    return reorder(plain, ordered)
 
 
 def convolution(name, source, filters, target, geometry, post_ops=()):

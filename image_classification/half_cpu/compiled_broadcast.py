@@ -20,6 +20,7 @@ from .onednn_memory import (
     new_channels_last,
     new_like,
     ordered_like,
+    passed_on,
     settled,
 )
 from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
@@ -170,7 +171,7 @@ SIGNS = {b"add": (1, 1), b"multiply": (1, 1), b"subtract": (1, -1), b"subtract_f
 
 def _scaled(tensor, factor):
     if factor == 1:
-        return tensor
+        return passed_on(tensor)
     out = new_like(tensor)
     load().activation(b"scale", data_type(tensor), numel(tensor), factor, 0.0, tensor.data_ptr(), out.data_ptr())
     return out
@@ -178,7 +179,7 @@ def _scaled(tensor, factor):
 
 def _small_gradient(gradient, large, small, runs, shape, sign):
     """Return the gradient of the smaller tensor: a sum over what repeats it."""
-    if large is None and not any(repeated for _, repeated in runs):
+    if large is None and gradient.shape == shape:
         return _scaled(gradient, sign)
     if sign == 1 or large is None:
         return sum_over(gradient, large, runs, new_small(gradient, shape), sign)

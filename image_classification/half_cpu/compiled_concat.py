@@ -7,7 +7,7 @@ import math
 import paddle
 
 from . import paddle_names
-from .compiled_library import load
+from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
@@ -24,7 +24,12 @@ def _rows(shapes, axis, last):
     shape = [*shapes[0]]
     shape[axis] = sum(each[axis] for each in shapes)
     inner = 1 if last else math.prod(shape[axis + 1 :])
-    return shape, math.prod(shape) // (shape[axis] * inner), [each[axis] * inner for each in shapes]
+    return shape, math.prod(shape) // (shape[axis] * inner), numbers(*(each[axis] * inner for each in shapes))
+
+
+def _join(rows, sizes, parts, whole, apart):
+    pointers = addresses(*(part.data_ptr() for part in parts))
+    load().join_rows(rows, len(parts), sizes, whole.element_size(), pointers, whole.data_ptr(), apart)
 
 
 def joined(axis, last, tensors):
@@ -32,25 +37,16 @@ def joined(axis, last, tensors):
     tensors = [(channels_last if last else contiguous)(tensor) for tensor in tensors]
     shape, rows, sizes = _rows(tuple(tuple(tensor.shape) for tensor in tensors), axis, last)
     out = (new_channels_last if last else new_tensor)(tensors[0].dtype, shape)
-    width, pointer = out.element_size(), out.data_ptr()
-    step = sum(sizes) * width
-    for tensor, size in zip(tensors, sizes, strict=True):
-        load().copy_rows(rows, size * width, size * width, step, tensor.data_ptr(), pointer)
-        pointer += size * width
+    _join(rows, sizes, tensors, out, apart=False)
     return out
 
 
 def parted(axis, last, whole, shapes):
     """Return the parts of a tensor in the memory order named, of these shapes one after the other along an axis."""
     _, rows, sizes = _rows(tuple(map(tuple, shapes)), axis, last)
-    width, pointer, results = whole.element_size(), whole.data_ptr(), []
-    step = sum(sizes) * width
-    for shape, size in zip(shapes, sizes, strict=True):
-        out = (new_channels_last if last else new_tensor)(whole.dtype, shape)
-        load().copy_rows(rows, size * width, step, size * width, pointer, out.data_ptr())
-        pointer += size * width
-        results.append(out)
-    return results
+    parts = [(new_channels_last if last else new_tensor)(whole.dtype, shape) for shape in shapes]
+    _join(rows, sizes, parts, whole, apart=True)
+    return parts
 
 
 class Concat(PyLayer):

@@ -13,24 +13,31 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from pathlib import Path
+from typing import Any
 
 import paddle
+
+from .scope import active
 
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
+LIMIT = 1200.0  # seconds for a compiler, or for another process that compiles; they take one minute on an idle machine
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fopenmp")
 
 _I, _L, _F, _S, _P = c_int, c_long, c_float, c_char_p, c_void_p
 _SIGNATURES = {
     "convert": (_I, _I, _L, _P, _P),
     "move": (_I, _I, _I, _P, _P, _P),
+    "widen": (_I, _I, _I, _P, _P, _P),
     "windows": (_P, _I, _P, _P),
-    "copy_rows": (_L, _L, _L, _L, _P, _P),
+    "join_rows": (_L, _I, _P, _L, _P, _P, _I),
     "activation": (_S, _I, _L, _F, _F, _P, _P),
     "activation_backward": (_S, _I, _L, _F, _F, _P, _P, _P),
     "arithmetic": (_S, _I, _P, _P, _P, _P, _P),
@@ -101,6 +108,9 @@ def _check(status, function, arguments):
     if status:
         what = "unknown number format or operation, or an index that is no place of the tensor"
         raise CompiledError(f"{function.__name__}: {what}")
+    if active.recorder is not None:
+        places = [index for index, kind in enumerate(function.argtypes) if kind is _P]
+        active.recorder.called(function, arguments, places)
 
 
 class Library:
@@ -126,6 +136,11 @@ class Library:
 def numbers(*values):
     """Return the numbers as an array that the kernels read."""
     return (c_long * len(values))(*values)
+
+
+def addresses(*pointers):
+    """Return the pointers as an array that the kernels read, and a recorder of their calls."""
+    return (_P * len(pointers))(*pointers)
 
 
 @functools.cache
@@ -179,14 +194,32 @@ def build(folder, flags=FLAGS):
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of many processes that start at once, one compiles
+        _wait_for(lock)  # of many processes that start at once, one compiles
         if not _is_whole(path):
+            logger.info("half_cpu compiles its kernels for this machine, once: they will be in %s", folder)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = _compile(program, runtime, flags, Path(scratch))
                 with open(made, "ab") as file:
                     file.write(hashlib.sha256(made.read_bytes()).digest())
                 made.rename(path)
     return path
+
+
+def _wait_for(lock):
+    """Return once this process has the lock.
+
+    Raises:
+        OSError: another one has kept it for longer than a compiler may take.
+    """
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(f"another process has had {lock.name} for {LIMIT:.0f} s") from None
+        time.sleep(0.1)
 
 
 def _is_whole(path):
@@ -197,7 +230,7 @@ def _is_whole(path):
 
 
 def _fingerprint(program, runtime, flags):
-    version = _run([program, "--version"]).stdout
+    version = _run([program, "--version"])
     with open("/proc/cpuinfo") as file:
         processor = next((line for line in file if line.startswith("flags")), "")
     digest = hashlib.sha256("\0".join((program, version, processor, str(runtime), *flags)).encode())
@@ -208,21 +241,36 @@ def _fingerprint(program, runtime, flags):
 
 def _compile(program, runtime, flags, scratch):
     """Return the path of the library, compiled into the folder `scratch`."""
-    objects, running = [], []
+    objects, commands = [], []
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(scratch / f"{source.stem}.o")
-        command = [program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])]
-        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")))
-    messages = [process.communicate()[1] for _, process in running]  # of all: none may write while the folder goes
-    for (command, process), stderr in zip(running, messages, strict=True):
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=stderr)
+        commands.append([program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])])
+    _run(*commands)
     path = scratch / "kernels.so"
     # Without -fopenmp: it would link the compiler's own OpenMP runtime.
-    command = [program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)]
-    _run(command)
+    _run([program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)])
     return path
 
 
-def _run(command):
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
+def _run(*commands):
+    """Return what the last of some commands says, which run at once; none is left running.
+
+    Raises:
+        subprocess.SubprocessError, OSError: one failed, or took too long.
+    """
+    deadline = time.monotonic() + LIMIT
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    running = [(command, subprocess.Popen(command, start_new_session=True, **pipes)) for command in commands]
+    try:
+        ended = [process.communicate(timeout=max(deadline - time.monotonic(), 0.0)) for _, process in running]
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{commands[0][0]} was not done after {LIMIT:.0f} s") from None
+    finally:  # whatever ends this: compilers and what they started
+        for _, process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    for (command, process), (_, stderr) in zip(running, ended, strict=True):
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=stderr)
+    return ended[-1][0]

@@ -8,7 +8,7 @@ from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, constant, dense, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
@@ -26,7 +26,7 @@ class GroupNorm(PyLayer):
         x = settled(x)
         batch, channels, *rest = x.shape
         scale, shift = (
-            paddle.full([channels], value, _FLOAT32) if tensor is None else in_float32(tensor)
+            constant(paddle.full([channels], value, _FLOAT32)) if tensor is None else in_float32(tensor)
             for tensor, value in ((scale, 1.0), (shift, 0.0))
         )
         ctx.numbers = numbers(batch, channels, math.prod(rest), groups, not x.is_contiguous())

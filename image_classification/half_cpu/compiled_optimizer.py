@@ -3,13 +3,15 @@
 Paddle's adamw_ needs twice the time of memory; the rules of LAMB, and those of half weights, are ten operators each.
 """
 
+from math import prod
+
 import paddle
 
 from . import onednn_library as onednn
 from . import paddle_names
 from .arguments import HALF_NAMES
 from .compiled_library import load, numbers
-from .onednn_primitives import DATA_TYPES, bound, data_type, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, bound, data_type, is_known, new_tensor, numel
 from .scope import active
 from .updates import NONE
 
@@ -139,11 +141,14 @@ def adam_direction(original, args, kwargs):
 def square_sums(original, args, kwargs):
     """Kernel of ``square_sums(tensors)`` for each format."""
     (tensors,) = args
-    if not all(x.dtype in DATA_TYPES and _are_plain(x, dtype=x.dtype) for x in tensors):
-        return NotImplemented
+    described: list[int] = []
+    for x in tensors:  # hundreds a step
+        shape = x.shape
+        if not is_known(x.dtype) or not x.is_dense() or not x.is_contiguous() or 0 in shape:
+            return NotImplemented
+        described += (data_type(x), prod(shape), x.data_ptr())
     out = new_tensor(_FLOAT32, [len(tensors)])
-    described = numbers(*(number for x in tensors for number in (data_type(x), numel(x), x.data_ptr())))
-    load().square_sums(len(tensors), described, out.data_ptr())
+    load().square_sums(len(tensors), numbers(*described), out.data_ptr())
     return out
 
 
@@ -158,15 +163,17 @@ def descend(original, args, kwargs):
 
 
 def _left(small):
-    """Return the function that says whether Paddle's operator is the faster one: on float32 weights of up to so many
-    elements, where there is nothing else to do."""
+    """Return the rule of an operator that is Paddle's own on float32 weights of up to so many elements, where there is
+    nothing else to do."""
 
-    def left(args):
+    def rule(original, args, kwargs):
         update, weights = active.update or NONE, args[0]
         is_small = weights.dtype is _FLOAT32 and numel(weights) <= small
-        return is_small and update.factor == 1 and update.half_of(weights) is None
+        if is_small and update.factor == 1 and update.half_of(weights) is None:
+            return original(*args, **kwargs)
+        return NotImplemented
 
-    return left
+    return rule
 
 
 # In one thread Paddle's Momentum is as fast as the kernel, but for the time that the call takes.

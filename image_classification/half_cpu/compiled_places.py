@@ -137,10 +137,10 @@ def _in_order(x, axis, descending, wanted):
     axis %= x.ndim
     if not 0 < wanted <= x.shape[axis] < 1 << 32:
         return NotImplemented  # Paddle words the error
-    x = contiguous(x)
+    plain = contiguous(x)  # not x, which has the history
     index = new_tensor(_INT64, [*x.shape[:axis], wanted, *x.shape[axis + 1 :]])
     constants = DATA_TYPES[x.dtype], descending, *split_at(x.shape, axis), wanted
-    load().order(*constants, x.data_ptr(), index.data_ptr())
+    load().order(*constants, plain.data_ptr(), index.data_ptr())
     found = Along.apply(x, index, axis)
     index.stop_gradient = found.stop_gradient  # as Paddle says it
     return found, index

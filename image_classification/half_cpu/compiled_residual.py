@@ -9,8 +9,9 @@ import math
 import paddle
 
 from . import paddle_names
+from .branches import is_branch
 from .compiled_library import load
-from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like
+from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like, passed_on
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -28,6 +29,7 @@ class ScaledSum(PyLayer):
         ctx.needs = [tensor is not None and not tensor.stop_gradient for tensor in (addend, x, scale)]
         ctx.ordered = channels_last if _is_last(x) else contiguous
         ctx.addend = None if addend is None else (addend.shape, addend.dtype, addend.shape != x.shape)
+        ctx.is_branch = addend is not None and is_branch(addend)
         ctx.scale = None if scale is None else (scale.shape, scale.dtype)
         x = ctx.ordered(x)
         rows = [row for row in (None if ctx.addend is None or not ctx.addend[2] else addend, scale) if row is not None]
@@ -65,9 +67,13 @@ class ScaledSum(PyLayer):
         results = []
         if ctx.addend is not None:
             shape, addend_dtype, _ = ctx.addend
-            summed = row_sums.reshape(shape) if row_sums is not None else gradient
-            results.append(in_dtype(summed, addend_dtype) if ctx.needs[0] else None)
-        results.append(gradient if ctx.needs[1] and is_same else x_gradient)
+            if row_sums is not None:
+                results.append(in_dtype(row_sums.reshape(shape), addend_dtype))
+            elif addend_dtype is gradient.dtype and ctx.needs[0]:
+                results.append(passed_on(gradient, ctx.is_branch))
+            else:
+                results.append(in_dtype(gradient, addend_dtype) if ctx.needs[0] else None)
+        results.append(passed_on(gradient) if ctx.needs[1] and is_same else x_gradient)
         if ctx.scale is not None:
             shape, scale_dtype = ctx.scale
             results.append(None if scale_sums is None else in_dtype(scale_sums.reshape(shape), scale_dtype))

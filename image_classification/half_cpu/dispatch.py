@@ -11,7 +11,17 @@ from typing import Any
 import paddle
 
 from . import inplace, kernels, native, op_names, paddle_names, products, reference
-from .arguments import BFLOAT16, FLOATING, KINDS, TENSOR, replace_first_tensor, replace_tensors, scan
+from .arguments import (
+    BFLOAT16,
+    FLOATING,
+    KINDS,
+    TENSOR,
+    is_basic,
+    is_whole,
+    replace_first_tensor,
+    replace_tensors,
+    scan,
+)
 from .branches import branched
 from .composites import composite
 from .huge_pages import Adviser
@@ -66,13 +76,18 @@ def _rule(name):
 
 def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
-    is_left = scope.left.get(operator.kernel_name)
-    if is_left is not None and args and is_left(args):
-        return original(*args, **kwargs)
+    if active.recorder is not None:
+        original = active.recorder.noted(original, operator.writes)
+    rule, policy_cast = scope.left.get(operator.kernel_name), scope.policy_cast
+    if rule is not None and args and (policy_cast is None or operator.policy_name is None):
+        result = rule(original, args, kwargs)
+        if result is not NotImplemented:
+            return result
     tensors, half = scan(args, kwargs)
+    if not tensors and not paddle.in_dynamic_mode():  # a program is written down, of values that are no tensors
+        return original(*args, **kwargs)
     if not operator.writes:
         args, kwargs = branched(scope, args, kwargs, tensors)
-    policy_cast = scope.policy_cast
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)
         if wanted is not None:
@@ -91,12 +106,14 @@ def _serve(scope, operator, original, args, kwargs):
             change = replace_first_tensor if operator.norm else replace_tensors
             args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
     name = operator.kernel_name
-    if not half and (name not in scope.float32_kernels or scope.leaves(name, tensors)):
+    if not half and rule is not None and args and policy_cast is not None:
+        result = rule(original, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if not half and name not in scope.float32_kernels:
         return original(*(args if operator.reads_strides else scope.compact(args, tensors)), **kwargs)
     if operator.inplace and policy_cast is not None:
         policy_cast(operator.name, tensors)  # nothing is cast, but a policy may refuse
-    if not tensors and not paddle.in_dynamic_mode():
-        return original(*args, **kwargs)
     active.scope = None  # what a kernel or a rule calls is not dispatched again
     try:
         kernel = (scope.kernels if half else scope.float32_kernels).get(operator.kernel_name)
@@ -179,15 +196,22 @@ def _arithmetic_method(method_name, original):
 
 
 def _index_method(method_name, original):
-    """Return the wrapper of `tensor[index]` or `tensor[index] = value`."""
+    """Return the wrapper of `tensor[index]` or of `tensor[index] = value`."""
     operator = _Operator(method_name)
 
     @functools.wraps(original)
-    def method(self, *args):
+    def method(self, index, *value):
         scope = active.scope
-        if scope is None:
-            return original(self, *args)
-        return _serve(scope, operator, original, (self, *args), {})
+        if scope is None or not value and is_whole(index):  # all of a tensor is, to autograd, the tensor
+            return original(self, index, *value)
+        if is_basic(index):
+            return _serve(scope, operator, original, (self, index, *value), {})
+        # Of strided images, which kernels make, Paddle 3.3.1 reads and writes other places than lists and arrays name.
+        (plain,) = scope.compact((self,), (self,))
+        result = _serve(scope, operator, original, (plain, index, *value), {})
+        if value and plain is not self:
+            inplace.write(self, plain, scope.cast)
+        return result
 
     return method
 

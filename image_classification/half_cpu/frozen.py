@@ -22,10 +22,15 @@ class Frozen:
         # Not the weights themselves: where one moves, what takes its place in memory must not be taken for it.
         self._known = {weight.data_ptr(): weight.detach() for weight in weights}
         self._made = {}
+        self.passes = {}  # see replay.py
 
     def knows(self, pointer):
         """Return whether a weight, or what was made of one, begins there."""
         return pointer in self._known
+
+    def tensors(self):
+        """Return the weights and what was made of them."""
+        return self._known.values()
 
     def made(self, pointer, key, make):
         """Return `make()`, a tensor, or what it returned before for the same weight and key, which names all else."""

@@ -23,10 +23,9 @@ class Backend:
     arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
     returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
     names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
-    kernels `rounding` take half images and float32 weights that they round themselves. `small`
-    says of operators up to how many elements of dense float32 tensors of one shape Paddle, called faster, is faster;
-    `by_gradients` names those of them of which it is so for any number where no gradient is asked for;
-    `left[operator](args)` says it of a call that no policy casts.
+    kernels `rounding` take half images and float32 weights that they round themselves.
+    `left[operator](original, args, kwargs)` returns the result of Paddle's own operator where that is the faster one,
+    otherwise NotImplemented; it is asked first.
     """
 
     name: str
@@ -37,8 +36,6 @@ class Backend:
     fork: Callable | None = field(default=None, repr=False)
     mixed: frozenset = frozenset()
     rounding: Mapping[str, Callable] = field(default_factory=dict, repr=False)
-    small: Mapping[str, int] = field(default_factory=dict)
-    by_gradients: frozenset = frozenset()
     left: Mapping[str, Callable] = field(default_factory=dict, repr=False)
 
 

@@ -33,6 +33,7 @@ from . import (
     compiled_views,
     compiled_windows,
     kernels,
+    left_to_paddle,
     onednn_attention,
     onednn_batch_norm,
     onednn_binary,
@@ -114,16 +115,6 @@ COMPILED_KERNELS = {
 }
 
 
-# On dense float32 tensors of up to so many elements Paddle's own take 5 to 13 us in one thread, forward, and 10 to 20
-# backward: less than it takes to call a kernel.
-SMALL = dict.fromkeys(
-    ("add", "subtract", "multiply", "relu", "relu6", "hardswish", "hardsigmoid", "leaky_relu"), 1 << 16
-)
-
-# Paddle has MKL's, in as many threads; a gradient it copies, and computes in one thread.
-BY_GRADIENTS = frozenset(("add", "subtract", "multiply"))
-
-
 def available():
     """Return True where oneDNN has fast float32 kernels: AVX2 or better, and a wheel with the library."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
@@ -183,8 +174,8 @@ def _backend():
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
-    left = compiled_optimizer.LEFT if compiled.formats() else {}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, SMALL, BY_GRADIENTS, left
+    left = {**left_to_paddle.rules(library.load().threads()), **(compiled_optimizer.LEFT if compiled.formats() else {})}
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

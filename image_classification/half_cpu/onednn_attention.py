@@ -21,7 +21,7 @@ def parts(packed, num_heads, count):
         DATA_TYPES[packed.dtype], (batch, num_heads, tokens, head_dim), (tokens * width, head_dim, width, 1)
     )
     pointer, step = packed.data_ptr(), dim * packed.element_size()
-    return [View(pointer + index * step, layout) for index in range(count)]
+    return [View(pointer + index * step, layout, packed) for index in range(count)]
 
 
 class Attention(PyLayer):

@@ -87,44 +87,53 @@ class BatchNorm(PyLayer):
         x = settled(x)
         scale, shift = in_float32(scale), in_float32(shift)
         out = new_like(x)
-        flags, statistics = onednn.USE_SCALE | onednn.USE_SHIFT, (mean, variance)
+        flags = onednn.USE_SCALE | onednn.USE_SHIFT
         if momentum is None:
-            flags |= onednn.USE_GLOBAL_STATS
+            flags, statistics = flags | onednn.USE_GLOBAL_STATS, [mean, variance]
         else:
-            mean, variance = new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)
+            statistics = [new_tensor(_FLOAT32, [2, *scale.shape])]
         ctx.key = (epsilon, flags, activation, residual is not None)
-        operands = [x, scale, shift, out, mean, variance]
+        pointers = [x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), *_places(statistics)]
         if residual is not None:
-            operands.append(ordered_like(residual, x))
-        cache.get(_describe, layout(x), *ctx.key)(*[tensor.data_ptr() for tensor in operands])
+            residual = ordered_like(residual, x)
+            pointers.append(residual.data_ptr())
+        cache.get(_describe, layout(x), *ctx.key)(*pointers)
         if momentum is not None:
-            _move(statistics, (mean, variance), momentum)
+            _move((mean, variance), statistics[0], momentum)
         ctx.masks = residual is not None and activation is not None
-        save(ctx, x, scale, shift, mean, variance, *([own_result(out)] if ctx.masks else ()))
+        save(ctx, x, scale, shift, *statistics, *([own_result(out)] if ctx.masks else ()))
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradients of x, scale, shift and residual; statistics get none."""
-        x, scale, shift, mean, variance, *out = saved(ctx)
+        x, scale, shift, *statistics = saved(ctx)
+        out = statistics.pop() if ctx.masks else None
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
-        operands = [x, mean, variance, scale, gradient, *results, shift]
+        operands = [scale, gradient, *results, shift]
         if ctx.masks:
             gradient = new_like(x)
-            operands += [ordered_like(out[0], x), gradient]
+            operands += [ordered_like(out, x), gradient]
         primitive = cache.get(_describe_backward, layout(x), *ctx.key)
-        primitive(*[tensor.data_ptr() for tensor in operands[: primitive.arity]])
+        pointers = [x.data_ptr(), *_places(statistics), *[tensor.data_ptr() for tensor in operands]]
+        primitive(*pointers[: primitive.arity])
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         results.append(gradient)
         gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=False)]
         return (*gradients[:3], None, None, *gradients[3:])
 
 
+def _places(statistics):
+    """Return where a mean and a variance begin in memory: those of two tensors, or of one that holds both, [2, C]."""
+    pointers = [tensor.data_ptr() for tensor in statistics]
+    return pointers if len(pointers) == 2 else (*pointers, pointers[0] + 4 * statistics[0].shape[1])
+
+
 def _move(running, batch, momentum):
-    """Move the running mean and variance as Paddle does, bit for bit."""
+    """Move the running mean and variance towards a batch's, [2, C], as Paddle does, bit for bit."""
     if compiled.formats():
-        compiled.move_statistics(momentum, *batch, *running)
+        compiled.move_statistics(momentum, batch.shape[1], *_places((batch,)), *_places(running))
         paddle_names.bump_version(running[0])
         paddle_names.bump_version(running[1])
         return

@@ -10,8 +10,9 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .branches import is_branch
 from .onednn_matmul import matmul, sum_rows
-from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, settled
+from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, passed_on, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -38,18 +39,21 @@ def sum_of(left, right):
 
 
 class Add(PyLayer):
-    """The sum of two tensors of one shape and dtype. Both gradients are the gradient of the sum, without a copy."""
+    """The sum of two tensors of one shape and dtype."""
 
     @staticmethod
     def forward(ctx, left, right):
         """Return left + right in the memory order of left."""
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
+        ctx.is_branch = is_branch(left)
         return sum_of(settled(left), right)
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of the sum for each summand that needs one."""
-        return tuple(gradient if needed else None for needed in ctx.needs)
+        left, right = ctx.needs
+        gradient = settled(gradient)
+        return passed_on(gradient, ctx.is_branch) if left else None, passed_on(gradient) if right else None
 
 
 def is_row_of(row, x):
@@ -71,14 +75,15 @@ class AddRow(PyLayer):
         """Return x + row in the memory order of x."""
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
-        ctx.row_shape = row.shape
+        ctx.row_shape, ctx.is_branch = row.shape, is_branch(x)
         return _combine(onednn.BINARY_ADD, x, contiguous(row))
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of the tensor, which is that of the sum, and of the row, its column sums."""
         gradient = ctx.order(gradient)
-        return gradient if ctx.needs[0] else None, _row_sum(gradient, ctx.row_shape) if ctx.needs[1] else None
+        x_gradient = passed_on(gradient, ctx.is_branch) if ctx.needs[0] else None
+        return x_gradient, _row_sum(gradient, ctx.row_shape) if ctx.needs[1] else None
 
 
 def _row_sum(tensor, shape):

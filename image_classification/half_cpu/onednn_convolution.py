@@ -36,10 +36,9 @@ def _gradients(ctx, gradient, of_images, transposed):
         x_gradient = new_channels_last(x.dtype, x.shape)
         run(of_images, ctx.key, gradient, weight, x_gradient)
     if ctx.needs[1]:
-        weight_gradient = new_tensor(weight.dtype, weight.shape)
+        weight_gradient = new_tensor(ctx.weight_dtype, weight.shape)
         images, results = (gradient, x) if transposed else (x, gradient)
         run("backward_weights", ctx.key, images, weight_gradient, results)
-        weight_gradient = in_dtype(weight_gradient, ctx.weight_dtype)
     return x_gradient, weight_gradient
 
 

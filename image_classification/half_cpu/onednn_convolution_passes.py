@@ -79,10 +79,14 @@ def _arguments(builder, name, source, weights, target, geometry, post_ops=()):
     return f"convolution_{name}", *operands, hint, None
 
 
-def _is_depthwise_gradient(name, source, filters, *key):
-    """oneDNN takes three times as long for these in bfloat16."""
-    single = len(filters.shape) == 5 and filters.shape[1:3] == (1, 1)
-    return name != "forward" and single and filters.data_type == onednn.BFLOAT16
+def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=()):
+    """oneDNN takes three times as long for these in bfloat16, and six to ten times, as for groups of many channels, for
+    those of float32 filters of more than three columns or with gaps between them."""
+    if name == "forward" or len(filters.shape) != 5 or filters.shape[1:3] != (1, 1):
+        return False
+    if filters.data_type == onednn.BFLOAT16:
+        return True
+    return name == "backward_weights" and (filters.shape[4] > 3 or geometry[1] != (0, 0))
 
 
 @compiled.counterpart(compiled.convolution, _is_depthwise_gradient)
@@ -91,12 +95,13 @@ def _describe(library, builder, name, *key):
     return library.description(*_arguments(builder, name, *key)), [*_PASSES[name], *operands]
 
 
-@compiled.counterpart(compiled.filters_reorder, _is_depthwise_gradient)
-def _describe_weights(library, builder, name, *key):
-    """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes."""
+@compiled.counterpart(compiled.filters_reorder, lambda plain_type, *key: _is_depthwise_gradient(*key))
+def _describe_weights(library, builder, plain_type, name, *key):
+    """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes; the plain
+    ones have a format of their own, that of the pass or float32."""
     description = builder.hint(*_arguments(builder, name, *key))
     blocked = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, _PASSES[name][1])
-    return packing(library, builder, key[1], blocked, back=name == "backward_weights")
+    return packing(library, builder, key[1], blocked, back=plain_type if name == "backward_weights" else None)
 
 
 def runs_in_float32(filters):
@@ -131,11 +136,11 @@ def _run_in_float32(name, key, first, weight, last):
     convert(wide[written], operands[written])
 
 
-def _turned_geometry(name, source, filters, target, geometry, post_ops=()):
+def _turned_geometry(name, *key):
     """Return the geometry of the convolution of a depthwise result's gradient with filters turned round that gives the
     images' gradient, or None. oneDNN's forward pass is twice as fast as the compiled gradient."""
-    strides, dilations, *padding = geometry
-    if name != "backward_data" or not _is_depthwise_gradient(name, source, filters) or strides != (1, 1):
+    _, filters, _, (strides, dilations, *padding), *_ = key
+    if name != "backward_data" or strides != (1, 1) or not _is_depthwise_gradient(name, *key):
         return None
     reach = [(size - 1) * (dilation + 1) for size, dilation in zip(filters.shape[3:], dilations, strict=True)]
     before, after = (tuple(most - own for most, own in zip(reach, part, strict=True)) for part in padding)
@@ -152,15 +157,16 @@ def _turned(weight):
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _prepared(changes, name, *key):
+def _prepared(changes, plain_type, name, *key):
     """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
-    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products."""
+    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products; `plain_type`: the
+    format of the plain filters."""
     if is_product(name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
         return None
     primitive = cache.get(_describe, name, *key)
-    return primitive, cache.get(_describe_weights, name, *key) if primitive.sizes else None
+    return primitive, cache.get(_describe_weights, plain_type, name, *key) if primitive.sizes else None
 
 
 def _run_otherwise(name, key, first, weight, last):
@@ -180,12 +186,18 @@ def _run_otherwise(name, key, first, weight, last):
 
 
 def run(name, key, first, weight, last, operands=()):
-    """Run one pass; `weight` is a plain tensor, read, or written by backward_weights.
+    """Run one pass; `weight` is a plain tensor, read, or written by backward_weights, also as rounded float32 numbers.
 
     `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
     `operands` are the pointers to the second operands of the binary ones among these.
     """
-    found = _prepared(active.frozen is None, name, *key)
+    own = data_type(weight)
+    found = _prepared(active.frozen is None, own, name, *key)
+    if own != key[1].data_type and (found is None or found[1] is None):
+        rounded = new_like(weight, first.dtype)
+        run(name, key, first, rounded, last)
+        convert(rounded, weight)
+        return
     if found is None:
         _run_otherwise(name, key, first, weight, last)
         return

@@ -5,7 +5,7 @@ Shapes use: B batch, N queries, M keys, h heads, d channels of a head.
 
 from .onednn_matrices import View, view
 from .onednn_memory import contiguous
-from .onednn_primitives import Layout, bound, new_tensor, servable
+from .onednn_primitives import Layout, bound, layout, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -13,9 +13,10 @@ from .saved import keep, saved
 
 def _by_heads(tensor):
     """Return the view [B, h, N, d] of a tensor [B, N, h, d] as it lies in memory."""
-    pointer, (data_type, shape, strides) = view(tensor)
+    data_type, shape, strides = layout(tensor)
     order = (0, 2, 1, 3)
-    return View(pointer, Layout(data_type, *(tuple(one[axis] for axis in order) for one in (shape, strides))))
+    by_heads = Layout(data_type, *(tuple(one[axis] for axis in order) for one in (shape, strides)))
+    return View(tensor.data_ptr(), by_heads, tensor)
 
 
 def _readable(tensor):

@@ -18,6 +18,7 @@ from .onednn_primitives import (
     DATA_TYPES,
     bound,
     cache,
+    constant,
     dense,
     new_tensor,
     numel,
@@ -67,8 +68,8 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
     if any(map(is_misread, (left.layout, right.layout, out.layout))):
-        (left, _left), (right, _right), (whole, copy) = map(well_read, (left, right, out))
-        if copy is not None:
+        left, right, whole = map(well_read, (left, right, out))
+        if whole is not out:
             multiply(left, right, whole, bias, post_ops=post_ops, operands=operands)
             copy_layout(whole.layout, out.layout, whole.pointer, out.pointer)
             return
@@ -106,7 +107,7 @@ def sum_rows(tensor, rows, columns, dtype):
     if compiled.formats():
         compiled.sum_rows(dense(tensor.dtype, rows, columns), DATA_TYPES[dtype], tensor.data_ptr(), result.data_ptr())
     else:
-        ones = paddle_names.full([1, rows], 1.0, tensor.dtype, _CPU)
+        ones = constant(paddle_names.full([1, rows], 1.0, tensor.dtype, _CPU))
         multiply(matrix(ones, 1, rows), matrix(tensor, rows, columns), matrix(result, 1, columns))
     return result
 

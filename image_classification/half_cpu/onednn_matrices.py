@@ -1,7 +1,7 @@
 """Matrices in memory as views with strides, and which of them oneDNN 3.6 takes for others."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -12,10 +12,11 @@ _UINT8 = paddle.uint8
 
 
 class View(NamedTuple):
-    """Where an operand begins in memory and how it lies there. The tensor behind it must stay alive."""
+    """Where an operand begins in memory and how it lies there; the memory stays as long as the view does."""
 
     pointer: int
     layout: Layout
+    tensor: Any = None  # whose memory it is
 
     @property
     def is_transposed(self):
@@ -31,24 +32,24 @@ class View(NamedTuple):
             if given is not None:
                 pointer += given[0] * strides[axis] * ELEMENT_SIZE[data_type]
                 sizes[axis] = given[1]
-        return View(pointer, Layout(data_type, tuple(sizes), strides))
+        return View(pointer, Layout(data_type, tuple(sizes), strides), self.tensor)
 
     @property
     def transposed(self):
         """The same memory with the last two axes exchanged."""
         data_type, shape, strides = self.layout
         shape = (*shape[:-2], shape[-1], shape[-2])
-        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])))
+        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])), self.tensor)
 
 
 def view(tensor):
     """Return the view of a tensor as it lies in memory."""
-    return View(tensor.data_ptr(), layout(tensor))
+    return View(tensor.data_ptr(), layout(tensor), tensor)
 
 
 def matrix(tensor, rows, columns):
     """Return the view of a dense tensor as a matrix."""
-    return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns))
+    return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns), tensor)
 
 
 def without_odd_strides(matrices):
@@ -83,11 +84,11 @@ def is_misread(matrices):
 
 
 def well_read(operand):
-    """Return an operand, or the view of a dense copy and that copy."""
+    """Return an operand, or the view of a dense copy."""
     if not is_misread(operand.layout):
-        return operand, None
+        return operand
     data_type, shape, _ = operand.layout
     plain = Layout(data_type, shape, dense_strides(shape))
     copy = new_tensor(_UINT8, [math.prod(shape) * ELEMENT_SIZE[data_type]])
     copy_layout(operand.layout, plain, operand.pointer, copy.data_ptr())
-    return View(copy.data_ptr(), plain), copy
+    return View(copy.data_ptr(), plain, copy)

@@ -5,6 +5,7 @@ one thread. A tensor is settled when it lies in memory as its shape says or, for
 """
 
 import functools
+import itertools
 import math
 
 import paddle
@@ -33,17 +34,30 @@ _FLOAT32 = paddle.float32
 _CHANNELS_SECOND = [0, 3, 1, 2]
 
 
-@compiled.counterpart(compiled.reorder)
+def _is_conversion(source, target):
+    """oneDNN takes a microsecond longer to be called, which is what a small weight takes."""
+    return source.data_type != target.data_type and source.strides == target.strides == dense_strides(source.shape)
+
+
+@compiled.counterpart(compiled.reorder, _is_conversion)
 def _describe_reorder(library, builder, source, target):
     return library.description("reorder", builder.md(source), builder.md(target), None), (onednn.SRC, onednn.DST)
 
 
 def reorder_like(tensor, out):
     """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
-    if 0 in tensor.strides:
-        tensor = tensor.contiguous()  # a broadcast view: oneDNN knows no zero strides
+    if 0 in tensor.strides or _overlaps(tuple(tensor.shape), tuple(tensor.strides)):
+        # Broadcast, or every second row of an odd number: by Paddle, which rearranges what it is called on.
+        tensor = paddle_names.transpose(tensor, list(range(tensor.ndim))).contiguous()
     copy_layout(layout(tensor), layout(out), tensor.data_ptr(), out.data_ptr())
     return out
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _overlaps(shape, strides):
+    """Return whether oneDNN refuses strides because an axis reaches, by whole steps, beyond that of the next one."""
+    axes = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+    return any(stride * size > next_one for (stride, size), (next_one, _) in itertools.pairwise(axes))
 
 
 def copy_layout(source, target, pointer, out_pointer):
@@ -99,6 +113,12 @@ def settled(tensor):
     return tensor if tensor.is_contiguous() or is_channels_last(tensor) else contiguous(tensor)
 
 
+def passed_on(gradient, is_branch=False):
+    """Return the gradient of a result, settled, as that of an operand: a copy, but for a branch. Paddle adds what else
+    comes back to an operand in place, and a hook, or another operand, may have the gradient."""
+    return gradient if is_branch else convert(gradient, new_like(gradient))
+
+
 def new_like(tensor, dtype=None):
     """Return a tensor with arbitrary content and the shape and memory order of a settled tensor."""
     dtype = tensor.dtype if dtype is None else dtype
@@ -135,6 +155,8 @@ def in_dtype(tensor, dtype):
 
 def in_float32(tensor):
     """Return the tensor itself or a float32 copy, dense; not recorded by autograd."""
+    if tensor.dtype is _FLOAT32 and tensor.is_contiguous():
+        return tensor
     return in_dtype(contiguous(tensor), _FLOAT32)
 
 

@@ -8,7 +8,7 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, in_float32
-from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, cache, constant, dense, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
@@ -170,7 +170,7 @@ def layer_norm(original, args, kwargs):
     x, scale, shift, epsilon, _ = values
     if not servable(x) or scale is None:
         return NotImplemented
-    shift = paddle.zeros_like(scale) if shift is None else shift
+    shift = constant(paddle.zeros_like(scale)) if shift is None else shift
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented
     return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)

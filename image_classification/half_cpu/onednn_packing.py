@@ -20,12 +20,13 @@ class _Part(NamedTuple):
     stride: int
 
 
-def packing(library, builder, plain, md, back=False):
-    """Return the copy of a plain layout to the blocked one of a memory descriptor, or back: a compiled primitive, or
-    where there is none the description and the argument numbers of oneDNN's."""
+def packing(library, builder, plain, md, back=None):
+    """Return the copy of a plain layout to the blocked one of a memory descriptor, or back to plain numbers of the
+    format `back`, its own or float32: a compiled primitive, or where there is none the description and the argument
+    numbers of oneDNN's."""
     blocking = library.blocking(md) if compiled.formats() else None
     if blocking is None:
-        ends = (md, builder.md(plain)) if back else (builder.md(plain), md)
+        ends = (md, builder.md(plain._replace(data_type=back))) if back else (builder.md(plain), md)
         return library.description("reorder", *ends, None), (onednn.SRC, onednn.DST)
     parts = _parts(*blocking)
     axes = sum(map(len, parts))
@@ -38,7 +39,7 @@ def packing(library, builder, plain, md, back=False):
         shape = itertools.chain(*sizes)
         ends = (*first[::-1], *shape, *strides, *plain_strides) if back else (*first, *shape, *plain_strides, *strides)
         boxes.append(ends)
-    return compiled.move(plain.data_type, axes, boxes)
+    return compiled.move(plain.data_type, axes, boxes, wide=bool(back) and back != plain.data_type)
 
 
 def _parts(padded, strides, sizes, axes):

@@ -16,7 +16,9 @@ import paddle
 from . import compiled
 from . import onednn_library as onednn
 from .compiled_library import CompiledError
+from .onednn_builder import Builder
 from .paddle_names import empty
+from .scope import active
 
 DATA_TYPES = {paddle.float16: onednn.FLOAT16, paddle.bfloat16: onednn.BFLOAT16, paddle.float32: onednn.FLOAT32}
 # The same by identity: Paddle hands out one object per dtype, and to hash it takes longer than all else of a look-up.
@@ -118,19 +120,29 @@ def operand_numbers(post_ops):
 
 
 def servable(tensor, *others):
-    """Return True for tensors that are not empty and share a number format that is computed here."""
+    """Return True for dense tensors that are not empty and share a number format that is computed here."""
     dtype = tensor.dtype
-    if id(dtype) not in _served_types() or 0 in tensor.shape:
+    if id(dtype) not in _served_types() or 0 in tensor.shape or not tensor.is_dense():
         return False
     for other in others:  # noqa: SIM110, a generator takes as long as all else
-        if other.dtype is not dtype or 0 in other.shape:
+        if other.dtype is not dtype or 0 in other.shape or not other.is_dense():
             return False
     return True
 
 
 def new_tensor(dtype, shape):
     """Return a dense CPU tensor with arbitrary content."""
-    return empty(shape, dtype, _CPU)
+    tensor = empty(shape, dtype, _CPU)
+    if active.recorder is not None:
+        active.recorder.allocated(tensor)
+    return tensor
+
+
+def constant(tensor):
+    """Return a tensor that was made of no other and stays as it is."""
+    if active.recorder is not None:
+        active.recorder.constant(tensor)
+    return tensor
 
 
 class _Scratch(threading.local):
@@ -142,6 +154,8 @@ _scratch = _Scratch()
 
 def scratch(size):
     """Return a tensor of so many bytes or more, which are this thread's until it asks again."""
+    if active.recorder is not None:
+        return new_tensor(_UINT8, [size])
     tensor = _scratch.tensor
     if tensor is None or tensor.shape[0] < size:
         tensor = _scratch.tensor = new_tensor(_UINT8, [size])
@@ -178,6 +192,8 @@ class Primitive:
             status = self._run()
         if status:
             library.check(status, self.implementation)
+        if active.recorder is not None:
+            active.recorder.called(self, pointers, range(len(pointers)))
 
     @property
     def arity(self):
@@ -191,81 +207,6 @@ class Primitive:
         if self._handle:
             library.primitive_destroy(self._handle)
         library.primitive_desc_destroy(self._description)
-
-
-class Builder:
-    """Makes the memory descriptors and attributes of one primitive and frees them when it is built."""
-
-    def __init__(self, library):
-        self._library = library
-        self._descriptors = []
-        self._attributes = []
-        self._post_ops = []
-        self._hints = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        library = self._library
-        for handles, destroy in (
-            (self._descriptors, library.memory_desc_destroy),
-            (self._attributes, library.primitive_attr_destroy),
-            (self._post_ops, library.post_ops_destroy),
-            (self._hints, library.primitive_desc_destroy),
-        ):
-            for handle in handles:
-                destroy(handle)
-
-    def md(self, layout):
-        """Return a memory descriptor, or None for None (an argument that is not there)."""
-        if layout is None:
-            return None
-        data_type, shape, strides = layout
-        if strides is None:
-            arguments = (self._library.memory_desc_create_with_tag, len(shape), onednn.dimensions(shape), data_type, 1)
-        else:
-            arguments = (
-                self._library.memory_desc_create_with_strides,
-                len(shape),
-                onednn.dimensions(shape),
-                data_type,
-                onednn.dimensions(strides),
-            )
-        handle = self._library.new("memory descriptor", *arguments)
-        self._descriptors.append(handle)
-        return handle
-
-    def hint(self, name, *arguments):
-        """Return the forward descriptor that a backward descriptor is derived from."""
-        handle = self._library.description(name, *arguments)
-        self._hints.append(handle)
-        return handle
-
-    def attributes(self, post_ops):
-        """Return attributes with post operations, None for none.
-
-        Each is ``("eltwise", algorithm, alpha, beta)``, ``("binary", algorithm, layout of the second operand)`` or
-        ``("sum",)``: what the destination holds is added.
-        """
-        if not post_ops:
-            return None
-        library = self._library
-        chain = library.new("post operations", library.post_ops_create)
-        self._post_ops.append(chain)
-        for kind, *details in post_ops:
-            if kind == "eltwise":
-                status = library.post_ops_append_eltwise(chain, *details)
-            elif kind == "sum":
-                status = library.post_ops_append_sum(chain, 1.0, 0, 0)  # no zero point, the destination's own format
-            else:
-                algorithm, operand = details
-                status = library.post_ops_append_binary(chain, algorithm, self.md(operand))
-            library.check(status, kind)
-        attributes = library.new("attributes", library.primitive_attr_create)
-        self._attributes.append(attributes)
-        library.check(library.primitive_attr_set_post_ops(attributes, chain), "post operations")
-        return attributes
 
 
 class Cache:

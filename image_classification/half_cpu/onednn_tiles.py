@@ -19,7 +19,7 @@ from .onednn_matmul import multiply, sum_rows
 from .onednn_matrices import View, view
 from .onednn_memory import convert, copy_layout, in_dtype
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, dense, layout, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, constant, dense, layout, new_tensor, numel
 
 # Bytes of scores that a thread computes at a time: heads and samples are taken together up to SMALL, and one head's
 # queries apart from LARGE on, since sums over blocks of queries, read and written again for each, take a tenth of the
@@ -109,7 +109,7 @@ class Tiles:
 
     def square(self, tensor, block):
         """Return the view of a block's scores at the beginning of a tensor."""
-        return View(tensor.data_ptr(), dense(self.dtype, *block.shape))
+        return View(tensor.data_ptr(), dense(self.dtype, *block.shape), tensor)
 
     def probabilities(self, block, scratch):
         """Return the view of a block's probabilities, written to where they are kept, else to `scratch`."""
@@ -126,19 +126,20 @@ class Tiles:
 
     def part_of(self, whole, block):
         """Return the view of a block, dense in a dense view of all scores."""
-        return View(whole.part(*block[:3]).pointer, dense(self.dtype, *block.shape))
+        return whole.part(*block[:3])._replace(layout=dense(self.dtype, *block.shape))
 
     def _bias_of(self, block):
         if self.bias is not None:
             part = self.bias.part(*bias_ranges(self.bias, block))
-            return View(part.pointer, dense(self.dtype, *part.layout.shape))
+            return part._replace(layout=dense(self.dtype, *part.layout.shape))
         if not self.causal:
             return None
         (first, rows), (_, keys) = block[2:]
         if first not in self._unseen:
-            later = paddle.triu(paddle.full([rows, keys], -math.inf, _FLOAT32), first + 1)
+            later = constant(paddle.triu(paddle.full([rows, keys], -math.inf, _FLOAT32), first + 1))
             self._unseen[first] = in_dtype(later, self.dtype)
-        return View(self._unseen[first].data_ptr(), dense(self.dtype, 1, 1, rows, keys))
+        unseen = self._unseen[first]
+        return View(unseen.data_ptr(), dense(self.dtype, 1, 1, rows, keys), unseen)
 
 
 def keys_of(operand, block):
@@ -216,7 +217,7 @@ class _Sums:
         if in_parts and dtype is not _FLOAT32:
             shape = result.layout.shape
             self._tensor = new_tensor(_FLOAT32, shape)
-            self.view = View(self._tensor.data_ptr(), dense(_FLOAT32, *shape))
+            self.view = View(self._tensor.data_ptr(), dense(_FLOAT32, *shape), self._tensor)
 
     def finish(self):
         """Write the result, unless it is written."""

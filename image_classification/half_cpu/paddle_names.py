@@ -9,6 +9,9 @@ import types
 import paddle
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
+from paddle.nn.layer.layers import HookRemoveHelper
+from paddle.utils import flatten as flatten
+from paddle.utils import map_structure as map_structure
 
 OPERATORS = paddle._C_ops
 LEGACY_OPERATORS = paddle._legacy_C_ops
@@ -43,9 +46,26 @@ def public_builtins(table):
     return {name: value for name, value in vars(table).items() if type(value) is kind and not name.startswith("_")}
 
 
+def hooks(layer):
+    """Return the functions that calling the layer runs before and after its forward."""
+    return [*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values()]
+
+
 def has_hooks(layer):
     """Return whether calling the layer runs more than its forward."""
     return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
+
+
+def reads_tensor(function):
+    """Return whether a function of C is a method by which Python gets at the numbers of a tensor: all ways end in one
+    of these."""
+    is_read = function.__name__ in ("numpy", "_getitem_from_offset", "get_tensor")
+    return is_read and isinstance(function.__self__, Tensor)
+
+
+def hooks_ever():
+    """Return how many hooks were ever put on layers."""
+    return HookRemoveHelper.next_hook_id
 
 
 def is_plain(layer, kind):

@@ -6,7 +6,7 @@ is computed in float32 too and rounded once, to the dtype of the input.
 """
 
 from . import paddle_names
-from .arguments import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR
+from .arguments import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR, is_basic
 
 
 class UnsupportedOperator(RuntimeError):
@@ -150,8 +150,7 @@ def compute_norm(name, original, args, kwargs, tensors, cast):
 def compute_get_item(name, original, args, kwargs, tensors, cast):
     """Return part of a tensor. Slices move data; the gradient of an index array is a sum and needs float32."""
     tensor, index = args
-    parts = index if isinstance(index, tuple) else (index,)
-    if all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
+    if is_basic(index):
         return original(tensor, index)
     return cast(original(cast(tensor, FLOAT32), index), tensor.dtype)
 

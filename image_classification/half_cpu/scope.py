@@ -1,6 +1,5 @@
 """What one `dispatch` asks for, and which one is active in this thread."""
 
-import math
 import threading
 from typing import Any
 
@@ -21,7 +20,7 @@ class Scope:
         self.fork = backend.fork
         self.mixed = backend.mixed
         self.rounding = backend.rounding
-        self.small, self.by_gradients, self.left = backend.small, backend.by_gradients, backend.left
+        self.left = backend.left
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
 
@@ -68,15 +67,6 @@ class Scope:
         """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""
         return wanted == "float32" and kernel in self.mixed and any(tensor.dtype is FLOAT32 for tensor in tensors)
 
-    def leaves(self, kernel, tensors):
-        """Return whether float32 tensors are so small that Paddle is faster than a kernel, or there is no gradient by
-        which the kernel is the faster one."""
-        if kernel not in self.small:
-            return False
-        shape = tensors[0].shape
-        fits = math.prod(shape) <= self.small[kernel] or kernel in self.by_gradients and not paddle.is_grad_enabled()
-        return fits and all(tensor.is_contiguous() and tensor.shape == shape for tensor in tensors)
-
     def composite_kernel(self, kernel, half):
         """Return the kernel of a composite for half or float32 tensors, given by name or as it is, or None."""
         if callable(kernel):
@@ -88,6 +78,7 @@ class _Active(threading.local):
     scope: "Scope | None" = None
     frozen: Any = None  # see frozen.py
     update: Any = None  # see updates.py
+    recorder: Any = None  # see replay.py
 
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.

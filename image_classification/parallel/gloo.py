@@ -44,7 +44,7 @@ def install():
     """
     # paddle.distributed.parallel is shadowed by nothing, but it imported the function under its own name.
     parallel = dist.parallel
-    if isinstance(getattr(collective._new_process_group_impl, "__self__", None), _PrivateStores):
+    if isinstance(getattr(getattr(collective, "_new_process_group_impl", None), "__self__", None), _PrivateStores):
         return
     for owner, name in ((collective, "_new_process_group_impl"), (parallel, "_new_process_group_impl"),
                         (collective, "new_group"), (core, "TCPStore"), (core, "ProcessGroupGloo")):

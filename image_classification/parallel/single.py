@@ -2,6 +2,7 @@
 
 import paddle
 
+from .. import half_cpu
 from ..amp import Reduction
 from ..runtime import rng_state, set_rng_state
 from .protocol import Parallel, count_parameters
@@ -57,7 +58,7 @@ class SingleProcess(Parallel):
         set_rng_state(state)
 
     def predict(self, model, images):
-        return model(images)
+        return half_cpu.replay(model, images)
 
     def average_buffers(self, model):
         pass

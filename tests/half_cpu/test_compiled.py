@@ -1,13 +1,16 @@
 """The compiled kernels: how they are built, and their numbers where blocks, memory orders, threads and bits matter."""
 
 import concurrent.futures
+import contextlib
 import ctypes
+import fcntl
 import logging
 import math
 import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +95,21 @@ def test_processes_that_start_at_once_build_one_library(tmp_path, monkeypatch):
     assert (tmp_path / "count").read_text() == "once\n"
 
 
-@pytest.mark.parametrize("sources", ["no compiler", "no folder", "no home", "full disk", "broken sources"])
+@contextlib.contextmanager
+def locked(cache, held):
+    """Hold the lock of a cache folder, as a process does that compiles."""
+    if held:
+        (cache / "half_cpu").mkdir(parents=True)
+        with open(cache / "half_cpu" / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    else:
+        yield
+
+
+@pytest.mark.parametrize(
+    "sources", ["no compiler", "no folder", "no home", "full disk", "broken sources", "hanging", "locked"]
+)
 def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -106,10 +123,17 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_
         monkeypatch.setattr(os, "getuid", lambda: 1234567)
     elif sources == "full disk":  # for compilers and linkers
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "ulimit -f 1"))
-    else:
+    elif sources == "broken sources":
         (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
-    with caplog.at_level(logging.WARNING):
+    else:
+        monkeypatch.setattr(compiled_library, "LIMIT", 0.5)
+        waits = f'case "$*" in *one.cpp*) sleep 2; : > "{tmp_path / "left"}";; esac'
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", waits if sources == "hanging" else ""))
+    with caplog.at_level(logging.WARNING), locked(tmp_path / "cache", sources == "locked"):
         assert compiled_library.load.__wrapped__() is None
+    if sources == "hanging":
+        time.sleep(2)
+        assert not (tmp_path / "left").exists()  # no compiler goes on
     (record,) = caplog.records
     assert "without its compiled kernels" in record.message and "\n" not in record.message
 

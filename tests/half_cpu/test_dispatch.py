@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
@@ -342,6 +343,18 @@ def test_static_program_on_half_tensors_is_refused(table):
             table.run_program([paddle.ones([1, 2]).astype("float16")])
 
 
+def test_program_that_is_exported_inside_of_a_dispatch_is_that_of_the_layer(tmp_path):
+    layers = nn.Conv2D(1, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3), nn.Hardswish()
+    layer, images = nn.Sequential(*layers), paddle.rand([2, 1, 4, 4])
+    layer.eval()
+    expected = layer(images).numpy()
+    with half_cpu.dispatch(policy=Policy("float32")):
+        spec = [paddle.static.InputSpec([None, 1, 4, 4], "float32")]
+        paddle.jit.save(paddle.jit.to_static(layer, input_spec=spec, full_graph=True), str(tmp_path / "net"))
+        loaded = paddle.jit.load(str(tmp_path / "net"))
+        np.testing.assert_allclose(loaded(images).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
 class Triple(PyLayer):
     """A Python layer whose backward pass is arithmetic on half tensors."""
 
@@ -405,3 +418,19 @@ def test_method_with_a_number_under_dispatch_gives_what_paddle_gives(method, num
     expected = outcome(function, x, NUMBERS[number])
     with half_cpu.dispatch():
         assert outcome(getattr(paddle.Tensor, method), x, NUMBERS[number]) == expected
+
+
+@pytest.mark.parametrize("name", ["square", "sqrt", "abs", "tanh", "relu", "sum", "add"])
+def test_sparse_tensor_is_paddles_own(name):
+    """Where a dense tensor has its numbers, a kernel would find none."""
+    x = paddle.randn([64, 64, 64]).abs().to_sparse_coo(2)
+
+    def compute():
+        if name == "add":
+            return paddle.sparse.add(x, x)
+        return paddle.sparse.nn.functional.relu(x) if name == "relu" else getattr(paddle.sparse, name)(x)
+
+    with half_cpu.dispatch():
+        found = compute()
+    found, expected = (each.to_dense() if each.is_sparse() else each for each in (found, compute()))
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())

@@ -6,6 +6,8 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
+from image_classification.half_cpu.onednn_convolution_passes import _describe, plan
+from image_classification.half_cpu.onednn_primitives import cache
 
 
 def leave_large_numbers_in_memory():
@@ -86,3 +88,22 @@ def test_filters_that_a_convolution_rounds_itself_are_those_of_a_cast_and_so_are
         results.append([each.astype("float32").numpy() for each in (result, x.grad, weight.grad)])
     for own, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(own, expected)
+
+
+@pytest.mark.parametrize(("window", "dilation"), [((5, 5), 1), ((2, 7), 1), ((3, 3), 2), ((5, 1), 1)])
+def test_filter_gradient_of_a_float32_depthwise_layer_is_that_of_paddle_and_not_of_groups(window, dilation):
+    """oneDNN has a kernel for three columns side by side; others it computes as groups of many channels."""
+    paddle.seed(0)
+    x, weight = paddle.randn([2, 24, 14, 13]), paddle.randn([24, 1, *window])
+    weight.stop_gradient = False
+    gradients = []
+    for backend in ("onednn", "reference"):
+        weight.clear_gradient(False)
+        with half_cpu.dispatch(backend=backend):
+            result = F.conv2d(x, weight, padding=2, dilation=dilation, groups=24)
+        result.backward(result.detach())
+        gradients.append(weight.grad.numpy())
+    # Sums of up to 400 float32 terms in another order.
+    assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-17 * np.abs(gradients[1]).max()
+    key = plan(x, weight, [1, 1], [2, 2], "EXPLICIT", [dilation, dilation], 24, "NCHW").key
+    assert cache.get(_describe, "backward_weights", *key).implementation != "jit:avx512_core"

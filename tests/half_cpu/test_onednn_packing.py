@@ -70,25 +70,27 @@ def convolution_key(name, data_type):
 def both(describe, key, monkeypatch):
     """Return the compiled copy of a key and oneDNN's."""
     fast = Cache().get(describe, *key)
-    monkeypatch.setattr(compiled, "formats", frozenset)
-    known = Cache().get(describe, *key)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiled, "formats", frozenset)
+        known = Cache().get(describe, *key)
     assert fast.implementation == "compiled" != known.implementation
     return fast, known
 
 
-def copied(copy, values, size):
+def copied(copy, values, size, bits=None):
     """Return what a copy makes of an array, and of the memory behind it that it must leave alone."""
-    result = np.full(size + 64, 0x5555, values.dtype)
+    result = np.full(size + 64, 0x5555, bits or values.dtype)
     copy(values.ctypes.data, result.ctypes.data)
     assert (result[size:] == 0x5555).all()
     return result[:size]
 
 
-def check(fast, known, plain, blocked_size, back=False):
-    bits = BITS[plain.data_type]
+def check(fast, known, plain, blocked_size, back=None):
+    bits, written = BITS[plain.data_type], BITS[back or plain.data_type]
     sizes = [int(np.prod(plain.shape)), blocked_size // np.dtype(bits).itemsize]
-    values = np.random.default_rng(0).integers(0, np.iinfo(bits).max, sizes[back], dtype=bits, endpoint=True)
-    np.testing.assert_array_equal(copied(fast, values, sizes[not back]), copied(known, values, sizes[not back]))
+    values = np.random.default_rng(0).integers(0, np.iinfo(bits).max, sizes[bool(back)], dtype=bits, endpoint=True)
+    results = [copied(copy, values, sizes[not back], written) for copy in (fast, known)]
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("data_type", BITS, ids=["bfloat16", "float32"])
@@ -97,10 +99,12 @@ def check(fast, known, plain, blocked_size, back=False):
 def test_filters_of_every_kind_are_copied_as_onednn_copies_them(filters, name, data_type, monkeypatch):
     describe = onednn_convolution_passes._describe_weights
     key = (name, *convolution_key(filters, data_type))
-    if describe.preferred(*key):
+    if describe.preferred(data_type, *key):
         pytest.skip("no convolution of oneDNN's")
     primitive = Cache().get(onednn_convolution_passes._describe, *key)
-    check(*both(describe, key, monkeypatch), key[2], primitive.sizes[1], back=name == "backward_weights")
+    for plain_type in {data_type, onednn.FLOAT32} if name == "backward_weights" else {data_type}:
+        copies = both(describe, (plain_type, *key), monkeypatch)
+        check(*copies, key[2], primitive.sizes[1], back=plain_type if name == "backward_weights" else None)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -126,7 +130,7 @@ def test_blocks_at_the_end_of_padded_axes_are_zero_where_nothing_is(monkeypatch)
 
 def test_layout_that_is_more_than_blocks_is_left_to_onednn(monkeypatch):
     monkeypatch.setattr(onednn.Library, "blocking", lambda library, md: None)
-    key = ("forward", *convolution_key("resnet-3x3", onednn.BFLOAT16))
+    key = (onednn.BFLOAT16, "forward", *convolution_key("resnet-3x3", onednn.BFLOAT16))
     assert Cache().get(onednn_convolution_passes._describe_weights, *key).implementation != "compiled"
 
 

@@ -67,6 +67,7 @@ CASES = {
     "add-function": ("add", lambda x, y: paddle.add(x, y), [(5, 33), (33,)], False),
     "add-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5), (5, 3)], False),
     "add-row": ("add", lambda x, y: x + y, [(3, 5, 33), (33,)], False),
+    "add-one": ("add", lambda x, y: x + y, [(1, 1), (1,)], False),
     "add-row-first": ("add", lambda x, y: y + x, [(3, 5, 33), (1, 5, 33)], False),
     "add-row-strided": ("add", lambda x, y: x + y.transpose([1, 0]), [(3, 5, 33), (33, 5)], False),
     "add-channels": (
@@ -83,6 +84,7 @@ CASES = {
     "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
     "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
     "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
+    "conv-1x1-of-few": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 8, 5, 7), (4, 8, 1, 1)], False),
     "conv-1x1-large": ("conv2d", lambda x, w: F.conv2d(x, w), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
     "conv-1x1-large-stride": (
         "conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 512, 3, 2), (520, 512, 1, 1)], False),

@@ -127,6 +127,7 @@ def test_peers_are_measured_in_the_formats_of_the_modes(words, expected):
     [
         (["--peers", "tensorrt"], "'tensorrt' is not one of eager, compiled, onnxruntime, openvino"),
         (["--peers", "openvino"], "--peers: openvino does not train: add -evaluation"),
+        (["--layers"], "-layers: a training step runs its layers: add -evaluation"),
     ],
 )
 def test_peer_that_cannot_be_measured_is_one_line(words, message, capsys):

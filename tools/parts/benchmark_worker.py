@@ -53,7 +53,7 @@ def measure(task):
     if task["stock"]:
         parts.precision.forward_context = contextlib.nullcontext
     if task["evaluation"]:
-        iterations = measure_evaluation(parts, batches, task["iterations"])
+        iterations = measure_evaluation(parts, batches, task["iterations"], task["layers"])
     else:
         iterations = measure_training(build_trainer(parts), batches, task["iterations"])
     return {
@@ -185,15 +185,15 @@ def measure_training(trainer, batches, count):
     return iterations[WARMUP_ITERATIONS:]
 
 
-def measure_evaluation(parts, batches, count):
-    """Return [{phase: seconds}] of forward passes without gradients."""
+def measure_evaluation(parts, batches, count, layers):
+    """Return [{phase: seconds}] of forward passes without gradients, as an evaluation makes them or layer by layer."""
     import paddle
 
     from image_classification import half_cpu
 
     def forward(images):
         with paddle.no_grad(), parts.precision.forward_context():
-            return parts.model(images)
+            return parts.model(images) if layers else parts.parallel.predict(parts.model, images)
 
     parts.model.eval()
     iterations = []

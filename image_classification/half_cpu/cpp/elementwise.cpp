@@ -38,11 +38,12 @@ EXPORT int convert(int from_format, int to_format, long n, const void* from, voi
 EXPORT int activation(const char* name, int format, long n, float alpha, float beta, const void* x, void* y) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_activation(name, alpha, beta, [&](auto f) {
+        return for_activation(name, alpha, beta, [&](auto function) {
             for_ranges(n, GRAIN, [&](long first, long last) {
+                const auto f = function;  // its constants in registers: a store might change what others can reach
                 const T* from = (const T*)x + first;
                 T* to = (T*)y + first;
-                map(last - first, to, [&](long i, long count) { return f.forward(take(from + i, count)); });
+                map(last - first, to, [=](long i, long count) { return f.forward(take(from + i, count)); });
             });
         });
     });
@@ -52,11 +53,12 @@ EXPORT int activation_backward(const char* name, int format, long n, float alpha
                                const void* gradient, void* out) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_activation(name, alpha, beta, [&](auto f) {
+        return for_activation(name, alpha, beta, [&](auto function) {
             for_ranges(n, GRAIN, [&](long first, long last) {
+                const auto f = function;
                 const T *data = (const T*)kept + first, *g = (const T*)gradient + first;
                 T* to = (T*)out + first;
-                map(last - first, to, [&](long i, long count) {
+                map(last - first, to, [=](long i, long count) {
                     return f.backward(take(data + i, count), take(g + i, count));
                 });
             });

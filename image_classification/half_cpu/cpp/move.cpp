@@ -1,4 +1,4 @@
-// Copies of 16-bit and 32-bit elements from one memory order to another, bit for bit.
+// Copies of 16-bit and 32-bit elements from one memory order to another, bit for bit; half ones may be widened.
 #include <utility>
 #include <vector>
 
@@ -32,6 +32,13 @@ struct Pair : Word {
         return paired(take((const Bits*)p, count), take((const Bits*)(p + apart), count));
     }
     void copy(const char* from, char* to) const { memcpy(to, from, 2), memcpy(to + 2, from + apart, 2); }
+};
+// A half number that is widened.
+template <class T>
+struct Wider : Word {
+    static constexpr long READ = 2;
+    Vector load(const char* p, long count) const { return take((const T*)p, count); }
+    void copy(const char* from, char* to) const { *(float*)to = value((const T*)from); }
 };
 template <class Unit>
 struct Zero : Unit {
@@ -144,10 +151,21 @@ void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
 
 }  // namespace
 
-// Rows of bytes, with the distances between them.
-EXPORT int copy_rows(long rows, long bytes, long from_step, long to_step, const char* from, char* to) {
-    for_ranges(rows, 32768 / std::max(1L, bytes), [&](long first, long last) {
-        for (long r = first; r < last; r++) memcpy(to + r * to_step, from + r * from_step, bytes);
+// Each row of a whole is a row of the first part, then one of the second and so on, of so many elements: `apart` writes
+// the parts, otherwise the whole is written. All parts of a row in turn, so that the whole is walked once.
+EXPORT int join_rows(long rows, int parts, const long* sizes, long width, char* const* each, char* whole, int apart) {
+    long step = 0;
+    for (int i = 0; i < parts; i++) step += sizes[i] * width;
+    for_ranges(rows, 32768 / std::max(1L, step), [&](long first, long last) {
+        for (long r = first; r < last; r++) {
+            char* at = whole + r * step;
+            for (int i = 0; i < parts; i++) {
+                long bytes = sizes[i] * width;
+                char* part = each[i] + r * bytes;
+                memcpy(apart ? part : at, apart ? at : part, bytes);
+                at += bytes;
+            }
+        }
     });
     return 0;
 }
@@ -175,23 +193,29 @@ EXPORT int windows(const long* numbers, int back, const char* from, char* to) {
     return 0;
 }
 
+// The axes of a box that have more than one step, neighbours that lie alike in both as one, the densest in the target
+// first.
+static std::vector<Axis> merged_axes(int axes, const long* sizes, long read, long written) {
+    const long *froms = sizes + axes, *tos = froms + axes;
+    std::vector<Axis> kept, merged;
+    for (int i = 0; i < axes; i++)
+        if (sizes[i] > 1) kept.push_back({sizes[i], froms[i] * read, tos[i] * written});
+    std::sort(kept.begin(), kept.end(), [](const Axis& a, const Axis& b) { return a.to < b.to; });
+    for (const Axis& axis : kept) {
+        Axis* last = merged.empty() ? nullptr : &merged.back();
+        if (last && axis.from == last->size * last->from && axis.to == last->size * last->to) last->size *= axis.size;
+        else merged.push_back(axis);
+    }
+    return merged;
+}
+
 // Boxes of elements of 2 or 4 bytes. For each: where it begins in the source and in the target, the sizes of its axes,
 // their strides in the source, all 0 for a box of zeros, and in the target; counted in elements.
 EXPORT int move(int bytes, int boxes, int axes, const long* numbers, const char* source, char* target) {
     for (int box = 0; box < boxes; box++, numbers += 2 + 3 * axes) {
-        const long *sizes = numbers + 2, *froms = sizes + axes, *tos = froms + axes;
         const char* from = source + numbers[0] * bytes;
         char* to = target + numbers[1] * bytes;
-        std::vector<Axis> kept, merged;
-        for (int i = 0; i < axes; i++)
-            if (sizes[i] > 1) kept.push_back({sizes[i], froms[i] * bytes, tos[i] * bytes});
-        std::sort(kept.begin(), kept.end(), [](const Axis& a, const Axis& b) { return a.to < b.to; });
-        for (const Axis& axis : kept) {
-            Axis* last = merged.empty() ? nullptr : &merged.back();
-            if (last && axis.from == last->size * last->from && axis.to == last->size * last->to)
-                last->size *= axis.size;
-            else merged.push_back(axis);
-        }
+        std::vector<Axis> merged = merged_axes(axes, numbers + 2, bytes, bytes);
         long apart = merged.empty() ? 2 : merged[0].from;
         bool pairs = bytes == 2 && !merged.empty() && merged[0].size == 2 && merged[0].to == 2;
         if (pairs && apart) merged.erase(merged.begin());
@@ -200,6 +224,19 @@ EXPORT int move(int bytes, int boxes, int axes, const long* numbers, const char*
         else if (bytes == 4 || (pairs && apart == 2)) copy(Word(), merged, from, to);
         else if (pairs) copy(Pair(apart), merged, from, to);
         else copy(Half(), merged, from, to);
+    }
+    return 0;
+}
+
+// The same boxes of half elements, none of zeros, widened to float32.
+EXPORT int widen(int format, int boxes, int axes, const long* numbers, const char* source, char* target) {
+    for (int box = 0; box < boxes; box++, numbers += 2 + 3 * axes) {
+        const char* from = source + numbers[0] * 2;
+        char* to = target + numbers[1] * 4;
+        std::vector<Axis> merged = merged_axes(axes, numbers + 2, 2, 4);
+        if (format == BFLOAT16) copy(Wider<BFloat16>(), merged, from, to);
+        else if (format == FLOAT16) copy(Wider<Float16>(), merged, from, to);
+        else return 1;
     }
     return 0;
 }

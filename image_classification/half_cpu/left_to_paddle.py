@@ -1,0 +1,105 @@
+"""Calls on float32 tensors that are left to Paddle's own operators, because a kernel would take as long or longer.
+
+They are asked before anything else looks at a call, so that it costs little more than without a dispatch. Each function
+gets Paddle's operator and the call, and returns its result, or NotImplemented where a kernel may be worth its call.
+"""
+
+from .arguments import FLOAT32, KINDS, TENSOR
+from .branches import is_inner
+from .compiled_worth import asks_gradient
+from .onednn_memory import is_channels_last
+from .onednn_primitives import numel
+from .paddle_names import transpose
+
+# On float32 tensors of up to so many elements Paddle's own take 5 to 13 us in one thread, forward, and 10 to 40
+# backward: less than it takes to call a kernel.
+SMALL = 1 << 16
+
+
+def _wide(tensor):
+    return KINDS[type(tensor)] == TENSOR and tensor.dtype is FLOAT32
+
+
+def _always(x):
+    return True
+
+
+def _never(x):
+    return False
+
+
+def _function_of_one(is_fast):
+    """Return the rule of an elementwise function; `is_fast(x)`: whether Paddle's is, for any number of elements."""
+
+    def rule(original, args, kwargs):
+        x = args[0]
+        if not _wide(x) or not (numel(x) <= SMALL or is_fast(x)):
+            return NotImplemented
+        if x.is_contiguous():
+            return original(*args, **kwargs)
+        if not is_channels_last(x):
+            return NotImplemented
+        return _as_images(original(_as_rows(x), *args[1:], **kwargs))
+
+    return rule
+
+
+def _as_rows(images):
+    """Return the dense view [B, H, W, C] of images that lie so, which Paddle would copy element by element."""
+    return transpose(images, [0, 2, 3, 1])
+
+
+def _as_images(rows):
+    return transpose(rows, [0, 3, 1, 2])
+
+
+def _function_of_two(original, args, kwargs):
+    """A sum, difference or product: Paddle has MKL's, in as many threads; a gradient it copies, and computes in one."""
+    if len(args) < 2:
+        return NotImplemented
+    left, right, *others = args
+    if not _wide(left) or not _wide(right) or left.shape != right.shape:
+        return NotImplemented
+    if numel(left) > SMALL and asks_gradient(left, right):
+        return NotImplemented
+    if left.is_contiguous() and right.is_contiguous():
+        return original(*args, **kwargs)
+    if not is_channels_last(left) or not is_channels_last(right):
+        return NotImplemented
+    return _as_images(original(_as_rows(left), _as_rows(right), *others, **kwargs))
+
+
+def _copy(place, with_gradients):
+    """Return the rule of an operator that copies parts of the tensor which is argument number `place`."""
+
+    def rule(original, args, kwargs):
+        if len(args) <= place:
+            return NotImplemented
+        x = args[place]
+        if not _wide(x) or not x.is_contiguous() or not with_gradients and asks_gradient(x):
+            return NotImplemented
+        return original(*args, **kwargs)
+
+    return rule
+
+
+# Paddle's elementwise functions use one thread. Where that is all there is, memory is what these wait for; of large
+# images that several operators may read only where nothing is recorded, or kernels do not sum their gradients.
+_FAST = {
+    **dict.fromkeys(("relu6", "hardtanh", "hardsigmoid", "softsign"), _always),  # what these read, others seldom do
+    **dict.fromkeys(("clip", "square", "sqrt", "rsqrt", "scale"), lambda x: not (asks_gradient(x) and is_inner(x))),
+    # gradients three to eight times as slow as the kernels'
+    **dict.fromkeys(("relu", "leaky_relu", "hardswish", "abs"), lambda x: x.is_contiguous() and not asks_gradient(x)),
+}
+
+
+def rules(threads):
+    """Return {operator: rule} for so many threads."""
+    return {
+        **{name: _function_of_one(is_fast if threads == 1 else _never) for name, is_fast in _FAST.items()},
+        **dict.fromkeys(("add", "subtract", "multiply"), _function_of_two),
+        "gather": _copy(0, True),
+        "index_select": _copy(0, True),
+        "embedding": _copy(1, True),
+        "expand": _copy(0, False),
+    }

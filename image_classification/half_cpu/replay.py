@@ -1,0 +1,105 @@
+"""A forward pass without its layers: the calls of kernels that one was made of, made again.
+
+A small batch leaves the kernels so little to do that Python takes longer: layers, operators, shapes, results. All that
+is the same for the next batch of these shapes. So a forward pass is recorded where only pointers are left of it, its
+intermediate results get places in one piece of memory, and the next passes are a list of calls (`recording.py`).
+"""
+
+import logging
+from typing import Any
+
+import paddle
+
+from . import paddle_names
+from .compiled_library import CompiledError
+from .recording import Recorder, Refused
+from .scope import active
+
+logger = logging.getLogger(__name__)
+
+RECORDED = 3  # the call of a shape that records: the last batch of an evaluation, which may be smaller, comes once
+KEPT = 8  # shapes
+
+
+def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
+    """Return `model(*inputs)`; inside of `frozen(model)` without its layers, once these shapes came three times.
+
+    The third call takes three passes. What it records is used until `frozen` ends, whose promise then covers all of
+    the model: its mode, its attributes, its sublayers. Where a pass cannot be recorded, the log says why and the layers
+    run. Outside of `frozen`, with gradients or without a dispatch this is `model(*inputs)`.
+
+    Returns:
+        A tensor, or a list, tuple or dict of tensors, which are the caller's; the same bits as those of the layers.
+    """
+    weights, scope = active.frozen, active.scope
+    if weights is None or not weights.keeps_orders or scope is None or paddle.is_grad_enabled():
+        return model(*inputs)
+    if active.recorder is not None:  # a part of what is recorded is recorded with it
+        return model(*inputs)
+    shapes = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.is_contiguous()) for tensor in inputs)
+    # Hooks are seen, wherever they are put.
+    key = model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes
+    known = weights.passes.pop(key, 1)
+    if callable(known):
+        weights.passes[key] = known
+        try:
+            return known(inputs)
+        except CompiledError:
+            return model(*inputs)  # an index out of range: Paddle words the error
+        except Refused as error:
+            weights.passes[key] = _refuse(model, error)
+            return model(*inputs)
+    result = model(*inputs)
+    if known == RECORDED:
+        known = _recorded(model, inputs, result)
+    elif known:
+        known += 1
+    weights.passes[key] = known
+    if len(weights.passes) > KEPT:
+        del weights.passes[next(iter(weights.passes))]
+    return result
+
+
+def computes_only(hook):
+    """Return a hook of layers, marked as one that does nothing but compute with tensors: it may be recorded."""
+    hook.computes_only = True
+    return hook
+
+
+def _refuse(model, reason):
+    logger.info("half_cpu: the layers of %s run one by one: %s", type(model).__name__, reason)
+    return 0
+
+
+def _recorded(model, inputs, expected):
+    """Return the recorded pass of a model for inputs of these shapes, of which `expected` is the result, or 0.
+
+    It is believed where it is closed (see `Recorder.finish`) and, played with NaN in all memory but weights and inputs,
+    gives the bits of the layers.
+    """
+    try:
+        if not all(tensor.is_contiguous() for tensor in inputs):
+            raise Refused("an input is not dense")
+        hooks = (hook for layer in model.sublayers(include_self=True) for hook in paddle_names.hooks(layer))
+        if not all(getattr(hook, "computes_only", False) for hook in hooks):
+            raise Refused("it has hooks")
+        own = [tensor.clone() for tensor in inputs]
+        constants = [*model.parameters(), *model.buffers(), *active.frozen.tensors()]
+        versions = [tensor.inplace_version for tensor in (*constants, *own)]
+        recorder = Recorder(constants, own)
+        with recorder.recording():
+            result = model(*own)
+        if versions != [tensor.inplace_version for tensor in (*constants, *own)]:
+            raise Refused("it writes its inputs, weights or buffers in place")
+        found = recorder.finish(result)
+        found.poison()
+        if not _same_bits(found(inputs), expected):
+            raise Refused("played again, it gives other results")
+    except Refused as error:
+        return _refuse(model, error)
+    return found
+
+
+def _same_bits(found, expected):
+    pairs = zip(paddle_names.flatten(found), paddle_names.flatten(expected), strict=True)
+    return all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in pairs)

@@ -1,0 +1,116 @@
+"""half_cpu.left_to_paddle: which calls are Paddle's own; they are its bits, in the memory order that images have."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+from image_classification.half_cpu import paddle_names
+from image_classification.half_cpu.left_to_paddle import SMALL, rules
+
+OPERATORS = paddle_names.OPERATORS
+LARGE = [2, 8, 64, SMALL // 1024 + 1]
+FUNCTIONS = {
+    "relu": (),
+    "relu6": (),
+    "leaky_relu": (0.1,),
+    "hardtanh": (-0.5, 0.5),
+    "hardswish": (),
+    "hardsigmoid": (0.2, 0.4),
+    "softsign": (),
+    "clip": (-0.5, 0.5),
+    "abs": (),
+    "square": (),
+    "sqrt": (),
+    "rsqrt": (),
+    "scale": (2.0, 1.0, True),
+}
+
+
+def images(shape, seed=0):
+    """Return (positive images [B, C, H, W] that lie as [B, H, W, C], the same dense); both want gradients."""
+    paddle.seed(seed)
+    batch, channels, height, width = shape
+    leaf = paddle.rand([batch, height, width, channels]) + 0.01
+    strided, dense = leaf.transpose([0, 3, 1, 2]), leaf.transpose([0, 3, 1, 2]).contiguous().detach()
+    strided.stop_gradient = dense.stop_gradient = False
+    return strided, dense
+
+
+def left(name, threads, *args):
+    """Return the result of a rule, NotImplemented where a kernel is asked."""
+    return rules(threads)[name](getattr(OPERATORS, name), args, {})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_left_to_paddle_has_its_bits_and_the_memory_order_of_images(name):
+    strided, dense = images([2, 3, 4, 5])
+    results = []
+    for x in (strided, dense):
+        result = left(name, 2, x, *FUNCTIONS[name])
+        assert result.strides == x.strides
+        (result * result).sum().backward()
+        results.append((result.numpy(), x.grad.numpy()))
+    np.testing.assert_array_equal(*(result for result, _ in results))
+    np.testing.assert_array_equal(*(gradient for _, gradient in results))
+    np.testing.assert_array_equal(results[1][0], getattr(OPERATORS, name)(dense, *FUNCTIONS[name]).numpy())
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_pair_left_to_paddle_has_its_bits_and_the_memory_order_of_images(name):
+    pairs = zip(images([2, 3, 4, 5]), images([2, 3, 4, 5], seed=1), strict=True)
+    (strided, other), (dense, dense_other) = pairs
+    result, expected = left(name, 1, strided, other), getattr(OPERATORS, name)(dense, dense_other)
+    assert result.strides == strided.strides
+    np.testing.assert_array_equal(result.numpy(), expected.numpy())
+    assert left(name, 1, strided, dense_other) is NotImplemented  # Paddle would copy the first element by element
+
+
+def test_large_tensors_are_left_to_paddle_where_it_is_as_fast_with_these_threads():
+    images_last, x = images(LARGE)
+    fixed = x.detach()
+    for threads, tensor, expected in (
+        (1, x, {"relu6"}),
+        (1, fixed, {"relu6", "relu"}),
+        (2, x, set()),
+        (2, fixed, set()),
+    ):
+        found = {name for name in ("relu6", "relu") if left(name, threads, tensor) is not NotImplemented}
+        assert found == expected, (threads, tensor.stop_gradient)
+    assert left("square", 1, x) is not NotImplemented  # a leaf's gradients are summed as ever
+    assert left("square", 1, paddle.concat([x] * 4)) is NotImplemented
+    assert left("relu", 1, images_last.detach()) is NotImplemented
+    with paddle.no_grad():
+        assert left("relu", 1, x) is not NotImplemented
+        assert left("add", 2, x, x) is not NotImplemented
+    assert left("add", 2, fixed, fixed) is not NotImplemented
+    assert left("add", 2, fixed, x) is NotImplemented
+
+
+def test_what_a_kernel_serves_is_not_left_to_paddle():
+    dense = images([2, 3, 4, 5])[1]
+    half, turned = dense.astype("float16"), dense.transpose([1, 0, 2, 3])
+    for tensor in (half, turned):
+        assert left("relu6", 1, tensor) is NotImplemented
+        assert left("add", 1, tensor, tensor) is NotImplemented
+    assert left("add", 1, dense, dense[:1]) is NotImplemented
+    assert left("add", 1, dense, half) is NotImplemented
+    index = paddle.to_tensor([1, 0])
+    assert left("gather", 1, half, index, 0) is NotImplemented
+    assert left("gather", 1, dense, index, 0) is not NotImplemented
+    assert left("embedding", 1, index, dense[0, 0].astype("bfloat16"), -1, False) is NotImplemented
+    assert left("embedding", 1, index, dense[0, 0], -1, False).shape == [2, 5]
+    assert left("expand", 1, dense, [2, 3, 4, 5]) is NotImplemented
+    assert left("expand", 1, dense.detach(), [2, 3, 4, 5]) is not NotImplemented
+
+
+def test_policy_is_asked_before_a_call_is_left_to_paddle():
+    class Half:
+        def cast(self, op_name, tensors):
+            return "float16" if op_name == "relu6" else None
+
+    x = paddle.ones([4])
+    with half_cpu.dispatch(Half()):
+        assert F.relu6(x).dtype == paddle.float16
+        assert F.relu(x).dtype == paddle.float32

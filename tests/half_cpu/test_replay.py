@@ -1,0 +1,440 @@
+"""A forward pass that is played again gives the bits of the layers, or the layers run."""
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle.utils.dlpack import from_dlpack, to_dlpack
+
+from image_classification import amp, half_cpu
+from image_classification.half_cpu import onednn, recording
+from image_classification.half_cpu.onednn_primitives import new_tensor
+from image_classification.half_cpu.recording import Block
+from image_classification.half_cpu.replay import KEPT, RECORDED
+from image_classification.half_cpu.scope import active
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
+FORMATS = [("fp32", None), *(
+    (mode, dtype) for mode in ("auto", "O2", "naive") for dtype in ("bfloat16", "float16")
+    if half_cpu.backend_name(dtype) != "reference"
+)]  # fmt: skip
+
+
+class Net(nn.Layer):
+    """Convolution, norm, lists that grow after they were read, operators of Paddle's alone, a product; four results."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2D(3, 32, 3, padding=1), nn.BatchNorm2D(32), nn.Linear(64, 16)
+
+    def forward(self, images):
+        features = [F.relu(self.norm(self.conv(images)))]
+        both = paddle.concat([*features, features[0] * 2], axis=1)
+        for _ in range(2):
+            features.append(paddle.add_n(features))
+        x = (both + paddle.concat(features[-2:], axis=1)).mean([2, 3])
+        places = [x.argmax(axis=1)]
+        places.append(paddle.concat(places))
+        further = [paddle.cumprod(x.astype("float32"), dim=1), x.logsumexp(1), paddle.concat(places)]
+        return {"logits": self.fc(x), "further": further}
+
+
+def images(seed, batch=2, side=12):
+    return paddle.to_tensor(np.random.default_rng(seed).standard_normal((batch, 3, side, side)).astype("float32"))
+
+
+def bits(result):
+    return [tensor.numpy().tobytes() for tensor in paddle.utils.flatten(result)]
+
+
+def passes():
+    """Return what is known of the shapes that came: a recorded pass, or a number."""
+    return list(active.frozen.passes.values())
+
+
+@pytest.fixture
+def inside():
+    """Return a function that converts a model for a mode and enters all contexts of its evaluation."""
+    with contextlib.ExitStack() as stack:
+
+        def enter(model, mode="auto", dtype="bfloat16"):
+            if dtype is not None and half_cpu.backend_name(dtype) == "reference":
+                mode, dtype = "fp32", None
+            precision = amp.build_precision(mode, dtype)
+            model = precision.convert_model(model)
+            model.eval()
+            for context in (paddle.no_grad(), half_cpu.frozen(model), precision.forward_context()):
+                stack.enter_context(context)
+            return model
+
+        yield enter
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_replayed_pass_gives_the_bits_of_the_layers_on_other_images(mode, dtype, inside):
+    paddle.seed(0)
+    model = inside(Net(), mode, dtype)
+    for seed in range(6):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    (recorded,) = passes()
+    assert callable(recorded)
+
+
+def test_pass_is_recorded_by_the_third_call_of_a_shape_only(inside):
+    model = inside(Net())
+    for _ in range(RECORDED):
+        assert not any(map(callable, passes()))
+        half_cpu.replay(model, images(0))
+    assert callable(passes()[0])
+    half_cpu.replay(model, images(0, batch=1))  # the last batch of an evaluation
+    found = passes()
+    assert not callable(found[1]) and callable(found[0])
+
+
+def test_layers_of_a_replayed_pass_do_not_run(inside):
+    model, runs = inside(Net()), []
+    forward = model.norm.forward
+    model.norm.forward = lambda x: runs.append(1) or forward(x)
+    for seed in range(RECORDED + 4):
+        half_cpu.replay(model, images(seed))
+    assert len(runs) == RECORDED + 1  # and once to record
+
+
+def test_result_of_a_replayed_pass_is_the_callers(inside):
+    model = inside(Net())
+    result = [half_cpu.replay(model, images(0)) for _ in range(RECORDED + 1)][-1]
+    expected = bits(result)
+    result["logits"].zero_()
+    again = half_cpu.replay(model, images(0))
+    half_cpu.replay(model, images(1))
+    assert bits(again) == expected
+
+
+def test_model_that_writes_its_images_is_left_to_the_layers(inside):
+    class InPlace(Net):
+        def forward(self, images):
+            return super().forward(images.clip_(0.0, 0.5))  # a second time, it changes nothing
+
+    model = inside(InPlace())
+    for seed in range(RECORDED + 1):
+        given = images(seed)
+        half_cpu.replay(model, given)
+        assert bits(given) == bits(images(seed).clip(0.0, 0.5))
+
+
+def test_memory_that_is_written_unseen_is_left_to_the_layers(inside):
+    """A kernel of one's own writes by other means; what it wrote for the recorded images is still there."""
+
+    def kernel(original, args, kwargs):
+        out = new_tensor(args[0].dtype, args[0].shape)
+        paddle.assign(args[0] * 3, out)
+        return out
+
+    thrice = half_cpu.composite(kernel)(lambda x: x * 3)
+    model = inside(Reader(lambda x: paddle.cumprod(thrice(x).astype("float32"), dim=1)), "fp32", None)
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert not callable(passes()[0])
+
+
+def test_model_that_writes_its_buffers_is_left_to_the_layers(inside):
+    class Counter(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", paddle.zeros([4]))
+
+        def forward(self, images):
+            self.calls.clip_(0.0, 1.0)  # as often as one likes, it changes nothing
+            return super().forward(images)
+
+    model = inside(Counter())
+    for seed in range(RECORDED + 1):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert not callable(passes()[0])
+
+
+def test_without_frozen_weights_or_with_gradients_the_layers_run():
+    precision = amp.build_precision("fp32")
+    model = precision.convert_model(Net())
+    model.eval()
+    with precision.forward_context():
+        for _ in range(RECORDED + 1):
+            assert not half_cpu.replay(model, images(0))["logits"].stop_gradient
+            with paddle.no_grad():
+                half_cpu.replay(model, images(0))
+        with half_cpu.frozen(model):
+            for _ in range(RECORDED + 1):
+                half_cpu.replay(model, images(0))
+            assert not passes()
+    with paddle.no_grad(), half_cpu.frozen(model):
+        half_cpu.replay(model, images(0))
+        assert not passes()
+
+
+class Reader(nn.Layer):
+    """A model whose path, or what it shows of a tensor, depends on its data."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.fc, self.read = nn.Linear(12, 24), read
+
+    def forward(self, images):
+        return self.read(self.fc(images))
+
+
+READS = {
+    "bool": lambda x: x * 2 if x.mean() > 0 else x * 3,
+    "float": lambda x: x * float(x.mean()),
+    "int": lambda x: x[:, : 1 + int(x.mean() > 0)],
+    "item": lambda x: x * x.mean().item(),
+    "numpy": lambda x: x + paddle.to_tensor(x.astype("float32").numpy()).astype(x.dtype),
+    "array": lambda x: x + paddle.to_tensor(np.asarray(x.astype("float32")).max()).astype(x.dtype),
+    "tolist": lambda x: x * x.astype("float32").mean([0, 1, 2]).tolist()[0],
+    "slice": lambda x: x[:, : (x.mean() > 0).astype("int32") + 1] * 2,
+    "slice operator": lambda x: paddle.slice(x, [1], [0], [(x.mean() > 0).astype("int32") + 1]) * 2,
+    "mask": lambda x: x[x > 0] * 2,
+    "dlpack": lambda x: x + from_dlpack(to_dlpack(x.astype("float32"))).mean().astype(x.dtype),
+    "random": lambda x: F.dropout(x, 0.5, training=True),
+    "outside": lambda x: x + paddle.to_tensor(np.full([24], 0.5, "float32")).astype(x.dtype),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READS)
+def test_pass_that_depends_on_data_is_left_to_the_layers(read, inside, caplog):
+    paddle.seed(0)
+    model = inside(Reader(READS[read]))
+    signs = [1, 1, 1, -1, 1, -1]  # the path changes after it was recorded
+    with caplog.at_level(logging.INFO):
+        for sign in signs:
+            found, expected = half_cpu.replay(model, sign * images(0)), model(sign * images(0))
+            assert read == "random" or bits(found) == bits(expected)
+    refused = [record for record in caplog.records if "run one by one: " in record.getMessage()]
+    assert len(refused) == 1 and "Reader" in refused[0].getMessage()
+    assert not callable(passes()[0])
+
+
+def test_shape_that_changes_with_the_data_is_left_to_the_layers(inside, caplog):
+    model = inside(Reader(lambda x: paddle.nonzero(x > 0).astype("float32") * 2))
+    for seed in range(RECORDED + 3):
+        given = images(seed)
+        assert bits(half_cpu.replay(model, given)) == bits(model(given))
+
+
+def test_hooks_on_layers_are_called(inside):
+    model, called = inside(Net()), []
+    model.conv.register_forward_post_hook(lambda layer, inputs, result: called.append(1))
+    for seed in range(RECORDED + 2):
+        half_cpu.replay(model, images(seed))
+    assert len(called) == RECORDED + 2
+
+
+def test_hook_that_comes_after_the_recording_is_called(inside):
+    model, called = inside(Net()), []
+    for seed in range(RECORDED + 2):
+        half_cpu.replay(model, images(seed))
+    model.conv.register_forward_post_hook(lambda layer, inputs, result: called.append(1))
+    half_cpu.replay(model, images(0))
+    assert called
+
+
+def test_model_in_training_again_is_not_replayed(inside):
+    model = inside(Net())
+    for seed in range(RECORDED + 1):
+        half_cpu.replay(model, images(seed))
+    model.train()
+    before = model.norm._mean.numpy()
+    half_cpu.replay(model, images(0))
+    assert (model.norm._mean.numpy() != before).any()
+
+
+def test_other_policy_is_recorded_for_itself(inside):
+    model = inside(Net())
+    for seed in range(RECORDED + 1):
+        half_cpu.replay(model, images(seed))
+    with amp.build_precision("fp32").forward_context():
+        found = half_cpu.replay(model, images(0))
+        assert found["logits"].dtype == paddle.float32 and bits(found) == bits(model(images(0)))
+
+
+def test_passes_of_many_shapes_are_the_last_ones(inside):
+    model = inside(Net())
+    for side in range(4, 4 + KEPT + 4):
+        for _ in range(RECORDED):
+            half_cpu.replay(model, images(0, side=side))
+        assert bits(half_cpu.replay(model, images(1, side=side))) == bits(model(images(1, side=side)))
+    assert len(passes()) == KEPT
+
+
+def test_pass_of_large_results_is_left_to_the_layers(inside, monkeypatch):
+    monkeypatch.setattr(recording, "LARGEST", 1 << 14)
+    model, runs = inside(Net()), []
+    forward = model.fc.forward
+    model.fc.forward = lambda x: runs.append(1) or forward(x)
+    for seed in range(RECORDED + 1):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert not callable(passes()[0]) and active.recorder is None
+    assert len(runs) == 2 * (RECORDED + 1)  # what was recorded ended before the last layer
+
+
+def test_exception_of_the_recorded_pass_leaves_no_recorder(inside):
+    calls = []
+
+    def fail(x):
+        calls.append(1)
+        if len(calls) == RECORDED + 1:
+            raise ZeroDivisionError
+        return x * 2
+
+    model = inside(Reader(fail))
+    with pytest.raises(ZeroDivisionError):
+        for seed in range(RECORDED):
+            half_cpu.replay(model, images(seed))
+    assert active.recorder is None and sys.getprofile() is None
+
+
+def test_profiler_that_runs_is_left_alone(inside):
+    model = inside(Net())
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        for seed in range(RECORDED + 1):
+            half_cpu.replay(model, images(seed))
+        events.clear()
+        half_cpu.replay(model, images(0))
+    finally:
+        sys.setprofile(None)
+    assert len(events) > 100 and not callable(passes()[0])
+
+
+def test_part_that_replays_is_recorded_with_the_whole(inside):
+    class Whole(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.part = Net()
+
+        def forward(self, images):
+            return half_cpu.replay(self.part, images)["logits"] * 2
+
+    model = inside(Whole())
+    for seed in range(2 * RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert any(map(callable, passes()))
+
+
+def test_index_out_of_range_is_paddles_error(inside):
+    model = inside(nn.Embedding(40, 1024))
+    tokens = paddle.arange(64).reshape([2, 32]) % 40
+    for _ in range(RECORDED + 1):
+        half_cpu.replay(model, tokens)
+    assert callable(passes()[0])
+    with pytest.raises(ValueError, match="less than 40|expected >= 0 and < 40|Variable value"):
+        half_cpu.replay(model, tokens + 30)
+    assert bits(half_cpu.replay(model, tokens)) == bits(model(tokens))
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS[:3])
+def test_images_that_one_kernel_joins_and_parts_get_new_places(mode, dtype, inside):
+    """Its pointers lie in an array. Large enough for kernels in float32, too."""
+
+    class Joined(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.LayerList([nn.Conv2D(3, 16, 1) for _ in range(3)])
+
+        def forward(self, images):
+            parts = paddle.concat([conv(images) for conv in self.convs], axis=1).split([8, 40], axis=1)
+            return F.relu(parts[0]), F.relu(parts[1])
+
+    model = inside(Joined(), mode, dtype)
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed, side=64))) == bits(model(images(seed, side=64)))
+    assert callable(passes()[0])
+
+
+def test_pointers_in_arrays_are_told_from_numbers():
+    """A recorded pass moves what is a pointer; only an optimizer's kernel may hide them among other numbers."""
+    for module in sorted(Path(half_cpu.__file__).parent.glob("*.py")):
+        hidden = re.findall(r"numbers\([^\n]*data_ptr\(\) for", module.read_text())
+        assert not hidden or module.name == "compiled_optimizer.py", module.name
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS[:2])
+def test_recurrent_network_gives_the_bits_of_its_layers(mode, dtype, inside):
+    """Paddle's operator gets tensors without memory."""
+
+    class Recurrent(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.fc = nn.LSTM(12, 16, direction="bidirect"), nn.Linear(32, 8)
+
+        def forward(self, images):
+            return self.fc(self.lstm(images[:, 0])[0])
+
+    model = inside(Recurrent(), mode, dtype)
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+
+
+def test_empty_batch_gives_what_the_layers_give(inside):
+    model = inside(Reader(lambda x: x * 2))
+    for _ in range(RECORDED + 2):
+        assert half_cpu.replay(model, images(0, batch=0)).shape == [0, 3, 12, 24]
+
+
+def test_threads_that_share_a_pass_get_their_own_results():
+    paddle.seed(0)
+    precision = amp.build_precision("fp32")
+    model = precision.convert_model(Net())
+    model.eval()
+    given = [images(seed) for seed in range(2)]
+    results: list[list] = [[], []]
+    with paddle.no_grad(), half_cpu.frozen(model), precision.forward_context():
+        frozen = active.frozen
+        expected = [bits(model(each)) for each in given]
+        for _ in range(RECORDED + 1):
+            half_cpu.replay(model, given[0])
+
+        def work(number):
+            active.frozen = frozen
+            with paddle.no_grad(), precision.forward_context():
+                for _ in range(50):
+                    results[number].append(bits(half_cpu.replay(model, given[number])))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all(found == expected[number] for number in range(2) for found in results[number])
+
+
+def test_blocks_in_use_at_a_time_have_places_apart():
+    rng = np.random.default_rng(0)
+    holder = paddle.zeros([1 << 20], "uint8")
+    for _ in range(30):
+        blocks, start = [], 0
+        for size in rng.integers(1, 3000, 40):
+            block = Block(holder[start : start + int(size)], False)
+            block.first, block.last = sorted(rng.integers(0, 60, 2).tolist())
+            start += int(size) + 64
+            blocks.append(block)
+        arena = recording._arena(blocks)
+        begin = arena.data_ptr()
+        assert all(begin <= block.place and block.place + block.end - block.start <= begin + arena.shape[0]
+                   for block in blocks)  # fmt: skip
+        for one in blocks:
+            for other in blocks:
+                if one is not other and one.first <= other.last and other.first <= one.last:
+                    size, distance = one.end - one.start, other.place - one.place
+                    assert distance >= size or -distance >= other.end - other.start
+        # No less than what is in use at the fullest moment, and not much more.
+        fullest = max(sum(b.end - b.start for b in blocks if b.first <= time <= b.last) for time in range(60))
+        assert fullest <= arena.shape[0] <= 1.5 * fullest + 64 * 41
