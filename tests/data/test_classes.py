@@ -63,6 +63,9 @@ def test_split_that_is_missing_is_named_with_the_ways_out(tmp_path, split, missi
 
 def write_list(root, split, labels):
     (root / f"{split}_list.txt").write_text("".join(f"{split}/{n}.jpg {label}\n" for n, label in enumerate(labels)))
+    (root / split).mkdir()
+    for n in range(len(labels)):
+        (root / split / f"{n}.jpg").touch()
 
 
 def test_lists_count_their_classes_in_training_and_the_models_in_evaluation(tmp_path):

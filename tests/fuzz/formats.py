@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
 import zipfile
@@ -280,6 +281,9 @@ def _shard_index(folder):
 
 
 def _read_list(folder):
+    (folder / "folder").mkdir(exist_ok=True)
+    for name in (b"a.jpg", b"folder/b c.jpg", b"\xff.jpg"):
+        (folder / os.fsdecode(name)).touch()
     dataset = read_list_file(folder / "train_list.txt", folder, None)
     return [dataset.describe(index) for index in range(min(len(dataset), 100))], dataset.labels
 
