@@ -176,8 +176,15 @@ def _left(small):
     return rule
 
 
-# In one thread Paddle's Momentum is as fast as the kernel, but for the time that the call takes.
-LEFT = {"adamw_": _left(1 << 12), "adam_": _left(1 << 12), "sgd_": _left(1 << 12), "momentum_": _left(1 << 16)}
+def left():
+    """Return the rules of what is left to Paddle. Without AVX-512 its Adam rounds where the kernel does not: how large
+    a tensor is, or by which power of two its gradient is scaled, must not decide about bits."""
+    if load() is None:
+        return {}
+    # In one thread Paddle's Momentum is as fast as the kernel, but for the time that the call takes.
+    rules = {"sgd_": _left(1 << 12), "momentum_": _left(1 << 16)}
+    return rules | dict.fromkeys(("adamw_", "adam_"), _left(1 << 12)) if load().instruction_set == "avx512" else rules
+
 
 KERNELS = {
     "adamw_": adamw,

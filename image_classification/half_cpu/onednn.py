@@ -174,7 +174,7 @@ def _backend():
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
-    left = {**left_to_paddle.rules(library.load().threads()), **(compiled_optimizer.LEFT if compiled.formats() else {})}
+    left = {**left_to_paddle.rules(library.load().threads()), **compiled_optimizer.left()}
     how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 

@@ -162,7 +162,7 @@ def test_regularizer_of_a_parameter_reads_its_gradient_first():
 
 def test_small_float32_weights_with_nothing_else_to_do_are_left_to_paddle():
     small, large, half = paddle.zeros([8]), paddle.zeros([1 << 17]), paddle.zeros([8], "bfloat16")
-    for rule in compiled_optimizer.LEFT.values():
+    for rule in compiled_optimizer.left().values():
 
         def is_left(weights, rule=rule):
             return rule(lambda weights: True, (weights,), {}) is True
