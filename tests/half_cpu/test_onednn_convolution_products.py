@@ -6,7 +6,14 @@ import pytest
 from image_classification.half_cpu import compiled, onednn_convolution_passes, onednn_convolution_products
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
-from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, assert_within_one_rounding, needs_onednn, run, tensors
+from tests.helpers.onednn_runs import (
+    OF_ONEDNN,
+    assert_within_one_rounding,
+    needs_bfloat16_of_onednn,
+    needs_onednn,
+    run,
+    tensors,
+)
 
 pytestmark = [needs_onednn, pytest.mark.skipif(not compiled.formats(), reason="needs a C++ compiler and AVX2")]
 
@@ -25,7 +32,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+@pytest.mark.parametrize("dtype", OF_ONEDNN)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_gradient_of_filters_from_gathered_windows_is_that_of_the_convolution(geometry, dtype, monkeypatch):
     served = []
@@ -43,12 +50,13 @@ def test_gradient_of_filters_from_gathered_windows_is_that_of_the_convolution(ge
     _, gradients = run(lambda x, weight: F.conv2d(x, weight, **options), inputs, "onednn")
     _, expected = run(lambda x, weight: F.conv2d(x, weight, **options), inputs, "reference")
     assert served == ["backward_weights"]
-    if dtype == BFLOAT16:
+    if dtype == "bfloat16":
         assert_within_one_rounding(gradients[1], expected[1])
     else:  # sums in another order
         assert (gradients[1] - expected[1]).abs().max() <= 1e-5 * expected[1].abs().max()
 
 
+@needs_bfloat16_of_onednn
 @pytest.mark.parametrize(
     ("name", "filters", "stride", "data_type", "chosen"),
     [

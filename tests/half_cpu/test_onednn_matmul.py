@@ -7,7 +7,18 @@ import pytest
 
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import onednn_matmul
-from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn, run, tensors
+from tests.helpers.onednn_runs import (
+    ALL,
+    BFLOAT16,
+    FLOAT32,
+    HALVES,
+    OF_ONEDNN,
+    ROUNDING,
+    Calls,
+    needs_onednn,
+    run,
+    tensors,
+)
 
 pytestmark = needs_onednn
 
@@ -92,7 +103,7 @@ def test_linear_gelu_of_a_layer_with_hooks_calls_them():
     assert seen == [[2, 160]]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", OF_ONEDNN)
 def test_column_sums_without_compiled_kernels_are_the_same(dtype, monkeypatch):
     tensor = paddle.randint(-1, 2, [131, 67]).astype(dtype)  # whole sums, exact in both formats
     with half_cpu.dispatch(backend="onednn"):

@@ -7,7 +7,7 @@ import pytest
 from image_classification.half_cpu import compiled, onednn_convolution_passes, onednn_matmul
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Cache, Layout, dense_strides
-from tests.helpers.onednn_runs import needs_onednn, run, tensors
+from tests.helpers.onednn_runs import needs_bfloat16_of_onednn, needs_onednn, run, tensors
 
 pytestmark = [
     needs_onednn,
@@ -93,7 +93,13 @@ def check(fast, known, plain, blocked_size, back=None):
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("data_type", BITS, ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        pytest.param(onednn.BFLOAT16, marks=needs_bfloat16_of_onednn, id="bfloat16"),
+        pytest.param(onednn.FLOAT32, id="float32"),
+    ],
+)
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_filters_of_every_kind_are_copied_as_onednn_copies_them(filters, name, data_type, monkeypatch):
@@ -107,6 +113,7 @@ def test_filters_of_every_kind_are_copied_as_onednn_copies_them(filters, name, d
         check(*copies, key[2], primitive.sizes[1], back=plain_type if name == "backward_weights" else None)
 
 
+@needs_bfloat16_of_onednn
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_right_factors_of_products_are_copied_as_onednn_copies_them(product, monkeypatch):
     rows, columns, features, transposed = PRODUCTS[product]
@@ -118,6 +125,7 @@ def test_right_factors_of_products_are_copied_as_onednn_copies_them(product, mon
     check(*both(onednn_matmul._describe_packing, key, monkeypatch), right, primitive.sizes[1])
 
 
+@needs_bfloat16_of_onednn
 def test_blocks_at_the_end_of_padded_axes_are_zero_where_nothing_is(monkeypatch):
     left = Layout(onednn.BFLOAT16, (300, 101), (101, 1))
     right = Layout(onednn.BFLOAT16, (101, 71), (71, 1))
@@ -130,7 +138,7 @@ def test_blocks_at_the_end_of_padded_axes_are_zero_where_nothing_is(monkeypatch)
 
 def test_layout_that_is_more_than_blocks_is_left_to_onednn(monkeypatch):
     monkeypatch.setattr(onednn.Library, "blocking", lambda library, md: None)
-    key = (onednn.BFLOAT16, "forward", *convolution_key("resnet-3x3", onednn.BFLOAT16))
+    key = (onednn.FLOAT32, "forward", *convolution_key("resnet-3x3", onednn.FLOAT32))
     assert Cache().get(onednn_convolution_passes._describe_weights, *key).implementation != "compiled"
 
 

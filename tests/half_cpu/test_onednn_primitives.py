@@ -17,10 +17,9 @@ from image_classification.half_cpu import onednn_library as library
 from image_classification.half_cpu import onednn_primitives as primitives
 from image_classification.half_cpu.dispatch import _references
 from image_classification.Swin.swin import SwinBlock
+from tests.helpers.onednn_runs import needs_bfloat16_of_onednn, needs_onednn
 
-pytestmark = pytest.mark.skipif(
-    not onednn.available(), reason="needs an x86-64 processor with AVX2 and a wheel with oneDNN"
-)
+pytestmark = needs_onednn
 
 
 def describe_copy(loaded, builder, source, target):
@@ -28,7 +27,7 @@ def describe_copy(loaded, builder, source, target):
 
 
 def copy_layouts(size):
-    return primitives.dense(paddle.float32, size), primitives.dense(paddle.bfloat16, size)
+    return (primitives.dense(paddle.float32, size),) * 2
 
 
 def test_cache_keeps_the_primitives_used_last_and_no_more_than_its_size():
@@ -80,6 +79,7 @@ def test_wheel_without_onednn_leaves_the_reference_alone(monkeypatch):
     assert kernels.find("auto").name == kernels.REFERENCE
 
 
+@needs_bfloat16_of_onednn
 def test_matmul_runs_on_the_cpus_bfloat16_instructions():
     layouts = [primitives.dense(paddle.bfloat16, 64, 64)] * 2
     built = primitives.cache.get(

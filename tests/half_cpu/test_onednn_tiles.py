@@ -9,13 +9,20 @@ import pytest
 
 from image_classification import half_cpu, layers
 from image_classification.amp import build_precision
-from image_classification.half_cpu import compiled_attention, onednn, onednn_primitives, onednn_tiles
+from image_classification.half_cpu import compiled_attention, onednn_primitives, onednn_tiles
 from image_classification.half_cpu.onednn_matrices import View
-from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, assert_within_one_rounding, run, tensors
-
-pytestmark = pytest.mark.skipif(
-    not onednn.available(), reason="needs an x86-64 processor with AVX2 and a wheel with oneDNN"
+from tests.helpers.onednn_runs import (
+    ALL,
+    BFLOAT16,
+    FLOAT32,
+    HALVES,
+    assert_within_one_rounding,
+    needs_onednn,
+    run,
+    tensors,
 )
+
+pytestmark = needs_onednn
 
 
 def shrink(monkeypatch, small, large, causal_queries=16):

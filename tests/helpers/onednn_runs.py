@@ -14,6 +14,10 @@ ROUNDING = {FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # the distance of neighbours,
 needs_onednn = pytest.mark.skipif(
     not onednn.available(), reason="needs an x86-64 processor with AVX2 and a wheel with oneDNN"
 )
+needs_bfloat16_of_onednn = pytest.mark.skipif(
+    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
+)
+OF_ONEDNN = [pytest.param(BFLOAT16, marks=needs_bfloat16_of_onednn), FLOAT32]  # what oneDNN multiplies
 
 
 class Calls:
