@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev lint
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/tools/test_mutate.py -k "list"
+	$(BIN)/python -m pytest -q tests/tools/test_mutate.py -k list
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "slow and not device"
