@@ -21,6 +21,7 @@ from image_classification.half_cpu import compiled, compiled_library
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
 from tests.helpers.half_cpu_rounding import DTYPES, round_half, widen
+from tests.helpers.onednn_runs import needs_bfloat16_of_onednn
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = {"float16": onednn.FLOAT16, "bfloat16": onednn.BFLOAT16, "float32": onednn.FLOAT32}
@@ -337,13 +338,26 @@ def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
     wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()}" "$@" -march=x86-64-v3\n')
     wrapper.chmod(0o755)
     environment = os.environ | {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    files = [str(path) for kind in ("compiled", "onednn") for path in ROOT.glob(f"tests/half_cpu/test_{kind}*.py")]
+    environment["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+    files = [str(ROOT / "tests" / name) for name in ("half_cpu", "amp", "test_models.py")]
     probe = "from image_classification import half_cpu; print(half_cpu.backend_name('float16'))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "compiled avx2", done.stderr
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
         cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@needs_library
+@needs_bfloat16_of_onednn
+def test_kernels_where_onednn_multiplies_no_bfloat16_pass_the_same_tests():
+    """Those whose weights oneDNN would get in layouts of its own; the slow test above runs the others."""
+    files = [str(ROOT / "tests" / "half_cpu" / f"test_{name}.py") for name in ("onednn_matmul", "frozen", "replay")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
+        cwd=ROOT, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
 
