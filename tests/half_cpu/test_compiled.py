@@ -247,12 +247,13 @@ def strides_of(shape, order):
 
 # M, N, K: odd, shorter than every block, and longer than what is packed at a time (1 << 20 floats of the right factor)
 SIZES = [(1, 1, 1), (15, 33, 17), (40, 31, 800), (3, 2100, 1000), (200, 70, 385), (29, 1, 5000)]
+FEW_ROWS = [(1, 130, 131), (2, 517, 1037), (3, 999, 66), (4, 1, 20001), (5, 260, 260)]
 
 
 @needs_library
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES + FEW_ROWS)
 def test_product_of_any_size_equals_numpy(size, dtype, transposed):
     M, N, K = size
     left, right = draw((M, K), dtype, 0), draw((K, N), dtype, 1)
@@ -262,6 +263,22 @@ def test_product_of_any_size_equals_numpy(size, dtype, transposed):
     rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}[dtype]
     bound = rounding * np.abs(expected) + 2.0**-23 * math.sqrt(K) * np.abs(left) @ np.abs(right) + 2.0**-24
     assert (np.abs(result - expected) <= bound).all()
+
+
+@needs_library
+@pytest.mark.parametrize("transposed", [(False, False), (False, True)])
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("size", FEW_ROWS)
+def test_product_of_few_rows_has_what_is_not_finite_in_its_own_columns(size, dtype, transposed):
+    M, N, K = size
+    left, right = draw((M, K), dtype, 0), draw((K, N), dtype, 1)
+    left[:, -1] = 0.5
+    right[-1, 0], right[0, N // 2] = np.inf, np.nan
+    expected = left.astype(np.float64) @ right
+    result = multiply(left, right, dtype, transposed)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(result[~finite], expected[~finite])
+    assert np.isfinite(result[finite]).all()
 
 
 def draw(shape, dtype, seed):

@@ -1,7 +1,7 @@
 // Batches of matrix products with a scale, a bias, an addend and GELU applied before the result is rounded.
 #include <type_traits>
 
-#include "gemm.h"
+#include "few_rows.h"
 #include "interface.h"
 
 namespace {
@@ -17,17 +17,23 @@ struct Ending {
     bool gelu;
 
     T* row(long m) const { return out + m * row_stride; }
-    void write(T* place, long m, long n, long count, float* sums) const {
+    __attribute__((always_inline)) void write(T* place, long m, long n, long count, float* sums) const {
+        if (scale != 1 || bias || addend || gelu) end(m, n, count, sums);
+        if (column_stride == 1 && count == NR) return store(place + n, load(sums), load(sums + W));
+        if (column_stride == 1) return map(count, place + n, [=](long i, long) { return load(sums + i); });
+        walk(count, [&](long i, long lanes) {
+            T *to = place + (n + i) * column_stride, some[W];
+            store(some, load(sums + i));
+            for (long j = 0; j < lanes; j++) to[j * column_stride] = some[j];
+        });
+    }
+    // A function of its own: GELU's code is long.
+    __attribute__((noinline)) void end(long m, long n, long count, float* sums) const {
         walk(count, [&](long i, long lanes) {
             Vector x = load(sums + i) * all(scale);
             if (bias) x = x + take(bias + n + i, lanes);
             if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
-            if (gelu) x = x * normal_below(x);
-            T* to = place + (n + i) * column_stride;
-            if (column_stride == 1) return give(to, x, lanes);
-            T some[W];
-            store(some, x);
-            for (long j = 0; j < lanes; j++) to[j * column_stride] = some[j];
+            store(sums + i, gelu ? x * normal_below(x) : x);
         });
     }
 };
@@ -53,7 +59,11 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
         auto rows = [&](long index) {
             return LeftMatrix<T, decltype(columns)::value>{(const T*)left + at(a, index), a.row, a.column};
         };
-        products(outer * inner, M, N, K, rows, matrix, finish);
+        if (M <= FEW && (b.column == 1 || b.row == 1) && N * K >= 1 << 14) {
+            for (long index = 0; index < outer * inner; index++) few_rows(M, N, K, rows(index), matrix(index), finish(index));
+        } else {
+            products(outer * inner, M, N, K, rows, matrix, finish);
+        }
     };
     if (a.row == 1 && a.column != 1) multiply_by(std::true_type{});
     else multiply_by(std::false_type{});

@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <cstring>
 
+// What has a branch for special numbers, and is called so often that the compiler would make it a function of its own.
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
 struct Float16 { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 struct Bits { uint16_t bits; };  // moved as they are, in the lower half of a lane
@@ -43,7 +46,7 @@ static inline void store(BFloat16* p, Vector v) {
     _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded)));
 }
 #ifdef __AVX512BF16__
-static inline void store(BFloat16* p, Vector a, Vector b) {
+ALWAYS_INLINE void store(BFloat16* p, Vector a, Vector b) {
     if (!_mm512_kor(_mm512_fpclass_ps_mask(a, 0x81 | 0x20), _mm512_fpclass_ps_mask(b, 0x81 | 0x20)))
         return _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
     store(p, a);
@@ -163,19 +166,30 @@ static inline Vector paired(Vector low, Vector high) {
 }
 static inline void store(Bits* p, Vector v) {
     __m256i bits = _mm256_castps_si256(v);
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
-    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+    __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
 }
 static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
 static inline bool any(Mask mask) { return _mm256_movemask_ps(mask); }
 static inline Mask is_nan(Vector a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
+// Rounded numbers in the lower halves of the lanes; NaN becomes another number.
+static inline __m256i rounded(Vector v) {
+    __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
+}
 static inline void store(BFloat16* p, Vector v) {
-    __m256i bits = _mm256_castps_si256(v);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
-    __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC0));
-    rounded = _mm256_castps_si256(choose(is_nan(v), nan, _mm256_castsi256_ps(rounded)));
-    store((Bits*)p, _mm256_castsi256_ps(rounded));
+    __m256i bits = rounded(v), nan = _mm256_castps_si256(is_nan(v));
+    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FC0), nan);
+    store((Bits*)p, _mm256_castsi256_ps(bits));
+}
+__attribute__((noinline, cold)) static void store_apart(BFloat16* p, Vector a, Vector b) {
+    store(p, a);
+    store(p + W, b);
+}
+ALWAYS_INLINE void store(BFloat16* p, Vector a, Vector b) {
+    if (__builtin_expect(any(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)), 0)) return store_apart(p, a, b);
+    __m256i packed = _mm256_packus_epi32(rounded(a), rounded(b));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
 }
 static inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }

@@ -1,0 +1,83 @@
+// Products of a few rows with a large matrix, which is read once, as it lies in memory: to pack it would take longer than to
+// multiply. Operands and results are those of `products`.
+#pragma once
+#include "gemm.h"
+
+constexpr long FEW = 4;
+constexpr long BLOCK = 512;  // columns whose sums stay in the cache
+
+// Add rows of `a`, each `distance` from the next, times `count` columns of numbers that lie side by side in rows of `b`:
+// rows first..last, STEP at a time. Returns the first one that is left.
+template <int ROWS, int STEP, class T>
+static inline long add_rows(long first, long last, long count, const float* a, long distance, const T* b, long stride,
+                            float* sums) {
+    for (; first + STEP <= last; first += STEP) {
+        const T* from = b + first * stride;
+        float factor[ROWS][STEP];
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < STEP; j++) factor[r][j] = a[r * distance + first + j];
+        walk(count, [&](long n, long lanes) {
+            Vector sum[ROWS];
+            for (int r = 0; r < ROWS; r++) sum[r] = load(sums + r * BLOCK + n);
+            for (int j = 0; j < STEP; j++) {
+                // a row may be a page of its own
+                _mm_prefetch((const char*)(from + (STEP + j) * stride + n), _MM_HINT_T0);
+                Vector right = take(from + j * stride + n, lanes);
+                for (int r = 0; r < ROWS; r++) sum[r] = fma(all(factor[r][j]), right, sum[r]);
+            }
+            for (int r = 0; r < ROWS; r++) store(sums + r * BLOCK + n, sum[r]);
+        });
+    }
+    return first;
+}
+
+// The same with numbers that lie side by side in columns of `b`.
+template <int ROWS, class T>
+static inline void add_columns(long K, long count, const float* a, long distance, const T* b, long stride, float* sums) {
+    constexpr int COLUMNS = 8 / ROWS;  // sums in registers
+    for (long n = 0; n < count; n += COLUMNS) {
+        Vector sum[ROWS][COLUMNS];
+        const T* from[COLUMNS];
+        for (int j = 0; j < COLUMNS; j++) {
+            from[j] = b + std::min(n + j, count - 1) * stride;
+            for (int r = 0; r < ROWS; r++) sum[r][j] = all(0.0f);
+        }
+        walk(K, [&](long k, long lanes) {
+            Vector right[COLUMNS];
+            for (int j = 0; j < COLUMNS; j++) right[j] = take(from[j] + k, lanes);
+            for (int r = 0; r < ROWS; r++) {
+                Vector left = load(a + r * distance + k);  // beyond the end 0
+                for (int j = 0; j < COLUMNS; j++) sum[r][j] = fma(left, right[j], sum[r][j]);
+            }
+        });
+        for (int j = 0; j < COLUMNS && n + j < count; j++)
+            for (int r = 0; r < ROWS; r++) sums[r * BLOCK + n + j] = ::sum(sum[r][j]);
+    }
+}
+
+template <int ROWS, class Left, class T, class Finish>
+static void multiply_few(long M, long N, long K, Left left, RightMatrix<T> right, Finish finish) {
+    long distance = parts(K, W) * W, block = std::min(BLOCK, std::max(64L, parts(N, 4L * omp_get_max_threads())));
+    Floats a(ROWS * distance);
+    memset(a, 0, ROWS * distance * sizeof(float));
+    for (long m = 0; m < M; m++)
+        for (long k = 0; k < K; k++) a[m * distance + k] = value(left.data + m * left.row_stride + k * left.column_stride);
+    for_tasks(parts(N, block), [&](long task) {
+        float sums[ROWS * BLOCK] = {};
+        long n = task * block, count = std::min(N - n, block);
+        const T* b = right.data + n * right.column_stride;
+        if (right.column_stride == 1) {
+            long done = add_rows<ROWS, 4>(0, K, count, a, distance, b, right.row_stride, sums);
+            add_rows<ROWS, 1>(done, K, count, a, distance, b, right.row_stride, sums);
+        } else add_columns<ROWS>(K, count, a, distance, b, right.column_stride, sums);
+        for (long m = 0; m < M; m++) finish.write(finish.row(m), m, n, count, sums + m * BLOCK);
+    });
+}
+
+// Out[m, n] = sum over k of A[m, k] B[k, n] for M <= FEW; the rows or the columns of B have stride 1.
+template <class Left, class T, class Finish>
+static void few_rows(long M, long N, long K, Left left, RightMatrix<T> right, Finish finish) {
+    if (M == 1) multiply_few<1>(M, N, K, left, right, finish);
+    else if (M == 2) multiply_few<2>(M, N, K, left, right, finish);
+    else multiply_few<4>(M, N, K, left, right, finish);
+}
