@@ -113,6 +113,27 @@ def test_readers_outside_of_the_dispatch_add_to_those_inside():
     np.testing.assert_array_equal(leaf.grad.numpy(), 8 + positive(leaf))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reader", ["written", "added", "outside"])
+def test_gradient_that_a_hook_keeps_of_a_sum_stays_where_the_engine_adds_to_that_of_a_summand(reader, dtype):
+    kept = []
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(dtype)
+        total = x + leaf * 2
+        total.register_hook(kept.append)
+        other = paddle.zeros([1, *SHAPE], dtype)
+        if reader == "written":
+            other[0] = x
+        elif reader == "added":
+            other.add_(x)
+    other = (x if reader == "outside" else other).astype("float32")
+    for _ in range(8):  # a longer way back, so that it comes last
+        other = other * 1.0
+    ((total.astype("float32") * 2).sum() + (other * 3).sum()).backward()
+    np.testing.assert_array_equal(widened(kept[0]), np.full(SHAPE, 2))
+    np.testing.assert_array_equal(widened(leaf.grad), np.full(SHAPE, 9))
+
+
 def test_write_between_two_readers_is_part_of_the_second_ones_history():
     with half_cpu.dispatch(backend="onednn"):
         leaf, x = features()
