@@ -63,9 +63,21 @@ def entries(index):
     return index if isinstance(index, tuple) else (index,)
 
 
-def is_whole(index):
-    """Return whether an index names all of a tensor."""
-    return all(entry is Ellipsis or isinstance(entry, slice) and entry == slice(None) for entry in entries(index))
+def is_whole(index, shape):
+    """Return whether an index names all of a tensor of a shape, in its order."""
+    parts = entries(index)
+    if not all(entry is Ellipsis or isinstance(entry, slice) for entry in parts):
+        return False
+    behind = len(parts) - parts.index(Ellipsis) - 1 if Ellipsis in parts else 0
+    sizes = [*shape[: len(parts) - behind], *shape[len(shape) - behind :]]
+    return all(entry is Ellipsis or _is_all(entry, size) for entry, size in zip(parts, sizes, strict=False))
+
+
+def _is_all(part, size):
+    try:
+        return part.indices(size) == (0, size, 1)
+    except TypeError:  # an end is a tensor
+        return False
 
 
 def is_basic(index):

@@ -46,10 +46,4 @@ def _view(fork, tensor):
     view, rest = fork(rest if known == state else tensor)
     if view is not rest:
         tensor.rest_of_branches = rest, state
-        view.is_branch = True
     return view
-
-
-def is_branch(tensor):
-    """Return whether a tensor is such a view: nothing else comes back to it."""
-    return getattr(tensor, "is_branch", False)

@@ -9,7 +9,6 @@ import math
 import paddle
 
 from . import paddle_names
-from .branches import is_branch
 from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like, passed_on
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
@@ -29,7 +28,6 @@ class ScaledSum(PyLayer):
         ctx.needs = [tensor is not None and not tensor.stop_gradient for tensor in (addend, x, scale)]
         ctx.ordered = channels_last if _is_last(x) else contiguous
         ctx.addend = None if addend is None else (addend.shape, addend.dtype, addend.shape != x.shape)
-        ctx.is_branch = addend is not None and is_branch(addend)
         ctx.scale = None if scale is None else (scale.shape, scale.dtype)
         x = ctx.ordered(x)
         rows = [row for row in (None if ctx.addend is None or not ctx.addend[2] else addend, scale) if row is not None]
@@ -70,7 +68,7 @@ class ScaledSum(PyLayer):
             if row_sums is not None:
                 results.append(in_dtype(row_sums.reshape(shape), addend_dtype))
             elif addend_dtype is gradient.dtype and ctx.needs[0]:
-                results.append(passed_on(gradient, ctx.is_branch))
+                results.append(passed_on(gradient))
             else:
                 results.append(in_dtype(gradient, addend_dtype) if ctx.needs[0] else None)
         results.append(passed_on(gradient) if ctx.needs[1] and is_same else x_gradient)

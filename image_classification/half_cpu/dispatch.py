@@ -202,18 +202,26 @@ def _index_method(method_name, original):
     @functools.wraps(original)
     def method(self, index, *value):
         scope = active.scope
-        if scope is None or not value and is_whole(index):  # all of a tensor is, to autograd, the tensor
+        if scope is None or not value and is_whole(index, self.shape):  # all of a tensor is, to autograd, the tensor
             return original(self, index, *value)
         if is_basic(index):
             return _serve(scope, operator, original, (self, index, *value), {})
-        # Of strided images, which kernels make, Paddle 3.3.1 reads and writes other places than lists and arrays name.
-        (plain,) = scope.compact((self,), (self,))
+        plain = _dense(scope, self)
         result = _serve(scope, operator, original, (plain, index, *value), {})
         if value and plain is not self:
             inplace.write(self, plain, scope.cast)
         return result
 
     return method
+
+
+def _dense(scope, tensor):
+    """Return a tensor or, where it is strided, a dense copy of it, through which gradients go: Paddle 3.3.1 reads and
+    writes other places than lists and arrays name in strided ones, which kernels make, or views of them."""
+    if not tensor.is_dense() or tensor.is_contiguous():
+        return tensor
+    (plain,) = scope.compact((tensor,), (tensor,))
+    return paddle.assign(tensor) if plain is tensor else plain
 
 
 @functools.cache

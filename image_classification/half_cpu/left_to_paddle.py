@@ -7,7 +7,8 @@ gets Paddle's operator and the call, and returns its result, or NotImplemented w
 from .arguments import FLOAT32, KINDS, TENSOR
 from .branches import is_inner
 from .compiled_worth import asks_gradient
-from .onednn_memory import is_channels_last
+from .linear_map import LinearMap
+from .onednn_memory import channels_last, is_channels_last, passed_on
 from .onednn_primitives import numel
 from .paddle_names import transpose
 
@@ -50,7 +51,15 @@ def _as_rows(images):
 
 
 def _as_images(rows):
-    return transpose(rows, [0, 3, 1, 2])
+    if rows.stop_gradient:
+        return transpose(rows, [0, 3, 1, 2])
+    return LinearMap.apply(rows, lambda rows: transpose(rows, [0, 3, 1, 2]), _gradient_as_rows)
+
+
+def _gradient_as_rows(gradient):
+    """Return the gradient of images, a copy: of a view Paddle does not see that a hook has it, and writes into it."""
+    ordered = channels_last(gradient)
+    return _as_rows(passed_on(ordered) if ordered is gradient else ordered)
 
 
 def _function_of_two(original, args, kwargs):

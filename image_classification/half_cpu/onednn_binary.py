@@ -10,7 +10,6 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .branches import is_branch
 from .onednn_matmul import matmul, sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, passed_on, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
@@ -45,7 +44,6 @@ class Add(PyLayer):
     def forward(ctx, left, right):
         """Return left + right in the memory order of left."""
         ctx.needs = (not left.stop_gradient, not right.stop_gradient)
-        ctx.is_branch = is_branch(left)
         return sum_of(settled(left), right)
 
     @staticmethod
@@ -53,7 +51,7 @@ class Add(PyLayer):
         """Return the gradient of the sum for each summand that needs one."""
         left, right = ctx.needs
         gradient = settled(gradient)
-        return passed_on(gradient, ctx.is_branch) if left else None, passed_on(gradient) if right else None
+        return passed_on(gradient) if left else None, passed_on(gradient) if right else None
 
 
 def is_row_of(row, x):
@@ -75,14 +73,14 @@ class AddRow(PyLayer):
         """Return x + row in the memory order of x."""
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
-        ctx.row_shape, ctx.is_branch = row.shape, is_branch(x)
+        ctx.row_shape = row.shape
         return _combine(onednn.BINARY_ADD, x, contiguous(row))
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of the tensor, which is that of the sum, and of the row, its column sums."""
         gradient = ctx.order(gradient)
-        x_gradient = passed_on(gradient, ctx.is_branch) if ctx.needs[0] else None
+        x_gradient = passed_on(gradient) if ctx.needs[0] else None
         return x_gradient, _row_sum(gradient, ctx.row_shape) if ctx.needs[1] else None
 
 

@@ -113,10 +113,10 @@ def settled(tensor):
     return tensor if tensor.is_contiguous() or is_channels_last(tensor) else contiguous(tensor)
 
 
-def passed_on(gradient, is_branch=False):
-    """Return the gradient of a result, settled, as that of an operand: a copy, but for a branch. Paddle adds what else
-    comes back to an operand in place, and a hook, or another operand, may have the gradient."""
-    return gradient if is_branch else convert(gradient, new_like(gradient))
+def passed_on(gradient):
+    """Return the gradient of a result, settled, as that of an operand: a copy. Paddle adds what else comes back to an
+    operand in place, and a hook, or another operand, may have the gradient."""
+    return convert(gradient, new_like(gradient))
 
 
 def new_like(tensor, dtype=None):

@@ -113,6 +113,27 @@ def test_readers_outside_of_the_dispatch_add_to_those_inside():
     np.testing.assert_array_equal(leaf.grad.numpy(), 8 + positive(leaf))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reader", ["written", "added", "outside"])
+def test_gradient_that_a_hook_keeps_of_a_sum_stays_where_the_engine_adds_to_that_of_a_summand(reader, dtype):
+    kept = []
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(dtype)
+        total = x + leaf * 2
+        total.register_hook(kept.append)
+        other = paddle.zeros([1, *SHAPE], dtype)
+        if reader == "written":
+            other[0] = x
+        elif reader == "added":
+            other.add_(x)
+    other = (x if reader == "outside" else other).astype("float32")
+    for _ in range(8):  # a longer way back, so that it comes last
+        other = other * 1.0
+    ((total.astype("float32") * 2).sum() + (other * 3).sum()).backward()
+    np.testing.assert_array_equal(widened(kept[0]), np.full(SHAPE, 2))
+    np.testing.assert_array_equal(widened(leaf.grad), np.full(SHAPE, 9))
+
+
 def test_write_between_two_readers_is_part_of_the_second_ones_history():
     with half_cpu.dispatch(backend="onednn"):
         leaf, x = features()
@@ -164,12 +185,48 @@ def test_read_and_write_by_index_are_those_of_stock_paddle(index):
         np.testing.assert_array_equal(one, other)
 
 
+VIEWS = {
+    "sample": lambda x: x[1],
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "reshape": lambda x: x.reshape([2, 2, 8, 96, 96]),
+    "flatten": lambda x: x.flatten(2),
+    "rows": lambda x: x[:, :, 1:],
+    "transpose": lambda x: x.transpose([1, 0, 3, 2]),
+}
+PLACES = [(slice(None), [1, 0]), (slice(None), paddle.to_tensor([1, 0])), (..., [1, 2])]
+
+
+@pytest.mark.parametrize("index", PLACES)
+@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_all_of_a_tensor_that_is_written_is_the_tensor(dtype):
+def test_view_of_strided_images_is_read_and_written_at_the_places_that_an_index_names(dtype, view, index):
+    """As a dense copy of it is; stock Paddle errs where a tensor is strided."""
+    found = []
+    for strided in (True, False):
+        with half_cpu.dispatch(backend="onednn"):
+            leaf, x = features(dtype, strided)
+            one = VIEWS[view](x)
+            assert not strided or not one.is_contiguous()
+            one = one if strided else one.clone()
+            part = one[index]
+            one[index] = 3.0
+            total = part.astype("float32").sum() * 2 + one.astype("float32").sum()
+        total.backward()
+        found.append([widened(tensor) for tensor in (part, one, leaf.grad)])
+    for actual, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+ALL_OF_IT = [slice(None), ..., slice(0, SHAPE[0]), slice(-SHAPE[0], 1000), (..., slice(0, None, 1)), (slice(None),) * 4]
+
+
+@pytest.mark.parametrize("index", ALL_OF_IT)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_of_a_tensor_that_is_written_is_the_tensor(dtype, index):
     """As with stock Paddle, whose `x[:]` is x."""
     with half_cpu.dispatch(backend="onednn"):
         leaf, x = features(dtype)
-        whole = x[:]
+        whole = x[index]
         whole.add_(whole)
         result = x * 3
     paddle.autograd.backward([result], [paddle.ones(SHAPE, dtype)])

@@ -1,5 +1,7 @@
 """half_cpu.left_to_paddle: which calls are Paddle's own; they are its bits, in the memory order that images have."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -67,6 +69,20 @@ def test_pair_left_to_paddle_has_its_bits_and_the_memory_order_of_images(name):
     assert left(name, 1, strided, dense_other) is NotImplemented  # Paddle would copy the first element by element
 
 
+@pytest.mark.parametrize("name", [*FUNCTIONS, "add", "subtract", "multiply"])
+def test_gradient_of_images_that_a_hook_keeps_is_not_written_by_what_follows(name):
+    """Paddle's gradients write into what comes back where they believe that nobody has it."""
+    strided, _ = images([2, 3, 4, 5])
+    result, kept = left(name, 1, strided, *FUNCTIONS.get(name, (images([2, 3, 4, 5], seed=1)[0],))), []
+    result.retain_grads()
+    result.register_hook(kept.append)
+    weight, one = paddle.randn(result.shape), paddle.eye(3).reshape([3, 3, 1, 1])
+    with half_cpu.dispatch():
+        (F.conv2d(result, one) * weight).sum().backward()
+    for gradient in (result.grad, *kept):
+        np.testing.assert_array_equal(gradient.numpy(), weight.numpy())
+
+
 def test_large_tensors_are_left_to_paddle_where_it_is_as_fast_with_these_threads():
     images_last, x = images(LARGE)
     fixed = x.detach()
@@ -114,3 +130,17 @@ def test_policy_is_asked_before_a_call_is_left_to_paddle():
     with half_cpu.dispatch(Half()):
         assert F.relu6(x).dtype == paddle.float16
         assert F.relu(x).dtype == paddle.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_slope_of_leaky_relu_at_zero_is_paddles_where_a_kernel_serves(dtype):
+    slopes = []
+    for name, context in (("float32", contextlib.nullcontext()), (dtype, half_cpu.dispatch())):
+        x = paddle.concat([paddle.zeros([2 * SMALL]), -paddle.zeros([1]), paddle.ones([1]), -paddle.ones([1])])
+        x = x.astype(name)
+        x.stop_gradient = False
+        with context:
+            result = F.leaky_relu(x, 0.25)
+        paddle.autograd.backward([result], [paddle.ones_like(result)])
+        slopes.append(x.grad.astype("float32").numpy())
+    np.testing.assert_array_equal(*slopes)

@@ -26,7 +26,7 @@ struct LeakyRelu {
     static constexpr const char* NAME = "leaky_relu";
     float slope, unused;
     Vector forward(Vector x) const { return choose(less(x, all(0.0f)), x * all(slope), x); }
-    Vector backward(Vector x, Vector g) const { return choose(less(all(0.0f), x), g, g * all(slope)); }
+    Vector backward(Vector x, Vector g) const { return choose(less(x, all(0.0f)), g * all(slope), g); }
 };
 struct Gelu {
     static constexpr const char* NAME = "gelu";
