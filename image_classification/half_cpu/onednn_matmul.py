@@ -93,10 +93,13 @@ def _pays_packing(left, right):
     """Whether a product is faster with its right factor, a view, rearranged first, because oneDNN would otherwise copy
     blocks of it again for each block of rows: with five hundred rows or more, and always where it is done once, for a
     frozen weight. The bits are the same; float32 has the order that it needs. oneDNN's own copy of a transposed one
-    takes five times as long."""
-    if left.data_type != onednn.BFLOAT16 or len(left.shape) != 2 or min(right.layout.shape) < 64:
+    takes five times as long. Where the format is not oneDNN's there is no order that it would choose."""
+    own = compiled.formats()
+    if left.data_type != onednn.BFLOAT16 or left.data_type in own or len(left.shape) != 2:
         return False
-    rows = 512 if compiled.formats() or right.layout.strides[-1] == 1 else 1024
+    if min(right.layout.shape) < 64:
+        return False
+    rows = 512 if own or right.layout.strides[-1] == 1 else 1024
     return left.shape[0] >= rows or is_kept(right.pointer)
 
 
