@@ -129,11 +129,28 @@ class Trainer:
         start = time.monotonic() - self.progress.seconds
         self.call("before_train")
         if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:  # only what a kill left unwritten is left to do
-            self._evaluate_classes()
+            self.evaluation = self._evaluate_classes()
         while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stopping:
             self.train_epoch(start)
             self.progress.seconds = time.monotonic() - start
         self.call("after_train")
+        if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
+            self._check_outcome()
+
+    def _check_outcome(self) -> None:
+        """Raise TrainingError where the last epoch came to nothing; everything is written."""
+        result, problem = self.evaluation, None
+        if self.progress.skipped_in_a_row >= self.steps_per_epoch:
+            problem = "no step of the last epoch had finite gradients"
+        elif result and math.isinf(result["loss"]) and not result["top1"]:  # one odd image alone fails no run
+            problem = "the last evaluation found nothing right and losses that are not finite"
+        if problem:
+            raise TrainingError(f"{problem}; {self._advice()}")
+
+    def _advice(self) -> str:
+        advice = "lower TRAIN.BASE_LR or lengthen TRAIN.WARMUP_EPOCHS"
+        advice += " or use -amp_dtype bfloat16" if self.precision.dtype == "float16" else ""
+        return advice + ("" if self.precision.is_plain else " or train in float32, without -amp")
 
     def train_epoch(self, start: float) -> None:
         """Train the rest of the running epoch, evaluate when due."""
@@ -192,13 +209,9 @@ class Trainer:
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row >= self.config.TRAIN.MAX_SKIPPED_STEPS:
-            advice = ["lower TRAIN.BASE_LR", "lengthen TRAIN.WARMUP_EPOCHS"]
-            advice += ["use -amp_dtype bfloat16"] if self.precision.dtype == "float16" else []
-            advice += [] if self.precision.is_plain else ["train in float32, without -amp"]
             raise TrainingError(
                 f"{progress.skipped_in_a_row} steps in a row had gradients that are not finite: loss scale "
-                f"{result.loss_scale:g}, step {progress.step}, first bad parameter {result.first_bad}; "
-                + " or ".join(advice)
+                f"{result.loss_scale:g}, step {progress.step}, first bad parameter {result.first_bad}; {self._advice()}"
             )
 
     def evaluate(self) -> None:

@@ -371,6 +371,16 @@ def test_diverging_run_stops_with_a_diagnosis(tmp_path):
     assert "error: 5 steps in a row" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_run_whose_loss_is_not_finite_to_the_end_fails_and_keeps_its_checkpoint(tmp_path):
+    argv = [*SMALL_VIT, "TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_SKIPPED_STEPS=100000"]
+    folder = tmp_path / "run"
+    assert_one_line(["no step of the last epoch"], *argv, "-num_epochs=2", "-output", folder, code=3)
+    assert json.loads((folder / "report.json").read_text())["epochs"] == 2
+    assert (folder / "latest.pdparams").exists() and (folder / "confusion.png").exists()
+    again = [*argv, "-num_epochs=2", "-output", folder, "-resume", folder / "latest"]
+    assert_one_line(["no step of the last epoch"], *again, code=3)  # finished is not mended
+
+
 def too_large(num_classes: int = 10):
     """Stands for a model: what Paddle says where the memory is too small for a tensor."""
     paddle.empty([2**46])

@@ -182,6 +182,42 @@ def test_non_finite_steps_in_a_row_stop_the_run_with_a_diagnosis():
     assert trainer.progress.skipped_steps == 3
 
 
+def test_last_epoch_without_a_finite_step_is_an_error_once_everything_is_written():
+    class Written(Hook):
+        def after_train(self, trainer):
+            self.epoch = trainer.progress.epoch
+
+    written = Written()
+    trainer = make_trainer(make_batches(3, 4), NUM_EPOCHS=2, hooks=[written])
+    poison(trainer, {3, 4, 5})
+    with pytest.raises(TrainingError, match="no step of the last epoch had finite gradients; lower") as caught:
+        trainer.fit()
+    assert written.epoch == 2 and "\n" not in str(caught.value)
+
+
+def test_last_epoch_with_one_finite_step_is_no_error():
+    trainer = make_trainer(make_batches(3, 4), NUM_EPOCHS=2)
+    poison(trainer, {3, 5})
+    trainer.fit()
+    assert trainer.progress.skipped_steps == 2
+
+
+def test_weights_that_classify_nothing_finite_are_an_error():
+    """One step, applied with finite gradients, after which the logits overflow."""
+    trainer = make_trainer(make_batches(1, 4), BASE_LR=1e38)
+    with pytest.raises(TrainingError, match="the last evaluation"):
+        trainer.fit()
+    assert trainer.progress.step == 1
+
+
+def test_one_image_without_a_finite_loss_fails_no_run():
+    trainer = make_trainer(make_batches(1, 4), BASE_LR=0.0)
+    huge = np.full([NUM_CLASSES, 3, 2, 2], 1e30, "float32")  # one of them is right
+    trainer.eval_loader = ArrayLoader([*make_batches(1, 8), (huge, np.arange(NUM_CLASSES))])
+    trainer.fit()
+    assert math.isinf(trainer.evaluation["loss"]) and trainer.evaluation["top1"]
+
+
 def test_non_finite_losses_are_left_out_of_the_mean():
     mean = RunningMean()
     for value in (1.0, math.inf, math.nan, 3.0):

@@ -1,5 +1,6 @@
 """Image files arranged by people: one folder a class, or a text file with a path and a label on each line."""
 
+import codecs
 import os
 
 from ..files.plain import open_plain, unreadable
@@ -113,6 +114,7 @@ def read_list_file(list_path, root, num_classes):
         number = 0
         while line := file.readline(LONGEST_LINE):
             number += 1
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line  # editors of Windows write it
             path, _, label = os.fsdecode(line).strip().replace("\t", " ").rpartition(" ")
             if not path and not label:
                 continue

@@ -12,6 +12,7 @@ from image_classification.runtime import (
     expected_kind,
     hold_interrupts,
     interrupted,
+    open_missing_streams,
     prepare_process,
     visible,
 )
@@ -34,6 +35,7 @@ def prepare_processes(alone=False, argv=None):
     Args:
         alone: the program is made for one process, and refuses to be one of several.
     """
+    open_missing_streams()
     try:
         program = Path(sys.argv[0]).resolve()  # of one family, or one that runs them all
         family = program.parent.name if program.is_file() and program.parent.name in model_folders() else None

@@ -25,6 +25,7 @@ from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
 from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
+from .streams import open_missing_streams
 
 __all__ = [
     "LOGGER_NAME",
@@ -45,6 +46,7 @@ __all__ = [
     "interrupted",
     "kernel_registry",
     "log_to_file",
+    "open_missing_streams",
     "peak_memory_bytes",
     "prepare_process",
     "progress_bar",

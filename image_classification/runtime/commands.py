@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
+from .streams import open_missing_streams
 
 INTERRUPTED = 130
 
@@ -24,6 +25,7 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
+        open_missing_streams()
         try:
             code = main(sys.argv[1:] if arguments is None else arguments) or 0
             sys.stdout.flush()

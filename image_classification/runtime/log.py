@@ -1,5 +1,6 @@
 """What a run says: the logger, its files, progress bars."""
 
+import contextlib
 import io
 import logging
 import os
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 from .errors import UserError
+from .streams import write_line
 
 LOGGER_NAME = "image_classification"
 SILENT_SECONDS = 10.0  # after so long without a word a person wonders whether the run still lives
@@ -81,13 +83,26 @@ class _Backlog(logging.Handler):
 
 
 class _TerminalHandler(logging.Handler):
-    """Writes above a progress bar instead of through it, to whatever standard output is at that moment."""
+    """Writes above a progress bar instead of through it, to whatever standard output is at that moment.
+
+    One that is lost, by a full disk or a closed pipe, ends no run: the log files and one line on stderr say so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        if self.lost:
+            return
+        try:
+            write_line(self.format(record))
+        except OSError as error:
+            self.lost = True
+            warning = f"standard output: cannot be written: {error.strerror or error}; the run goes on"
+            with contextlib.suppress(OSError):
+                print(f"warning: {warning}", file=sys.stderr)
+            get_logger().warning(warning)
 
 
 class _LogFile(logging.FileHandler):

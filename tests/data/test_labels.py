@@ -76,6 +76,13 @@ def test_line_of_a_list_without_a_path_names_file_and_line(tmp_path, line):
     assert_one_line(caught, f"{path}:3: ")
 
 
+def test_list_with_a_byte_order_mark_names_the_same_image(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"")
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfa.jpg 0\r\na.jpg 1\r\n")
+    dataset = read_list_file(tmp_path / "list.txt", tmp_path, 2)
+    assert [dataset.describe(index) for index in range(2)] == [str(tmp_path / "a.jpg")] * 2
+
+
 def test_list_of_any_bytes_keeps_its_paths(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"folder/\xff b.jpg 3\r\n\r\n  c.jpg\t4")
     (tmp_path / "folder").mkdir()

@@ -21,7 +21,6 @@ from image_classification.half_cpu import compiled, compiled_library
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
 from tests.helpers.half_cpu_rounding import DTYPES, round_half, widen
-from tests.helpers.onednn_runs import needs_bfloat16_of_onednn
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = {"float16": onednn.FLOAT16, "bfloat16": onednn.BFLOAT16, "float32": onednn.FLOAT32}
@@ -363,18 +362,6 @@ def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
         cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-@needs_library
-@needs_bfloat16_of_onednn
-def test_kernels_where_onednn_multiplies_no_bfloat16_pass_the_same_tests():
-    """Those whose weights oneDNN would get in layouts of its own; the slow test above runs the others."""
-    files = [str(ROOT / "tests" / "half_cpu" / f"test_{name}.py") for name in ("onednn_matmul", "frozen", "replay")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
-        cwd=ROOT, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
 

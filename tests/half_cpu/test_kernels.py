@@ -12,8 +12,6 @@ from image_classification import half_cpu
 from image_classification.half_cpu import onednn, onednn_binary
 from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, needs_onednn
 
-pytestmark = needs_onednn
-
 PROBE = """
 from image_classification.runtime import prepare_process
 prepare_process()
@@ -34,6 +32,7 @@ COMPILED = half_cpu.backend_name(FLOAT16)
 BY_ONEDNN = onednn.instruction_set() and half_cpu.backend_name(BFLOAT16)
 
 
+@needs_onednn
 @pytest.mark.parametrize(("isa", "compiler", "float32_by", "bfloat16_by", "float16_by"), [
     ("ALL", "c++", "onednn", half_cpu.backend_name(BFLOAT16), COMPILED),
     ("ALL", "none", "onednn", BY_ONEDNN or "reference", "reference"),
@@ -54,6 +53,38 @@ def test_machine_with_less_computes_and_says_by_what(isa, compiler, float32_by, 
     ], done.stderr  # fmt: skip
 
 
+LONG_PRODUCT = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import numpy as np
+import paddle
+from image_classification import half_cpu
+values = np.random.default_rng(0).standard_normal([2, 1200, 96]).astype("float32")
+x, w = (paddle.to_tensor(one).astype("bfloat16") for one in (values[0], values[1, :96]))
+exact = x.astype("float64").numpy() @ w.astype("float64").numpy()
+x.stop_gradient = w.stop_gradient = False
+with half_cpu.dispatch():
+    trained = paddle.nn.functional.linear(x, w)
+    trained.sum().backward()
+with half_cpu.dispatch(), paddle.no_grad():
+    kept = paddle.nn.functional.linear(x, w)
+for result in (trained, kept):
+    print(float(np.abs(result.astype("float64").numpy() - exact).max() / np.abs(exact).max()) < 2.0**-8)
+print(float(np.abs(x.grad.astype("float64").numpy() - w.astype("float64").numpy().sum(1)).max()) < 2.0**-8 * 40)
+"""
+
+
+@pytest.mark.parametrize("isa", ["ALL", "AVX512_CORE", "AVX2"])
+def test_bfloat16_product_of_many_rows_runs_on_a_machine_without_bfloat16_instructions(isa):
+    """bfloat16 has 8 bits: half a step is 2^-9 of a number; a sum of 96 stays below 40."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", LONG_PRODUCT]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-3:] == ["True"] * 3, done.stderr[-2000:]
+
+
+@needs_onednn
 def test_small_dense_float32_tensors_are_left_to_paddle_others_get_a_kernel():
     def is_served(x, y):
         x.stop_gradient = False
