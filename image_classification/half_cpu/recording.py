@@ -5,7 +5,6 @@ import ctypes
 import functools
 import pickle
 import random
-import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from typing import Any
@@ -235,22 +234,20 @@ def _slices_by_tensors(args):
 
 
 class Pass:
-    """A recorded forward pass; call it with inputs of the recorded shapes."""
+    """A recorded forward pass, which belongs to a thread; call it with inputs of the recorded shapes."""
 
     def __init__(self, calls, inputs, result, blocks, arena):
         self._calls, self._inputs, self._result = calls, inputs, result
         self._blocks, self._arena = blocks, arena
-        self._lock = threading.Lock()
 
     def __call__(self, inputs):
         scope, active.scope = active.scope, None
         try:
-            with self._lock:
-                for own, given in zip(self._inputs, inputs, strict=True):
-                    paddle_names.assign_out_(given, own)
-                for call in self._calls:
-                    call()
-                return mapped(paddle.Tensor.clone, self._result)
+            for own, given in zip(self._inputs, inputs, strict=True):
+                paddle_names.assign_out_(given, own)
+            for call in self._calls:
+                call()
+            return mapped(paddle.Tensor.clone, self._result)
         finally:
             active.scope = scope
 
