@@ -144,14 +144,14 @@ class Recorder:
             return start and not any(block.start <= start < block.end for block in known) or 0 in tensor.shape
 
         made = [] if writes else [(index, each) for index, each in enumerate(results) if is_new(each)]
-        if any(tensor.is_sparse() for tensor in results) or not all(tensor.is_contiguous() for _, tensor in made):
+        full = [tensor for _, tensor in made if 0 not in tensor.shape]
+        if any(tensor.is_sparse() for tensor in results) or not all(tensor.is_contiguous() for tensor in full):
             self.reason = f"a result of {original.__name__} is not dense"
         if not made and not writes and (len(tensors) > 1 or _slices_by_tensors(args)):
             self.reason = f"what {original.__name__} shows of a tensor depends on its data"
         if made or writes:
-            for _, tensor in made:
-                if _pointer(tensor):
-                    self.allocated(tensor)
+            for tensor in full:
+                self.allocated(tensor)
             self._steps.append(Operator(original, args, kwargs, made))
 
     def finish(self, result: Any) -> "Pass":

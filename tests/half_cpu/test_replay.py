@@ -440,6 +440,13 @@ def test_list_that_a_model_fills_again_is_the_callers_after_a_replayed_pass(insi
     assert bits(third) == bits(model(images(RECORDED - 1)))
 
 
+def test_no_tokens_before_the_others_are_replayed(inside):
+    model = inside(Reader(lambda x: paddle.concat([x[:, :0], x, paddle.zeros([2, 0, 12, 24], x.dtype)], axis=1) * 2))
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert callable(passes()[0])
+
+
 def test_results_of_another_number_are_left_to_the_layers(inside):
     counter = itertools.count(1)
     model = inside(Reader(lambda x: [x * 2] * next(counter)))
