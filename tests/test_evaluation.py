@@ -6,9 +6,11 @@ import pytest
 
 from image_classification import amp
 from image_classification.evaluation import evaluate
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.replay import RECORDED
 from image_classification.metrics import ClassReport
 from image_classification.parallel.single import SingleProcess
-from tests.helpers.small_runs import build_net
+from tests.helpers.small_runs import build_net, runs_of
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.standard_normal((10, 3, 8, 8)).astype("float32"), np.arange(10) % 4
@@ -73,6 +75,16 @@ def test_evaluation_computes_in_the_precisions_format(mode):
         logits = model(paddle.to_tensor(IMAGES)).astype("float32").numpy()
     assert result["loss"] == pytest.approx(losses(logits).mean(), rel=1e-6)
     assert abs(result["loss"] - in_float32["loss"]) > 1e-4 * in_float32["loss"]
+
+
+@pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
+def test_evaluation_runs_the_layers_for_the_first_batches_only():
+    precision = amp.build_precision("fp32")
+    model = model_of(precision)
+    runs = runs_of(model.fc)
+    batch = IMAGES[:2], LABELS[:2]
+    evaluate(model, precision, Batches([batch] * (RECORDED + 4)), SingleProcess())
+    assert len(runs) == RECORDED + 1  # and once to record
 
 
 def test_class_report_of_an_evaluation_counts_each_image_once():

@@ -10,8 +10,6 @@ import paddle
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
 from paddle.nn.layer.layers import HookRemoveHelper
-from paddle.utils import flatten as flatten
-from paddle.utils import map_structure as map_structure
 
 OPERATORS = paddle._C_ops
 LEGACY_OPERATORS = paddle._legacy_C_ops
@@ -36,6 +34,9 @@ unsqueeze = OPERATORS.unsqueeze
 ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
 ATTENTION = "_math_attention"
 
+# The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
+PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
+
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
 
@@ -54,13 +55,6 @@ def hooks(layer):
 def has_hooks(layer):
     """Return whether calling the layer runs more than its forward."""
     return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
-
-
-def reads_tensor(function):
-    """Return whether a function of C is a method by which Python gets at the numbers of a tensor: all ways end in one
-    of these."""
-    is_read = function.__name__ in ("numpy", "_getitem_from_offset", "get_tensor")
-    return is_read and isinstance(function.__self__, Tensor)
 
 
 def hooks_ever():

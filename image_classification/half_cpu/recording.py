@@ -3,48 +3,26 @@
 import contextlib
 import ctypes
 import functools
-import sys
-import threading
+import pickle
+import random
 from bisect import bisect_right
+from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import paddle
 
 from . import paddle_names
+from .arena import Block, arena, merged
 from .arguments import replace_tensors, scan
 from .compiled_library import addresses
-from .onednn_primitives import new_tensor
 from .scope import active
 
 LARGEST = 1 << 30  # bytes: beyond, the layers cost little beside their kernels
-_ALIGNMENT = 64  # bytes, a line of the cache
-_UINT8 = paddle.uint8
 
 
 class Refused(Exception):
     """A pass that cannot be played again; the message says why."""
-
-
-class Block:
-    """Memory of a pass: where it begins and ends, the tensors that hold it, whether its content comes from outside of
-    the pass, whether it has to stay where it is, the first and the last step that uses it, and where it goes."""
-
-    __slots__ = ("start", "end", "tensors", "given", "stays", "first", "last", "place")
-
-    def __init__(self, tensor, given):
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
-        self.start = tensor.data_ptr()
-        self.end = self.start + max(reach, 1) * tensor.element_size()
-        self.tensors = [tensor]
-        self.given = self.stays = given
-        self.first = self.last = self.place = None
-
-    def merge(self, other):
-        """Add a block that begins inside of this one."""
-        self.end = max(self.end, other.end)
-        self.tensors += other.tensors
-        self.given |= other.given
-        self.stays = True
 
 
 class Kernel:
@@ -88,7 +66,8 @@ class Operator:
         for index, place in self._made:
             if results[index].shape != place.shape:
                 raise Refused(f"the shape that {self.name} returns depends on its data")
-            paddle_names.assign_out_(results[index], place)
+            if 0 not in place.shape:
+                paddle_names.assign_out_(results[index], place)
 
 
 class Noted:
@@ -125,19 +104,13 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self):
         """Note what this thread computes until this ends."""
-        if sys.getprofile() is not None:
-            raise Refused("a profiler watches this thread")  # and there is one place for one
-        active.recorder = self
-        sys.setprofile(self._watch)
+        active.recorder, drawn = self, _draws()
         try:
             yield
         finally:
-            sys.setprofile(None)
             active.recorder = None
-
-    def _watch(self, frame, event, function):
-        if event == "c_call" and paddle_names.reads_tensor(function):
-            self.reason = "Python reads a tensor, on which its path may depend"
+        if drawn != _draws():
+            self.reason = "Python draws random numbers"
 
     def noted(self, original, writes):
         """Return Paddle's operator, noting its calls; `writes`: whether it writes to what it is given."""
@@ -151,12 +124,12 @@ class Recorder:
         """
         if self._bytes > LARGEST:
             raise Refused(f"its intermediate results take more than {LARGEST >> 20} MiB")
-        self._blocks.append(Block(tensor, False))
+        self._blocks.append(Block(tensor, False, len(self._steps)))
         self._bytes += self._blocks[-1].end - self._blocks[-1].start
 
     def constant(self, tensor):
         """Note what a kernel made of no tensor."""
-        self._blocks.append(Block(tensor, True))
+        self._blocks.append(Block(tensor, True, len(self._steps)))
 
     def called(self, call, arguments, pointers):
         """Note a call of a kernel."""
@@ -166,16 +139,18 @@ class Recorder:
         """Note a call of an operator, unless its results are views of the `tensors` that it was given."""
         known = [Block(tensor, False) for tensor in tensors if _pointer(tensor)]
 
-        def is_new(start):
-            return start and not any(block.start <= start < block.end for block in known)
+        def is_new(tensor):  # one that is empty need not be so the next time
+            start = _pointer(tensor)
+            return start and not any(block.start <= start < block.end for block in known) or 0 in tensor.shape
 
-        made = [] if writes else [(index, each) for index, each in enumerate(results) if is_new(_pointer(each))]
-        if not all(tensor.is_contiguous() for _, tensor in made):
+        made = [] if writes else [(index, each) for index, each in enumerate(results) if is_new(each)]
+        full = [tensor for _, tensor in made if 0 not in tensor.shape]
+        if any(tensor.is_sparse() for tensor in results) or not all(tensor.is_contiguous() for tensor in full):
             self.reason = f"a result of {original.__name__} is not dense"
         if not made and not writes and (len(tensors) > 1 or _slices_by_tensors(args)):
             self.reason = f"what {original.__name__} shows of a tensor depends on its data"
         if made or writes:
-            for _, tensor in made:
+            for tensor in full:
                 self.allocated(tensor)
             self._steps.append(Operator(original, args, kwargs, made))
 
@@ -186,12 +161,11 @@ class Recorder:
         Raises:
             Refused: it is not.
         """
-        results = paddle_names.flatten(result)
-        if not all(isinstance(tensor, paddle.Tensor) for tensor in results):
-            raise Refused("a result is no tensor")
+        results: list[paddle.Tensor] = []
+        mapped(results.append, result)
         if self.reason:
             raise Refused(self.reason)
-        blocks = _merged(self._blocks)
+        blocks = merged(self._blocks)
         starts = [block.start for block in blocks]
 
         def block_of(pointer, name):
@@ -207,14 +181,21 @@ class Recorder:
         for number, step in enumerate(self._steps):
             for pointer in step.addresses:
                 block = block_of(pointer, step.name)
+                if number < block.had:  # it was something else's then
+                    raise Refused(f"{step.name} uses memory of unknown origin")
                 block.first = number if block.first is None else block.first
                 block.last = number
                 block.stays |= not step.moves
         for tensor in results:
             block_of(tensor.data_ptr(), "the result").stays = True
-        arena = _arena([block for block in blocks if not block.stays and block.first is not None])
+        holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
-        return Pass(calls, self._inputs, result, [block for block in blocks if block.stays], arena)
+        return Pass(calls, self._inputs, result, [block for block in blocks if block.stays], holder)
+
+
+def _draws():
+    """Return where the random generators of Python and NumPy stand."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def _pointer(tensor):
@@ -223,6 +204,23 @@ def _pointer(tensor):
         return tensor.data_ptr()
     except RuntimeError:
         return None
+
+
+def mapped(function, result):
+    """Return what a model returned with `function(tensor)` in place of each tensor.
+
+    Raises:
+        Refused: it is neither a tensor nor a list, tuple, named tuple or dictionary of such.
+    """
+    kind = type(result)
+    if isinstance(result, paddle.Tensor):
+        return function(result)
+    if kind is dict or kind is OrderedDict:
+        return kind((key, mapped(function, value)) for key, value in result.items())
+    make = kind if kind is list or kind is tuple else getattr(kind, "_make", None)
+    if make is None:
+        raise Refused("a result is no tensor")
+    return make(mapped(function, value) for value in result)
 
 
 def _tensors(result):
@@ -235,55 +233,21 @@ def _slices_by_tensors(args):
     return any(isinstance(bound, paddle.Tensor) for bound in bounds)
 
 
-def _merged(blocks):
-    """Return the blocks by their beginnings, those that overlap as one."""
-    merged: list[Block] = []
-    for block in sorted(blocks, key=lambda block: block.start):
-        if merged and block.start < merged[-1].end:
-            merged[-1].merge(block)
-        else:
-            merged.append(block)
-    return merged
-
-
-def _arena(blocks):
-    """Return a tensor in which each block gets a place, the same one only those that no two steps use at a time."""
-    placed: list[tuple[int, int, Block]] = []
-    total = 0
-    for block in sorted(blocks, key=lambda block: block.start - block.end):  # the largest first
-        size, offset = -(-(block.end - block.start) // _ALIGNMENT) * _ALIGNMENT, 0
-        for begin, end, other in sorted(placed, key=lambda one: one[0]):
-            if other.last < block.first or block.last < other.first:
-                continue
-            if offset + size <= begin:
-                break
-            offset = max(offset, end)
-        placed.append((offset, offset + size, block))
-        total = max(total, offset + size)
-    arena = new_tensor(_UINT8, [total + _ALIGNMENT])
-    base = -(-arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-    for offset, _, block in placed:
-        block.place = base + offset
-    return arena
-
-
 class Pass:
-    """A recorded forward pass; call it with inputs of the recorded shapes."""
+    """A recorded forward pass, which belongs to a thread; call it with inputs of the recorded shapes."""
 
     def __init__(self, calls, inputs, result, blocks, arena):
         self._calls, self._inputs, self._result = calls, inputs, result
         self._blocks, self._arena = blocks, arena
-        self._lock = threading.Lock()
 
     def __call__(self, inputs):
         scope, active.scope = active.scope, None
         try:
-            with self._lock:
-                for own, given in zip(self._inputs, inputs, strict=True):
-                    paddle_names.assign_out_(given, own)
-                for call in self._calls:
-                    call()
-                return paddle_names.map_structure(paddle.Tensor.clone, self._result)
+            for own, given in zip(self._inputs, inputs, strict=True):
+                paddle_names.assign_out_(given, own)
+            for call in self._calls:
+                call()
+            return mapped(paddle.Tensor.clone, self._result)
         finally:
             active.scope = scope
 

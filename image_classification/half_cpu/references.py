@@ -34,6 +34,9 @@ class References:
             for name, wrapper in wrappers.items():
                 self._wrapper_of[id(originals[name])] = wrapper
                 self._original_of[id(wrapper)] = originals[name]
+        for _, original, wrapper in self._methods:
+            self._wrapper_of[id(original)] = wrapper
+            self._original_of[id(wrapper)] = original
         self._modules_seen = None
         self._elsewhere = []
         self._main = []

@@ -12,7 +12,7 @@ import paddle
 
 from . import paddle_names
 from .compiled_library import CompiledError
-from .recording import Recorder, Refused
+from .recording import Recorder, Refused, mapped
 from .scope import active
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
             return model(*inputs)
     result = model(*inputs)
     if known == RECORDED:
-        known = _recorded(model, inputs, result)
+        known, result = _recorded(model, inputs, result)
     elif known:
         known += 1
     weights.passes[key] = known
@@ -72,14 +72,17 @@ def _refuse(model, reason):
 
 
 def _recorded(model, inputs, expected):
-    """Return the recorded pass of a model for inputs of these shapes, of which `expected` is the result, or 0.
+    """Return (the recorded pass of a model for inputs of these shapes or 0, `expected`, their result).
 
     It is believed where it is closed (see `Recorder.finish`) and, played with NaN in all memory but weights and inputs,
     gives the bits of the layers.
     """
     try:
+        expected = mapped(_itself, expected)  # the next pass may fill a list of the model's own again
         if not all(tensor.is_contiguous() for tensor in inputs):
             raise Refused("an input is not dense")
+        if not all(active.frozen.knows(weight.data_ptr()) for weight in model.parameters()):
+            raise Refused("it is not frozen")
         hooks = (hook for layer in model.sublayers(include_self=True) for hook in paddle_names.hooks(layer))
         if not all(getattr(hook, "computes_only", False) for hook in hooks):
             raise Refused("it has hooks")
@@ -88,18 +91,32 @@ def _recorded(model, inputs, expected):
         versions = [tensor.inplace_version for tensor in (*constants, *own)]
         recorder = Recorder(constants, own)
         with recorder.recording():
-            result = model(*own)
+            result = mapped(_itself, model(*own))
         if versions != [tensor.inplace_version for tensor in (*constants, *own)]:
             raise Refused("it writes its inputs, weights or buffers in place")
         found = recorder.finish(result)
         found.poison()
-        if not _same_bits(found(inputs), expected):
+        if not _same_bits(_played(found, inputs), expected):
             raise Refused("played again, it gives other results")
     except Refused as error:
-        return _refuse(model, error)
-    return found
+        return _refuse(model, error), expected
+    return found, expected
+
+
+def _itself(tensor):
+    return tensor
+
+
+def _played(found, inputs):
+    try:
+        return found(inputs)
+    except Exception as error:  # of an operator that got what was not written, such as indices
+        raise Refused(f"played again, it fails: {error}") from error
 
 
 def _same_bits(found, expected):
-    pairs = zip(paddle_names.flatten(found), paddle_names.flatten(expected), strict=True)
-    return all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in pairs)
+    return mapped(_bits, found) == mapped(_bits, expected)
+
+
+def _bits(tensor):
+    return tensor.numpy().tobytes()

@@ -1,9 +1,11 @@
 """A forward pass that is played again gives the bits of the layers, or the layers run."""
 
+import collections
 import contextlib
+import itertools
 import logging
+import random
 import re
-import sys
 import threading
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from paddle.utils.dlpack import from_dlpack, to_dlpack
 
 from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn, recording
+from image_classification.half_cpu.arena import Block, arena
 from image_classification.half_cpu.onednn_primitives import new_tensor
-from image_classification.half_cpu.recording import Block
 from image_classification.half_cpu.replay import KEPT, RECORDED
 from image_classification.half_cpu.scope import active
 
@@ -190,7 +192,16 @@ class Reader(nn.Layer):
         return self.read(self.fc(images))
 
 
+def copied_place(x):
+    """Write, by a method that is no operator, into memory that an operator fills in each pass."""
+    place = paddle.zeros([x.shape[0]], "int64")
+    place.copy_((x.astype("float32").mean([1, 2, 3]) > 20).astype("int64"), True)
+    return F.one_hot(place, 2)
+
+
+to_numpy = paddle.Tensor.numpy
 READS = {
+    "copy": copied_place,
     "bool": lambda x: x * 2 if x.mean() > 0 else x * 3,
     "float": lambda x: x * float(x.mean()),
     "int": lambda x: x[:, : 1 + int(x.mean() > 0)],
@@ -202,7 +213,13 @@ READS = {
     "slice operator": lambda x: paddle.slice(x, [1], [0], [(x.mean() > 0).astype("int32") + 1]) * 2,
     "mask": lambda x: x[x > 0] * 2,
     "dlpack": lambda x: x + from_dlpack(to_dlpack(x.astype("float32"))).mean().astype(x.dtype),
+    "map": lambda x: x * float([*map(paddle.Tensor.numpy, [x.astype("float32").mean()])][0]),
+    "name bound before": lambda x: x * float(to_numpy(x.astype("float32").mean())),
+    "nothing found": lambda x: x * (2 if paddle.nonzero(x.astype("float32") > 20).shape[0] else 3),
+    "sparse": lambda x: x * (F.relu(x.astype("float32") - 20).to_sparse_coo(4).nnz() + 1),
     "random": lambda x: F.dropout(x, 0.5, training=True),
+    "random numbers of Python": lambda x: x * (2 if random.random() < 2 else 3),
+    "random numbers of NumPy": lambda x: x * (2 if np.random.rand() < 2 else 3),
     "outside": lambda x: x + paddle.to_tensor(np.full([24], 0.5, "float32")).astype(x.dtype),
 }  # fmt: skip
 
@@ -211,10 +228,10 @@ READS = {
 def test_pass_that_depends_on_data_is_left_to_the_layers(read, inside, caplog):
     paddle.seed(0)
     model = inside(Reader(READS[read]))
-    signs = [1, 1, 1, -1, 1, -1]  # the path changes after it was recorded
+    factors = [1, 1, 1, -1, 1, 100, -100]  # the path changes after it was recorded
     with caplog.at_level(logging.INFO):
-        for sign in signs:
-            found, expected = half_cpu.replay(model, sign * images(0)), model(sign * images(0))
+        for factor in factors:
+            found, expected = half_cpu.replay(model, factor * images(0)), model(factor * images(0))
             assert read == "random" or bits(found) == bits(expected)
     refused = [record for record in caplog.records if "run one by one: " in record.getMessage()]
     assert len(refused) == 1 and "Reader" in refused[0].getMessage()
@@ -297,21 +314,7 @@ def test_exception_of_the_recorded_pass_leaves_no_recorder(inside):
     with pytest.raises(ZeroDivisionError):
         for seed in range(RECORDED):
             half_cpu.replay(model, images(seed))
-    assert active.recorder is None and sys.getprofile() is None
-
-
-def test_profiler_that_runs_is_left_alone(inside):
-    model = inside(Net())
-    events = []
-    sys.setprofile(lambda frame, event, argument: events.append(event))
-    try:
-        for seed in range(RECORDED + 1):
-            half_cpu.replay(model, images(seed))
-        events.clear()
-        half_cpu.replay(model, images(0))
-    finally:
-        sys.setprofile(None)
-    assert len(events) > 100 and not callable(passes()[0])
+    assert active.recorder is None
 
 
 def test_part_that_replays_is_recorded_with_the_whole(inside):
@@ -383,37 +386,134 @@ def test_recurrent_network_gives_the_bits_of_its_layers(mode, dtype, inside):
         assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
 
 
+def test_model_that_is_not_frozen_is_left_to_the_layers(inside, caplog):
+    inside(Net())
+    other = Reader(lambda x: x * 2)
+    with caplog.at_level(logging.INFO):
+        for seed in range(RECORDED + 1):
+            half_cpu.replay(other, images(seed))
+        other.fc.weight = other.create_parameter([12, 24])
+        assert bits(half_cpu.replay(other, images(0))) == bits(other(images(0)))
+    assert "not frozen" in caplog.text
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Titled(dict):
+    def __init__(self, title, **values):
+        super().__init__(values)
+
+
+STRUCTURES = {
+    "named tuple": lambda x, y: Pair(x, [y, (x, {})]),
+    "ordered": lambda x, y: collections.OrderedDict(z=x, a=y),
+    "keys of two types": lambda x, y: {"z": x, 1: y},
+    "class of its own": lambda x, y: Titled("", z=x, a=y),
+    "nothing in it": lambda x, y: (x, None),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_result_has_the_structure_that_the_model_gives_it(structure, inside):
+    model = inside(Reader(lambda x: STRUCTURES[structure](x * 2, x * 3)))
+    for seed in range(RECORDED + 2):
+        found, expected = half_cpu.replay(model, images(seed)), model(images(seed))
+        assert type(found) is type(expected) and str(found) == str(expected)
+    assert callable(passes()[0]) == (structure not in ("class of its own", "nothing in it"))
+
+
+def test_list_that_a_model_fills_again_is_the_callers_after_a_replayed_pass(inside):
+    features = []
+
+    def fill(x):
+        features[:] = [x * 2, (x * 3) * x]
+        return features
+
+    model = inside(Reader(fill))
+    for seed in range(RECORDED + 2):
+        found = half_cpu.replay(model, images(seed))
+        assert bits(list(found)) == bits(model(images(seed)))
+        if seed == RECORDED - 1:
+            third = found
+    assert callable(passes()[0])
+    assert bits(third) == bits(model(images(RECORDED - 1)))
+
+
+def test_no_tokens_before_the_others_are_replayed(inside):
+    model = inside(Reader(lambda x: paddle.concat([x[:, :0], x, paddle.zeros([2, 0, 12, 24], x.dtype)], axis=1) * 2))
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert callable(passes()[0])
+
+
+def test_results_of_another_number_are_left_to_the_layers(inside):
+    counter = itertools.count(1)
+    model = inside(Reader(lambda x: [x * 2] * next(counter)))
+    assert [len(half_cpu.replay(model, images(0))) for _ in range(RECORDED + 2)] == [1, 2, 3, 5, 6]  # 4: recorded
+
+
+def test_operator_that_fails_on_memory_written_unseen_is_left_to_the_layers(inside):
+    """Full of NaN it holds negative integers; Paddle's error about them is not the caller's."""
+
+    def kernel(original, args, kwargs):
+        out = new_tensor(paddle.int64, [64])
+        paddle.assign(args[0].astype("float32").argmax(3).flatten()[:64], out)
+        return out
+
+    indices = half_cpu.composite(kernel)(lambda x: x.argmax(3).flatten()[:64])
+    model = inside(Reader(lambda x: paddle.bincount(indices(x), minlength=24)))
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert not callable(passes()[0])
+
+
 def test_empty_batch_gives_what_the_layers_give(inside):
     model = inside(Reader(lambda x: x * 2))
     for _ in range(RECORDED + 2):
         assert half_cpu.replay(model, images(0, batch=0)).shape == [0, 3, 12, 24]
 
 
-def test_threads_that_share_a_pass_get_their_own_results():
+def test_threads_that_record_at_once_get_their_own_results():
     paddle.seed(0)
     precision = amp.build_precision("fp32")
     model = precision.convert_model(Net())
     model.eval()
-    given = [images(seed) for seed in range(2)]
     results: list[list] = [[], []]
-    with paddle.no_grad(), half_cpu.frozen(model), precision.forward_context():
-        frozen = active.frozen
-        expected = [bits(model(each)) for each in given]
-        for _ in range(RECORDED + 1):
-            half_cpu.replay(model, given[0])
 
-        def work(number):
-            active.frozen = frozen
-            with paddle.no_grad(), precision.forward_context():
-                for _ in range(50):
-                    results[number].append(bits(half_cpu.replay(model, given[number])))
+    def work(number):
+        for _ in range(5):
+            with paddle.no_grad(), half_cpu.frozen(model), precision.forward_context():
+                for seed in range(number, number + RECORDED + 2):
+                    given = images(seed)
+                    results[number].append(bits(half_cpu.replay(model, given)) == bits(model(given)))
+                results[number].append(callable(passes()[0]))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert all(found == expected[number] for number in range(2) for found in results[number])
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[True] * 5 * (RECORDED + 3)] * 2
+
+
+def test_memory_that_a_later_result_got_is_of_unknown_origin():
+    place = paddle.zeros([4])
+    recorder = recording.Recorder([], [])
+    recorder.called(print, (place.data_ptr(),), [0])  # of a copy that nobody noted, which is gone
+    recorder.allocated(place)
+    with pytest.raises(recording.Refused, match="unknown origin"):
+        recorder.finish(place)
+
+
+def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):
+    model = inside(Net())
+    for seed in range(RECORDED):
+        half_cpu.replay(model, images(seed))
+    (recorded,) = passes()
+    recorded.poison()
+    assert (recorded._arena.numpy() == 255).all()
+    assert bits(half_cpu.replay(model, images(9))) == bits(model(images(9)))
 
 
 def test_blocks_in_use_at_a_time_have_places_apart():
@@ -426,9 +526,9 @@ def test_blocks_in_use_at_a_time_have_places_apart():
             block.first, block.last = sorted(rng.integers(0, 60, 2).tolist())
             start += int(size) + 64
             blocks.append(block)
-        arena = recording._arena(blocks)
-        begin = arena.data_ptr()
-        assert all(begin <= block.place and block.place + block.end - block.start <= begin + arena.shape[0]
+        holder = arena(blocks)
+        begin = holder.data_ptr()
+        assert all(begin <= block.place and block.place + block.end - block.start <= begin + holder.shape[0]
                    for block in blocks)  # fmt: skip
         for one in blocks:
             for other in blocks:
@@ -437,4 +537,4 @@ def test_blocks_in_use_at_a_time_have_places_apart():
                     assert distance >= size or -distance >= other.end - other.start
         # No less than what is in use at the fullest moment, and not much more.
         fullest = max(sum(b.end - b.start for b in blocks if b.first <= time <= b.last) for time in range(60))
-        assert fullest <= arena.shape[0] <= 1.5 * fullest + 64 * 41
+        assert fullest <= holder.shape[0] <= 1.5 * fullest + 64 * 41

@@ -10,7 +10,7 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification import amp
+from image_classification import amp, half_cpu
 from image_classification.evaluation import evaluate
 from image_classification.layers import Mlp, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
@@ -19,6 +19,7 @@ from image_classification.parallel.group import Group
 from image_classification.parallel.single import SingleProcess
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 from image_classification.transformer import Attention, TransformerBlock
+from tests.helpers.small_runs import runs_of
 
 from .checks_parity import BATCH, build, context_of, forward_backward, share
 
@@ -212,6 +213,22 @@ def evaluation(topology):
         return [result["loss"], result["top1"], result["images"]]
 
     return evaluated(statistics[context.data.index], context), evaluated(sum(statistics) / replicas, SingleProcess())
+
+
+def replayed(topology):
+    """Return how often the layers ran in an evaluation of six batches, and whether each gave the bits of the layers."""
+    context = context_of(topology)
+    model, precision, _ = build("auto", "bfloat16", None, context)
+    model.eval()
+    runs = runs_of(getattr(model, model.head_names[0]))
+    draw = numpy.random.default_rng(0).standard_normal
+    batches = [paddle.to_tensor(draw([2, 3, 16, 16], "float32")) for _ in range(6)]
+    with paddle.no_grad(), half_cpu.frozen(model), precision.forward_context():
+        found = [context.predict(model, images) for images in batches]
+        runs_of_six = len(runs)
+        expected = [model(images) for images in batches]
+    same = [a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(found, expected, strict=True)]
+    return [runs_of_six, all(same)]
 
 
 class Batches(list):

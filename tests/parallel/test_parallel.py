@@ -2,6 +2,8 @@
 
 import pytest
 
+from image_classification.half_cpu.replay import RECORDED
+
 from .conftest import WORKER
 from .harness import ProcessFailed, run_ranks
 
@@ -187,6 +189,13 @@ def test_evaluation_uses_the_mean_of_the_replicas_running_statistics(results):
     for together, alone in results:
         assert together == alone
         assert alone[2] == 6
+
+
+@pytest.mark.parametrize(("topology", "runs"), [("dp2", RECORDED + 1), ("tp2", 6)])
+@pytest.mark.check("checks_layers:replayed:{topology}", size=2)
+def test_evaluation_is_replayed_where_no_layer_is_shared(results, topology, runs):
+    """Each batch needs the other processes where one is: their messages are not recorded."""
+    assert results == [[runs, True]] * 2
 
 
 @pytest.mark.check("checks_layers:dropout:dp2tp2", size=4)

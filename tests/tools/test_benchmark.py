@@ -1,16 +1,23 @@
 """The benchmark tool: its figures from known measurements, its mistakes, and one real run."""
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from image_classification import half_cpu
+from image_classification import amp, half_cpu
 from image_classification.config.schema import PRECISION_MODES
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.replay import RECORDED
+from image_classification.parallel.single import SingleProcess
 from image_classification.tools import benchmark
-from image_classification.tools.parts import benchmark_report
+from image_classification.tools.parts import benchmark_report, benchmark_worker
+from tests.helpers.small_runs import build_net, runs_of
 
 MEASURED = {
     "dtype": "bfloat16", "backend": "onednn amx", "threads": 2, "batch_size": 8, "image_size": 32,
@@ -183,3 +190,15 @@ def test_table_of_rounds_is_that_of_paddlevits_page():
         "| 0 | 78.00 | 80.00 | 79.00 | 1.000 |",
         "| 1 | 42.00 |  | 42.00 | 1.857 |",
     ]
+
+
+@pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
+@pytest.mark.parametrize("layers", [False, True])
+def test_evaluation_is_measured_layer_by_layer_where_it_is_asked_for(layers):
+    parts = SimpleNamespace(
+        model=build_net(), precision=amp.build_precision("fp32"), parallel=SingleProcess(), device="cpu"
+    )
+    runs = runs_of(parts.model.fc)
+    images = np.zeros([2, 3, 8, 8], "float32")
+    benchmark_worker.measure_evaluation(parts, itertools.repeat((images, None)), 2, layers)
+    assert len(runs) == (benchmark_worker.WARMUP_ITERATIONS + 2 if layers else RECORDED + 1)

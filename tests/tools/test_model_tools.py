@@ -14,10 +14,13 @@ from PIL import Image
 from image_classification import explain, zoo
 from image_classification.config import build_config
 from image_classification.config.catalogue import family_of
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.replay import RECORDED
 from image_classification.preview import class_names, eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_weights, write_weights
 from tests.helpers.model_zoo import CONFIGS, FOLDERS, ROOT
+from tests.helpers.small_runs import runs_of
 
 VARIANT = "resnet_tiny_digits"
 CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -169,6 +172,17 @@ def test_predict_gives_the_models_own_scores(weights, photos, capsys):
     scores = paddle.nn.functional.softmax(model(paddle.to_tensor(images)), axis=1).numpy()[0]
     assert results[0]["class_ids"] == np.argsort(-scores)[:3].tolist()
     np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
+
+
+@pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
+def test_predict_runs_the_layers_for_the_first_batches_only(weights, tmp_path, capsys, monkeypatch):
+    for index in range(RECORDED + 3):
+        Image.fromarray(np.full((32, 32, 3), index, np.uint8)).save(tmp_path / f"{index}.png")
+    model, config = zoo.load_model(VARIANT, str(weights))
+    monkeypatch.setattr(zoo, "load_model", lambda *words: (model, config))
+    runs = runs_of(getattr(model, model.head_names[0]))
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-batch_size=1"]) == 0
+    assert len(runs) == RECORDED + 1  # and once to record
 
 
 def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_path, capsys):
