@@ -224,18 +224,6 @@ def _dense(scope, tensor):
     return paddle.assign(tensor) if plain is tensor else plain
 
 
-def _method_past_operators(original):
-    """Return the wrapper of a method by which Python reads or writes a tensor itself."""
-
-    @functools.wraps(original)
-    def method(*args, **kwargs):
-        if active.recorder is not None:
-            active.recorder.reason = "Python reads or writes a tensor, on which its path may depend"
-        return original(*args, **kwargs)
-
-    return method
-
-
 @functools.cache
 def _references():
     """Return the one list of references. Built on first use: a program on a GPU never pays for it."""
@@ -252,8 +240,6 @@ def _references():
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
-    for name in paddle_names.PAST_OPERATORS:
-        methods[name] = _method_past_operators(getattr(paddle_names.Tensor, name))
     return References(tables, methods)
 
 

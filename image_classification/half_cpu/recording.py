@@ -16,6 +16,7 @@ from . import paddle_names
 from .arena import Block, arena, merged
 from .arguments import replace_tensors, scan
 from .compiled_library import addresses
+from .references import References
 from .scope import active
 
 LARGEST = 1 << 30  # bytes: beyond, the layers cost little beside their kernels
@@ -105,9 +106,11 @@ class Recorder:
     def recording(self):
         """Note what this thread computes until this ends."""
         active.recorder, drawn = self, _draws()
+        _past_operators().replace()
         try:
             yield
         finally:
+            _past_operators().restore()
             active.recorder = None
         if drawn != _draws():
             self.reason = "Python draws random numbers"
@@ -191,6 +194,25 @@ class Recorder:
         holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
         return Pass(calls, self._inputs, result, [block for block in blocks if block.stays], holder)
+
+
+def _method_past_operators(original):
+    """Return the wrapper of a method by which Python reads or writes a tensor itself."""
+
+    @functools.wraps(original)
+    def method(*args, **kwargs):
+        if active.recorder is not None:
+            active.recorder.reason = "Python reads or writes a tensor, on which its path may depend"
+        return original(*args, **kwargs)
+
+    return method
+
+
+@functools.cache
+def _past_operators():
+    """Return the references to the methods that are watched while a pass is recorded."""
+    methods = {name: getattr(paddle_names.Tensor, name) for name in paddle_names.PAST_OPERATORS}
+    return References([], {name: _method_past_operators(method) for name, method in methods.items()})
 
 
 def _draws():

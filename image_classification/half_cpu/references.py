@@ -24,7 +24,8 @@ class References:
         self._lock = lock = threading.Lock()
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
         self._users = 0
-        self._methods = [(name, getattr(paddle_names.Tensor, name), wrapper) for name, wrapper in methods.items()]
+        self._methods = methods
+        self._replaced = {}  # by the first caller: somebody else may have put a method of his own there meanwhile
         self._tables = []
         self._wrapper_of = {}  # id of an original -> wrapper
         self._original_of = {}  # id of a wrapper -> original
@@ -34,7 +35,8 @@ class References:
             for name, wrapper in wrappers.items():
                 self._wrapper_of[id(originals[name])] = wrapper
                 self._original_of[id(wrapper)] = originals[name]
-        for _, original, wrapper in self._methods:
+        for name, wrapper in methods.items():
+            original = getattr(paddle_names.Tensor, name)
             self._wrapper_of[id(original)] = wrapper
             self._original_of[id(wrapper)] = original
         self._modules_seen = None
@@ -55,7 +57,8 @@ class References:
             self._main = self._find([("__main__", sys.modules["__main__"])])
             for namespace, _, wrappers in self._all():
                 namespace.update(wrappers)
-            for name, _, wrapper in self._methods:
+            self._replaced = {name: getattr(paddle_names.Tensor, name) for name in self._methods}
+            for name, wrapper in self._methods.items():
                 setattr(paddle_names.Tensor, name, wrapper)
 
     def restore(self):
@@ -64,7 +67,7 @@ class References:
             self._users -= 1
             if self._users:
                 return
-            for name, original, _ in self._methods:
+            for name, original in self._replaced.items():
                 setattr(paddle_names.Tensor, name, original)
             for namespace, originals, _ in self._all():
                 namespace.update(originals)

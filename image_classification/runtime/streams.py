@@ -14,7 +14,7 @@ def open_missing_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (it lives as long as the process)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))  # it lives as long as the process
 
 
 def write_line(text: str) -> None:

@@ -434,3 +434,17 @@ def test_sparse_tensor_is_paddles_own(name):
         found = compute()
     found, expected = (each.to_dense() if each.is_sparse() else each for each in (found, compute()))
     np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+def test_method_that_somebody_else_replaced_is_there_after_a_dispatch(monkeypatch):
+    with half_cpu.dispatch():
+        pass
+    original = paddle.Tensor.__add__
+
+    def counted(left, right):
+        return original(left, right)
+
+    monkeypatch.setattr(paddle.Tensor, "__add__", counted)
+    with half_cpu.dispatch():
+        assert paddle.Tensor.__add__ is not counted
+    assert paddle.Tensor.__add__ is counted

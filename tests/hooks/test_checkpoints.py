@@ -29,7 +29,7 @@ def saved_by(tmp_path, accuracies, bad_steps=(), **sections):
 
     def evaluate():
         top1, best = next(accuracies), trainer.progress.best_top1
-        trainer.evaluation = {"top1": top1, "is_best": best is None or top1 > best}
+        trainer.evaluation = {"top1": top1, "loss": 1.0, "is_best": best is None or top1 > best}
         trainer.progress.best_top1 = top1 if best is None else max(best, top1)
 
     def criterion(logits, labels):
