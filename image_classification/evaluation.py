@@ -11,10 +11,10 @@ from .runtime import progress_bar
 
 
 def evaluate(model, precision, loader, parallel, class_report=None):
-    """Return ``{"top1", "top5", "loss", "images", "seconds"}`` over every image exactly once, on all processes.
+    """Return ``{"top1", "top5", "loss", "images", "non_finite", "seconds"}`` over every image exactly once.
 
-    Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training criterion is, so that recipes
-    can be compared. A ``class_report`` is filled on the way, on all processes.
+    The same on all processes. Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training
+    criterion is, so that recipes can be compared. A ``class_report`` is filled on the way, on all processes.
     """
     parallel.average_buffers(model)
     model.eval()

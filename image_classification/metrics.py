@@ -61,15 +61,16 @@ class Accumulator:
         self.sums += np.asarray(sums, "int64")
 
     def result(self):
-        """Return ``{"top1", "top5", "loss", "images"}``: fractions 0-1, mean loss (inf after a non-finite one), count.
+        """Return ``{"top1", "top5", "loss", "images", "non_finite"}``: fractions 0-1, mean loss (inf after a non-finite
+        one), how many images, and how many of them had a loss that is not finite.
 
         Without any image the fractions and the loss are NaN.
         """
         top1, top5, units, broken, images = (int(number) for number in self.sums)
         if not images:
-            return {"top1": float("nan"), "top5": float("nan"), "loss": float("nan"), "images": 0}
+            return {"top1": float("nan"), "top5": float("nan"), "loss": float("nan"), "images": 0, "non_finite": 0}
         loss = float("inf") if broken else units / LOSS_UNITS / images
-        return {"top1": top1 / images, "top5": top5 / images, "loss": loss, "images": images}
+        return {"top1": top1 / images, "top5": top5 / images, "loss": loss, "images": images, "non_finite": broken}
 
 
 class ClassReport:

@@ -139,11 +139,12 @@ class Trainer:
 
     def _check_outcome(self) -> None:
         """Raise TrainingError where the last epoch came to nothing; everything is written."""
-        result, problem = self.evaluation, None
+        images, broken = (self.evaluation[name] for name in ("images", "non_finite")) if self.evaluation else (0, 0)
+        problem = None
         if self.progress.skipped_in_a_row >= self.steps_per_epoch:
             problem = "no step of the last epoch had finite gradients"
-        elif result and math.isinf(result["loss"]) and not result["top1"]:  # one odd image alone fails no run
-            problem = "the last evaluation found nothing right and losses that are not finite"
+        elif 4 * broken > images:  # one odd image fails no run, and what overflows is right by chance
+            problem = f"the last evaluation found a loss that is not finite for {broken} of {images} images"
         if problem:
             raise TrainingError(f"{problem}; {self._advice()}")
 
