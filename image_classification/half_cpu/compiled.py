@@ -241,9 +241,8 @@ def filters_reorder(plain_type, name, source, filters, target, geometry, post_op
     return reorder(plain, ordered)
 
 
-def convolution(name, source, filters, target, geometry, post_ops=()):
-    """A pass of a convolution; the forward one may end with a product and a sum for each channel, the sum with a
-    residual and an activation, in this order."""
+def convolution_constants(name, source, filters, target, geometry, post_ops=()):
+    """Return the first arguments of a pass of a convolution."""
     groups = filters.shape[0] if len(filters.shape) == 5 else 1
     outputs, inputs, *window = filters.shape[-4:]
     strides, dilations, before, _ = geometry
@@ -251,12 +250,18 @@ def convolution(name, source, filters, target, geometry, post_ops=()):
         source.shape[0], groups, inputs, outputs, *source.shape[2:], *target.shape[2:],
         *window, *strides, *(dilation + 1 for dilation in dilations), *before,
     )  # fmt: skip
-    number = ("forward", "backward_data", "backward_weights").index(name)
     activation = None
     if post_ops:
         kind, algorithm, *_ = post_ops[-1]
         activation = _ACTIVATIONS[algorithm] if kind == "eltwise" else b"identity"
-    call = _partial("convolution", source.data_type, number, constants, activation)
+    return source.data_type, ("forward", "backward_data", "backward_weights").index(name), constants, activation
+
+
+def convolution(name, *key):
+    """A pass of a convolution; the forward one may end with a product and a sum for each channel, the sum with a
+    residual and an activation, in this order."""
+    call = _partial("convolution", *convolution_constants(name, *key))
+    _, inputs, *window = key[1].shape[-4:]
 
     def run(first, filters, last, factor=None, addend=None, residual=None):
         if name == "backward_weights":
@@ -265,7 +270,7 @@ def convolution(name, source, filters, target, geometry, post_ops=()):
             call(first, filters, last, factor, addend, residual)
 
     # Filters of a single tap are taken as they are.
-    return Primitive(run, 3, (0, 2 * math.prod(filters.shape), 0) if math.prod(window) > 1 or inputs == 1 else ())
+    return Primitive(run, 3, (0, 2 * math.prod(key[1].shape), 0) if math.prod(window) > 1 or inputs == 1 else ())
 
 
 def _pooling_constants(algorithm, source, target, window):

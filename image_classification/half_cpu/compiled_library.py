@@ -89,6 +89,8 @@ _SIGNATURES = {
     "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
+    "winograd": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P, _L),
+    "winograd_filters": (_I, _I, _L, _L, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "grid_sample": (_I, _P, _I, _I, _P, _P, _P),
     "grid_sample_backward": (_I, _P, _I, _I, _P, _P, _P, _P, _P),

@@ -8,7 +8,7 @@ from .compiled_library import load
 
 
 @functools.cache
-def _is_there():
+def multiplies_bfloat16():
     """Whether the processor has AVX512-BF16 and no AMX, with which oneDNN is faster by far."""
     if load() is None or not load().multiplies_bfloat16 or onednn.load() is None:
         return False
@@ -21,7 +21,7 @@ def pays(data_type, rows, columns, right_columns):
     the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are."""
     if data_type != onednn.BFLOAT16 or rows < 1024 or min(columns, right_columns) < 32:
         return False
-    return columns * right_columns <= 1 << 20 and _is_there()
+    return columns * right_columns <= 1 << 20 and multiplies_bfloat16()
 
 
 def is_long(left, right, bias, out, post_ops):

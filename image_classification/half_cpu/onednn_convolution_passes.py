@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import paddle
 
-from . import compiled
+from . import compiled, compiled_winograd
 from . import onednn_library as onednn
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
 from .onednn_memory import channels_last, convert, in_dtype, new_like
@@ -159,8 +159,11 @@ def _turned(weight):
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _prepared(changes, plain_type, name, *key):
     """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
-    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products; `plain_type`: the
-    format of the plain filters."""
+    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products and tiles;
+    `plain_type`: the format of the plain filters."""
+    if compiled_winograd.pays(changes, name, *key):
+        filters = cache.get(compiled_winograd.describe_filters, plain_type, name, *key)
+        return cache.get(compiled_winograd.describe, name, *key), filters
     if is_product(name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
