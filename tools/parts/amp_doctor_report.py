@@ -6,7 +6,7 @@ import numpy as np
 
 from image_classification.amp.diagnosis import total
 from image_classification.amp.observer import ACTIVATION, FORMATS, GRADIENT, LOWEST, PARAMETER
-from image_classification.runtime import atomic_write
+from image_classification.runtime import atomic_write, temporary_home
 
 HISTOGRAM_SAMPLES = 1000  # VisualDL takes values, not counts
 
@@ -136,7 +136,8 @@ def draw(path, run, dtype, scale):
 
 def write_histograms(folder, run):
     """Write the distribution of log2 |value| of each layer and step for VisualDL."""
-    from visualdl import LogWriter
+    with temporary_home():
+        from visualdl import LogWriter
 
     with LogWriter(logdir=str(folder)) as writer:
         for step, records in enumerate(run.records):
