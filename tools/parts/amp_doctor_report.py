@@ -50,7 +50,8 @@ def advice_yaml(mode, found):
     if mode == "O0":
         lines.pop()  # float32 has no half format
     if found.loss_scale is not None:
-        lines.append(f"  loss_scale: {found.loss_scale}  # at {found.scale:g} most gradients of some layers become 0")
+        what = "most gradients of some layers become 0" if found.loss_scale > found.scale else "gradients overflow"
+        lines.append(f"  loss_scale: {found.loss_scale}  # at {found.scale:g} {what}")
     if found.keep_float32:
         lines.append("  keep_float32:")
         lines += [f"    - {json.dumps(name)}{_why(name, found)}" for name in found.keep_float32]
