@@ -395,6 +395,20 @@ def test_export_to_onnx_answers_the_same(weights, tmp_path, capfd):
     assert ends == {"images": ["batch", 3, side, side], "logits": ["batch", 10]}
 
 
+def test_export_to_onnx_when_a_model_pads_images_pads_with_zeros(tmp_path, capfd):
+    """paddle2onnx leaves what was in its memory for the value: another one in each process."""
+    pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model, _ = zoo.load_model("pphgnet_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = ["pphgnet_tiny_digits", "-pretrained", str(tmp_path / "w.safetensors"), "-output", str(tmp_path / "out")]
+    assert tool("export").main([*words, "-onnx"]) == 0, capfd.readouterr().err
+    nodes = onnx.load(tmp_path / "out" / "inference.onnx").graph.node
+    borders = {node.input[2] for node in nodes if node.op_type == "Pad"}
+    values = [node.attribute[0].t.raw_data for node in nodes if {*node.output} & borders]
+    assert values and set(values) == {bytes(4)}
+
+
 def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
     export = tool("export")
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
