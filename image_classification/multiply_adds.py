@@ -6,6 +6,8 @@ from typing import NamedTuple
 import paddle
 from paddle.static import InputSpec
 
+from .runtime import temporary_home
+
 
 class MultiplyAdds(NamedTuple):
     """Multiply-adds for one image by what needs them, each counted once.
@@ -44,7 +46,8 @@ def count_multiply_adds(build, image_size, channels=3):
         model = _Traced(build())
     model.eval()
     spec = InputSpec([1, channels, image_size, image_size], "float32")
-    program = paddle.jit.to_static(model, input_spec=[spec], full_graph=True).forward.concrete_program.main_program
+    with temporary_home():
+        program = paddle.jit.to_static(model, input_spec=[spec], full_graph=True).forward.concrete_program.main_program
     counts = dict.fromkeys(MultiplyAdds._fields, 0)
     activations = set()  # ids of the values that depend on the image; all others are weights or made of weights
     for operator in program.global_block().ops:

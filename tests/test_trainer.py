@@ -446,3 +446,9 @@ def test_profiler_of_a_shorter_run_writes_what_it_has(tmp_path):
     hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=1)
     make_trainer(make_batches(3, 4), hooks=[hook], NUM_EPOCHS=1).fit()
     assert len(list((tmp_path / "profile").iterdir())) == 1
+
+
+def test_profiler_when_the_run_ends_before_its_first_step_says_so(tmp_path, caplog):
+    hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=3)
+    make_trainer(make_batches(3, 4), hooks=[hook], NUM_EPOCHS=1).fit()
+    assert "nothing was profiled: TRAIN.PROFILE_STEP is 3, this process made 3 steps" in caplog.text

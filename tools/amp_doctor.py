@@ -23,6 +23,7 @@ from image_classification.config import load_config, preview_config
 from image_classification.config.schema import Amp
 from image_classification.runtime import (
     Parser,
+    UserError,
     atomic_write,
     command,
     prepare_process,
@@ -55,7 +56,10 @@ def main(arguments):
     parser.add_argument("-rows", type="count", default=15, help="rows of each table (default: 15)")
     parser.add_argument("-report", type="new_folder", default="output/doctor", help="folder of the report")
     options, words = parser.parse_known_args(arguments)
-    preview_config([f"-cfg={options.cfg}", *words])
+    config = preview_config([f"-cfg={options.cfg}", *words])
+    if config.EVAL or config.MODEL.RESUME:
+        what = "-eval" if config.EVAL else f"-resume={config.MODEL.RESUME}"
+        raise UserError(f"{what}: two short trainings are examined; -pretrained says with which weights they start")
     prepare_process()
     from image_classification.zoo import find_config
 

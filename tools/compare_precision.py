@@ -20,7 +20,14 @@ import yaml
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import check_model, family_of_file, find_yaml, model_folders
+from image_classification.config import (
+    check_model,
+    family_of_file,
+    find_yaml,
+    model_folders,
+    preview_config,
+    to_yaml,
+)
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
 
@@ -30,6 +37,7 @@ def main(arguments):
     """Make the runs that are missing and print the table."""
     arguments = parse_arguments(arguments)
     folder = arguments.output
+    read_means(arguments.json)
     runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
     reports = {}
     bar = progress_bar(len(runs), "runs", "run")
@@ -57,10 +65,11 @@ def parse_arguments(words):
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()
     check_model(str(arguments.cfg), arguments.opts)
-    arguments.modes = arguments.modes.split(",")
-    arguments.dtypes = arguments.dtypes.split(",")
+    arguments.modes, arguments.dtypes = (
+        list(dict.fromkeys(words.split(","))) for words in (arguments.modes, arguments.dtypes)
+    )
     try:
-        arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
+        arguments.seeds = list(dict.fromkeys(int(seed) for seed in arguments.seeds.split(",")))
     except ValueError:
         parser.error(f"-seeds: expected integers, found {arguments.seeds!r}")
     for flag, given, known in (
@@ -88,20 +97,24 @@ def train(arguments, folder, run):
     mode, dtype, seed = run
     name = "_".join(map(str, (arguments.cfg.stem, *run)))
     output = (folder / name).resolve()
-    report = output / "report.json"
-    if not (output / "done").exists():
+    report, done = output / "report.json", output / "done"
+    words = [f"-cfg={arguments.cfg}", f"-seed={seed}", f"-amp_mode={mode}"]
+    words += [] if dtype == "float32" else [f"-amp_dtype={dtype}"]
+    words += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
+    recipe = to_yaml(preview_config(words))
+    if done.exists() and done.read_text(encoding="utf-8") != recipe:
+        raise UserError(f"-output: {output}: has the result of another configuration; name another folder")
+    if not done.exists():
         shutil.rmtree(output, ignore_errors=True)  # what a stopped run of this tool has left
-        command = [sys.executable, "main_single_gpu.py", f"-cfg={arguments.cfg}", f"-output={output}", f"-seed={seed}"]
-        command += [f"-amp_mode={mode}"] + ([] if dtype == "float32" else [f"-amp_dtype={dtype}"])
-        command += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
+        command = [sys.executable, "main_single_gpu.py", f"-output={output}", *words]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
         model_folder = model_folders()[family_of_file(arguments.cfg)]
-        done = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"{name} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        ended = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise UserError(f"{name} failed: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
         check_complete(output, name)
-        (output / "done").write_text("")
+        done.write_text(recipe, encoding="utf-8")
     return json.loads(report.read_text())
 
 
@@ -118,9 +131,24 @@ def check_complete(output, name):
         raise UserError(f"{name} was stopped after {epochs} of {wanted} epochs; the same command repeats it")
 
 
+def read_means(path):
+    """Return {variant: {mode/format: mean top-1}} of a JSON file, of none or of one that is not there {}.
+
+    Raises:
+        UserError: it is another file.
+    """
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or not all(isinstance(means, dict) for means in known.values()):
+        raise UserError(f"-json: {path}: is no file of means that this tool wrote; name another")
+    return known
+
+
 def record(path, arguments, reports):
     """Add {variant: {mode/format: mean top-1}} to a JSON file, one line a variant."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = read_means(path)
     for mode, dtype in formats(arguments):
         values = [reports[mode, dtype, seed]["top1"] for seed in arguments.seeds]
         mean = round(sum(values) / len(values), 4)

@@ -25,18 +25,18 @@ def main(arguments):
     parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="variant or YAML file")
     parser.add_argument("source", help="registry id, hub id, URL or file")
-    parser.add_argument("target", help="file to write: .safetensors, .pth, .pt or .pdparams")
-    parser.add_argument("-layout", choices=("torch", "paddle"), help="names and layout (default: by the ending)")
+    parser.add_argument("target", type="new_file", help="file to write: .safetensors, .pth, .pt or .pdparams")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys, as MODEL.NUM_CLASSES=10")
     options = parser.parse_args(arguments)
     refuse_existing(options.target, "target")
     check_model(options.cfg, options.opts)
     prepare_process()
-    from image_classification.weights import export_tensors, write_weights
+    from image_classification.weights import export_tensors, write_weights, writer_of
     from image_classification.zoo import load_model
 
+    writer_of(options.target)
     model, _ = load_model(options.cfg, options.source, options.opts)
-    layout = options.layout or ("paddle" if Path(options.target).suffix == ".pdparams" else "torch")
+    layout = "paddle" if options.target.suffix == ".pdparams" else "torch"
     tensors = export_tensors(model, layout)
     write_weights(options.target, tensors)
     print(f"{options.target}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()) / 1e6:.1f} MB, {layout}")

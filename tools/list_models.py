@@ -27,7 +27,8 @@ from image_classification.config import load_config, model_folders, variants
 from image_classification.config.catalogue import family_of
 from image_classification.runtime import Parser, UserError, command, prepare_process
 
-CONDITION = re.compile(r"([\w ]+?)(<=|>=|=|<|>)(.+)")
+CONDITION = re.compile(r"([\w ]+?)(<=|>=|=|<|>)([^<=>].*)")
+SORTABLE = ("name", "parameters", "gmacs", "top1")
 NUMBER = re.compile(r"(\d+\.?\d*)([kMG]?)")
 FORMATS = Path(__file__).resolve().parent / "formats.json"  # written by compare_precision.py, see docs/formats.md
 AS_FLOAT32 = 0.02  # 7 of the 360 images of the digits, 3 standard deviations of one run (docs/benchmarks.md)
@@ -43,11 +44,14 @@ def main(arguments):
     what = parser.add_mutually_exclusive_group()
     what.add_argument("-weights", action="store_true", help="one line a set of weights instead of one a variant")
     what.add_argument("-families", action="store_true", help="one line a family; the pattern is one of families")
-    parser.add_argument("-sort", choices=("name", "parameters", "gmacs", "top1"), default="name", help="default: name")
+    parser.add_argument("-sort", choices=SORTABLE, default="name", help="default: name")
     parser.add_argument("-where", nargs="+", default=[], metavar="CONDITION",
                         help="rows whose columns satisfy all of them only: top1>80, 'licence=cc-by*'")  # fmt: skip
     parser.add_argument("-json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
+    sortable = ("name", "top1") if options.weights else ("name",) if options.families else SORTABLE
+    if options.sort not in sortable:
+        raise UserError(f"-sort={options.sort}: this list is sorted by {' or '.join(sortable)}")
     prepare_process()
     list_rows = list_weights if options.weights else list_families if options.families else list_variants
     # a condition that is none is refused at the first row: to count the multiply-adds of all takes a minute
@@ -59,7 +63,7 @@ def main(arguments):
     rows = [row for row, is_kept in rows if is_kept]
     if not rows:
         raise UserError(f"-where: nothing is left by {' '.join(options.where)}")
-    if options.sort != "name" and options.sort in rows[0]:
+    if options.sort != "name":
         rows.sort(key=lambda row: -(row[options.sort] or 0))
     print(json.dumps(rows, indent=1) if options.json else table(rows))
     return 0

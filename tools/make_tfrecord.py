@@ -44,18 +44,24 @@ def main(arguments):
     parser = Parser(description=__doc__, formatter_class=WithDefaults)
     parser.add_argument("source", help="folder with train/ and val/, or with train_list.txt and val_list.txt")
     parser.add_argument("output", type="new_folder", help="folder for train/, validation/ and idx_files/")
-    parser.add_argument("-shards", type=int, default=1024, help="files of the training set")
-    parser.add_argument("-shards_val", type=int, default=128, help="files of the validation set")
+    parser.add_argument("-shards", type="count", default=1024, help="files of the training set")
+    parser.add_argument("-shards_val", type="count", default=128, help="files of the validation set")
     parser.add_argument("-workers", type="count", default=os.cpu_count(), help="processes")
     parser.add_argument("-first_label", type=int, default=1, help="number of the first class in the files")
     parser.add_argument("-seed", type=int, default=0, help="order of the images")
     options = parser.parse_args(arguments)
     require_folder(options.source, "source")
-    for split, num_shards in (("train", options.shards), ("val", options.shards_val)):
-        dataset = _read(options.source, split)
-        if dataset is not None:
-            written = write_shards(dataset, split, options, num_shards)
-            print(f"{split}: {len(dataset)} images in {num_shards} shards, {written} of them written now")
+    if not 0 <= options.seed < 1 << 32:
+        raise UserError(f"-seed: expected an integer from 0 to 2^32 - 1, found {options.seed}")
+    splits = {"train": ("-shards", options.shards), "val": ("-shards_val", options.shards_val)}
+    datasets = {split: _read(options.source, split) for split in splits}
+    for split, (flag, num_shards) in splits.items():  # of both, before hours of writing
+        if datasets[split] is not None and num_shards > len(datasets[split]):
+            raise UserError(f"{flag}: {num_shards} shards for {len(datasets[split])} images of {split}")
+    for split, (_, num_shards) in splits.items():
+        if datasets[split] is not None:
+            written = write_shards(datasets[split], split, options, num_shards)
+            print(f"{split}: {len(datasets[split])} images in {num_shards} shards, {written} of them written now")
     return 0
 
 
@@ -73,8 +79,6 @@ def _read(source, split):
 
 def write_shards(dataset, split, options, num_shards):
     """Write what is missing of the shards of one split; return how many that was."""
-    if not 1 <= num_shards <= len(dataset):
-        raise UserError(f"--shards: {num_shards} shards for {len(dataset)} images of {split}")
     order = np.random.RandomState(options.seed).permutation(len(dataset))
     folder = FOLDERS[split]
     jobs = []

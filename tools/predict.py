@@ -22,7 +22,6 @@ import numpy as np
 from image_classification.config import check_model
 from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process, progress_bar
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 CAPTIONS = 3  # classes below a picture
 
 
@@ -135,11 +134,13 @@ def find_images(words):
     Raises:
         UserError: a word names nothing, or a folder has no image.
     """
+    from image_classification.data.folders import list_images
+
     found = []
     for word in words:
         path = Path(word)
         if os.path.isdir(path):  # pathlib's raises where a name is too long
-            matches = sorted(entry for entry in path.rglob("*") if entry.suffix.lower() in SUFFIXES)
+            matches = [path / name for name in list_images(path)[0]]
         else:
             named = [word] if os.path.isfile(path) else sorted(glob.glob(word, recursive=True))
             matches = [Path(name) for name in named]

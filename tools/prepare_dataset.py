@@ -25,7 +25,7 @@ def main(arguments):
     parser.add_argument("dataset", help="name, as in DATA.DATASET: cifar10, folder, ...")
     parser.add_argument("folder", help="folder of the data set, as in DATA.DATA_PATH")
     parser.add_argument("-check", action="store_true", help="decode every image, download nothing")
-    parser.add_argument("-num_classes", type=int, help="as in MODEL.NUM_CLASSES (default: that of the data set)")
+    parser.add_argument("-num_classes", type="count", help="as in MODEL.NUM_CLASSES (default: that of the data set)")
     options = parser.parse_args(arguments)
     from image_classification.data import build_dataset
     from image_classification.data.sources import DOWNLOADS

@@ -14,7 +14,7 @@ class Diagnosis:
 
     overflow: layers whose activations the format cannot hold, in the order of execution.
     underflow: layers of whose gradients more than half would become 0 at the loss scale.
-    loss_scale: a larger scale under which less is flushed and nothing overflows, None when the present one will do.
+    loss_scale: a static scale under which less is flushed and no gradient overflows, None when the present one will do.
     keep_float32: layers that are to stay float32, under `loss_scale` where one is given.
     """
 
@@ -58,11 +58,14 @@ def diagnose(steps, order, dtype, scale, dynamic):
     gradients = (GRADIENT, INPUT_GRADIENT, PARAMETER)
     largest = max((record.largest for (_, kind), record in merged.items() if kind in gradients), default=0.0)
     remaining = scale
-    if found.underflow and largest:
+    if largest:
         best = 2.0 ** math.floor(math.log2(half.overflow / largest) - 1)  # one bit of room
-        remaining = max(scale, min(best, 2.0**24))
-        if remaining > scale and not dynamic:
-            found.loss_scale = remaining
+        if largest * scale >= half.overflow and not dynamic:
+            remaining = found.loss_scale = best
+        elif found.underflow:
+            remaining = max(scale, min(best, 2.0**24))
+            if remaining > scale and not dynamic:
+                found.loss_scale = remaining
     keep = {name for name in order if name not in inner and _overflows(merged, name, INPUT, half)}
     keep |= {name for name in found.underflow if _flush(merged, name, half, remaining) > MUCH}
     found.keep_float32 = [name for name in order if name in keep or name in found.overflow]

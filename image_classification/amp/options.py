@@ -121,7 +121,8 @@ def resolve(mode, dtype=None, device="cpu", options=None):
 def _named(mode, options):
     allowed = TABLE[mode].options
     known = {*allowed, *(alias for alias, name in ALIASES.items() if name in allowed)}
-    named = {}
+    named: dict = {}
+    spelt: dict = {}
     for typed, value in options.items():
         option = str(typed).lower()
         if option not in known:
@@ -131,8 +132,9 @@ def _named(mode, options):
             raise ValueError(f"precision mode {mode} has no option {typed!r}{hint}; its options are {names}")
         name = ALIASES.get(option, option)
         if name in named:
-            raise ValueError(f"precision mode {mode}: {typed!r} is another name of {name!r}, which is given too")
-        named[name] = value
+            alias = typed if option in ALIASES else spelt[name]
+            raise ValueError(f"precision mode {mode}: {alias!r} is another name of {name!r}, which is given too")
+        named[name], spelt[name] = value, typed
     return named
 
 
@@ -202,6 +204,9 @@ class _Resolver:
             outputs = str(outputs).removeprefix("paddle.")
             if outputs not in levels.MODEL_TYPES:
                 raise ValueError(f"cast_model_outputs must be one of {', '.join(levels.MODEL_TYPES)}, not {outputs!r}")
+        idle = [name for name in LISTS if self.options.get(name) and not properties.patch_torch_functions]
+        if idle:
+            raise ValueError(f"{idle[0]}: patch_torch_functions is False, so no single operator is cast")
         losses = self.options.get("num_losses", 1)
         if isinstance(losses, bool) or not isinstance(losses, int) or losses < 1:
             raise ValueError(f"num_losses must be an integer of at least 1, not {losses!r}")
@@ -241,13 +246,18 @@ class _Resolver:
             loss_scale = 1.0 if self.dtype == "bfloat16" and not asked else default
             if asked and default != "dynamic":
                 loss_scale = "dynamic"
+        elif loss_scale == "dynamic" and given.get("dynamic") is False:
+            raise ValueError("loss_scale 'dynamic' and dynamic False contradict each other")
         loss_scale = levels.parse_loss_scale(loss_scale)
         if loss_scale != "dynamic":
             for name in ("init_scale", "dynamic"):
                 if name in given:
                     raise ValueError(f"loss_scale {loss_scale} is static, so {name} cannot be given too")
             given |= {"init_scale": loss_scale, "dynamic": False}
-        LossScaler(rule, **given)
+        moves = LossScaler(rule, **given).dynamic
+        idle = [name for name, value in given.items() if name not in ("init_scale", "dynamic") and value is not None]
+        if idle and not moves:
+            self.warnings.append(f"the loss scale is static, so there is no effect of: {', '.join(idle)}")
         return rule, given
 
     def _lists(self):

@@ -1,5 +1,6 @@
 """Layers of settings become one frozen configuration: default < BASE < YAML < command line."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -125,6 +126,9 @@ class _Schema:
                 self.argument_names[f"MODEL.{name.upper()}"] = name
 
     def merge(self, values: dict[str, Any], source: str, mapping: Mapping[str, Any], prefix: str = "") -> None:
+        spelt = [str(key).lower() for key in mapping]
+        if prefix == "AMP." and len(set(spelt)) < len(spelt):  # its options have no case
+            raise UserError(f"{source}: AMP: {max(spelt, key=spelt.count)} stands there twice")
         for key, value in mapping.items():
             name = f"{prefix}{key}"
             if name == "AMP" and isinstance(value, bool):
@@ -134,10 +138,10 @@ class _Schema:
                 if not isinstance(value, dict):
                     raise UserError(f"{source}: {name}: expected a section of keys, found {shown(value)}")
                 self.merge(values, source, value, f"{name}.")
-            elif prefix == "AMP." and name not in self.keys:
+            elif prefix == "AMP." and name.upper() not in self.keys:
                 options = dict(values.get("AMP.OPTIONS", {}))
                 entries = value.items() if key == "OPTIONS" and isinstance(value, dict) else [(key, value)]
-                options.update({str(entry).lower(): setting for entry, setting in entries})
+                options.update({str(entry).lower(): _number(setting) for entry, setting in entries})
                 values["AMP.OPTIONS"] = MappingProxyType(options)
             else:
                 self._set(values, source, name, value)
@@ -166,6 +170,14 @@ class _Schema:
         section = name.rpartition(".")[0]
         keys = [full for full in names if full.rpartition(".")[0] == section]
         return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
+
+
+def _number(value: Any) -> Any:
+    """Return a text that is a number as one, as :func:`convert` does where it knows what is expected: 1e3 of YAML."""
+    for kind in (int, float) if isinstance(value, str) else ():
+        with contextlib.suppress(ValueError):
+            return convert(value, kind)
+    return value
 
 
 @functools.cache

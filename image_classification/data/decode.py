@@ -32,6 +32,7 @@ _PIL_ERRORS = (
 )  # fmt: skip
 _PIL_MODES = {3: "RGB", 1: "L"}
 _PNG = b"\x89PNG\r\n\x1a\n"
+_PNM = (b"P2", b"P3", b"P5", b"P6")
 LARGEST = 89_478_485  # pixels, those of Pillow's MAX_IMAGE_PIXELS: 256 MB of RGB
 MOST_SCANS = 200  # of a progressive JPEG, each of which goes over all pixels; encoders write ten
 
@@ -126,6 +127,8 @@ def _decode_cv2(content, channels, reduction, upright):
         return None
     if content[:8] == _PNG and not _png_is_whole(content):
         return None
+    if bytes(content[:2]) in _PNM:  # whose header says which number is white: OpenCV does not scale by it
+        return None
     try:
         flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]
         flags |= 0 if upright else cv2.IMREAD_IGNORE_ORIENTATION
@@ -160,6 +163,10 @@ def _decode_pil(content, channels, upright):
             image = ImageOps.exif_transpose(file) if upright else file
             if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
                 return (np.asarray(image) >> 8).astype(np.uint8)
+            if image.mode == "I" and file.format == "PPM":  # scaled to 16 bits by Pillow, and not further either
+                return (np.asarray(image) >> 8).astype(np.uint8)
+            if image.mode in ("I", "F"):
+                raise CorruptImage(f"32-bit {'integers' if image.mode == 'I' else 'floats'}: which one is white?")
             return np.array(image.convert(_PIL_MODES[channels]))
         except _PIL_ERRORS as error:
             raise _corrupt(error) from None

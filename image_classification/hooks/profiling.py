@@ -46,6 +46,9 @@ class ProfilerHook(Hook):
     def after_train(self, trainer):
         if self.profiler is not None:
             self._stop()
+        elif self.steps <= self.first_step:
+            steps = f"TRAIN.PROFILE_STEP is {self.first_step}, this process made {self.steps} steps"
+            get_logger().warning(f"nothing was profiled: {steps}")
 
     def _stop(self):
         self.profiler.stop()

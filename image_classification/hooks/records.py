@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ..data.decode import decode
-from ..runtime import UserError, get_logger, peak_memory_bytes
+from ..runtime import UserError, get_logger, peak_memory_bytes, temporary_home
 from .hook import Hook
 
 
@@ -72,7 +72,8 @@ class RecordHook(Hook):
             self._add_scalars(line)
 
     def _open(self):
-        from visualdl import LogWriter
+        with temporary_home():
+            from visualdl import LogWriter
 
         folder = self.run.path / "visualdl"
         for old in folder.glob("vdlrecords.*"):

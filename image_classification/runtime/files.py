@@ -62,6 +62,28 @@ def refuse_existing(path: str | os.PathLike[str], name: str) -> None:
         raise UserError(f"{name}: {path}: {what}; name another, or remove it first")
 
 
+@contextlib.contextmanager
+def temporary_home() -> Iterator[None]:
+    """Give what others write below the user's home another place, gone afterwards, where the home takes nothing.
+
+    VisualDL makes folders there when it is imported, Paddle then and when it rewrites a model as a program; neither can
+    be told where, and a service or a container often has no home that can be written to.
+    """
+    kept, home = os.environ.get("HOME"), Path(os.path.expanduser("~"))
+    if home.is_absolute() and not any(why_unwritable(home / name) for name in (".cache/paddle", ".visualdl")):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HOME"] = folder
+        try:
+            yield
+        finally:
+            if kept is None:
+                del os.environ["HOME"]
+            else:
+                os.environ["HOME"] = kept
+
+
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
     """Remove what killed processes left of :func:`atomic_write` in a folder that nobody else writes to."""
     for path in Path(folder).glob(".*"):

@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from .files import temporary_home
 from .versions import refuse_unsupported
 
 # What Paddle warns every user of, whatever they do.
@@ -91,7 +92,7 @@ def prepare_process() -> None:
     for message in CHATTER:
         warnings.filterwarnings("ignore", message=message)
     # It also warns of more than one thread, which concerns builds with OpenBLAS only; the wheels have MKL.
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with temporary_home(), contextlib.redirect_stderr(io.StringIO()) as said:
         import paddle  # noqa: F401
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:

@@ -6,7 +6,7 @@ from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, read_registry, read_variants
 from .source import find_weights
-from .write import write_weights
+from .write import write_weights, writer_of
 
 __all__ = [
     "LoadReport",
@@ -23,4 +23,5 @@ __all__ = [
     "transpose_linears",
     "with_preprocessing",
     "write_weights",
+    "writer_of",
 ]

@@ -50,15 +50,21 @@ def load_pretrained(model, source, replace_head=False):
     replaced = _replaceable_head(model, state, tensors) if replace_head else ()
     _check(source, dialect, state, tensors, replaced)
     used = {name: value for name, value in tensors.items() if name not in replaced}
-    bad = next((name for name, value in used.items() if not np.isfinite(np.sum(value, dtype=np.float64))), None)
+    sums = ((name, np.sum(_float32(value), dtype=np.float64)) for name, value in used.items())
+    bad = next((name for name, total in sums if not np.isfinite(total)), None)
     if bad is not None:
-        raise UserError(f"-pretrained: {source}: {bad} has values that are not finite (inf or NaN)")
+        raise UserError(f"-pretrained: {source}: {bad} has values that are not finite (inf or NaN) in float32")
     for name, value in used.items():
-        state[name].set_value(np.asarray(value, np.float32, order="C"))
+        state[name].set_value(_float32(value))
     named = str(path) if os.path.isdir(source) else source
     report = LoadReport(named, str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized))
     _log(report)
     return report
+
+
+def _float32(value):
+    with np.errstate(over="ignore"):  # float64 beyond float32's range, which becomes inf
+        return np.asarray(value, np.float32, order="C")
 
 
 def linear_weights(model):

@@ -19,8 +19,15 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def cache_folder():
-    """Return where downloads are kept: $PADDLE_ZOO_WEIGHTS, else ~/.cache/paddle_zoo/weights."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "paddle_zoo" / "weights")
+    """Return where downloads are kept: $PADDLE_ZOO_WEIGHTS, else ~/.cache/paddle_zoo/weights.
+
+    Raises:
+        UserError: the user has no home.
+    """
+    try:
+        return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "paddle_zoo" / "weights")
+    except RuntimeError as error:
+        raise UserError(f"-pretrained: {error} {CACHE_VARIABLE} may name a folder for downloads") from None
 
 
 def find_weights(source):

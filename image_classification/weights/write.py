@@ -22,8 +22,8 @@ TORCH_STORAGES = {
 }
 
 
-def write_weights(path, tensors):
-    """Write named arrays in the format of the file's ending; the layout of the arrays is the caller's business.
+def writer_of(path):
+    """Return the function (file, arrays) that writes the format of a file's ending.
 
     Raises:
         UserError: an ending other than .safetensors, .pth, .pt or .pdparams.
@@ -32,9 +32,19 @@ def write_weights(path, tensors):
     ending = Path(path).suffix
     if ending not in writers:
         raise UserError(f"{path}: cannot write {ending or 'a file without ending'!r}: allowed are {', '.join(writers)}")
+    return writers[ending]
+
+
+def write_weights(path, tensors):
+    """Write named arrays in the format of the file's ending; the layout of the arrays is the caller's business.
+
+    Raises:
+        UserError: as :func:`writer_of`.
+    """
+    write = writer_of(path)
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     with atomic_write(path) as file:
-        writers[ending](file, arrays)
+        write(file, arrays)
 
 
 def _safetensors(file, arrays):

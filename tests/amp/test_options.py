@@ -57,11 +57,30 @@ def test_unknown_mode_is_refused(mode):
         ("O1", {"verbosity": 3}, "verbosity must be 0, 1 or 2"),
         ("O1", {"cast_model_outputs": "int8"}, "cast_model_outputs must be one of"),
         ("O1", {"min_loss_scale": 131072}, "min_scale 131072.0 is greater than init_scale 65536.0"),
+        ("O2", {"white_list": ["exp"]}, "white_list: patch_torch_functions is False, so no single operator is cast"),
+        ("O0", {"black_list": ["exp"]}, "black_list: patch_torch_functions is False, so no single operator is cast"),
+        ("O1", {"black_list": ["exp"], "patch_torch_functions": False}, "so no single operator is cast"),
+        ("auto", {"loss_scale": "dynamic", "dynamic": False}, "loss_scale 'dynamic' and dynamic False contradict"),
+        ("auto", {"custom_white_list": ["exp"], "white_list": ["exp"]}, "'custom_white_list' is another name of"),
     ],
 )
 def test_bad_option_is_refused_in_words_that_name_it(mode, options, message):
     with pytest.raises(ValueError, match=message):
         amp.validate_options(mode, options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "options", "idle"),
+    [
+        ("auto", "bfloat16", {"growth_interval": 7, "hysteresis": 2}, "growth_interval, hysteresis"),
+        ("O2", "float16", {"loss_scale": 128, "scale_window": 7, "max_loss_scale": None}, "growth_interval"),
+        ("naive", "float16", {"dynamic": False, "min_scale": 2}, "min_scale"),
+    ],
+)
+def test_option_of_a_moving_scale_when_the_scale_is_static_is_a_warning(mode, dtype, options, idle):
+    said = f"the loss scale is static, so there is no effect of: {idle}"
+    assert resolve(mode, dtype, "cpu", options).warnings == (said,)
+    assert resolve(mode, dtype, "cpu", options | {"loss_scale": "dynamic", "dynamic": True}).warnings == ()
 
 
 def test_options_come_back_under_their_own_names():

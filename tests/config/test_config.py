@@ -65,7 +65,15 @@ def test_model_section_takes_the_builders_arguments(tmp_path):
 def test_amp_section_other_keys_are_options_of_the_mode(tmp_path):
     config = load(tmp_path, "AMP: {MODE: naive, HYSTERESIS: 3}", "--loss-scale", "128.0")
     assert config.AMP.MODE == "naive"
-    assert dict(config.AMP.OPTIONS) == {"hysteresis": 3, "loss_scale": "128.0"}
+    assert dict(config.AMP.OPTIONS) == {"hysteresis": 3, "loss_scale": 128.0}
+
+
+def test_amp_option_when_a_text_is_a_number_is_that_number(tmp_path):
+    """1e3 without a point is a text in YAML 1.1, and a number to everybody who writes it."""
+    options = "init_scale: 1e3, hysteresis: '2', scaler: torch, OPTIONS: {min_scale: 1e-2}"
+    config = load(tmp_path, f"AMP: {{MODE: naive, {options}}}")
+    assert dict(config.AMP.OPTIONS) == {"init_scale": 1000.0, "hysteresis": 2, "scaler": "torch", "min_scale": 0.01}
+    assert load(tmp_path, "AMP: {MODE: O2, loss_scale: inf}").AMP.OPTIONS["loss_scale"] == "inf"  # for amp to refuse
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,8 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("TRAIN: 3", ["TRAIN", "section"]),
         ("DATA: {IMAGENET_MEAN: [0.5]}", ["DATA.IMAGENET_MEAN", "IMAGE_CHANNELS 3"]),
         ("AMP: {MODE: '01'}", ["AMP.MODE", "did you mean O1"]),
+        ("AMP: {mode: O2}", ["AMP.mode is not a key", "did you mean AMP.MODE"]),
+        ("AMP: {MODE: O2, loss_scale: 5, LOSS_SCALE: 6}", ["AMP: loss_scale stands there twice"]),
         ("EVAL: maybe", ["EVAL", "true or false"]),
         ("- a\n- b", ["model.yaml", "mapping"]),
         ("# nothing", ["model.yaml", "is empty"]),

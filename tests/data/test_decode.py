@@ -71,6 +71,28 @@ def test_formats_are_read_as_before(kind, library):
         np.testing.assert_array_equal(pixels, image)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("white", [1, 15, 100, 255, 256, 1023, 65535])
+@pytest.mark.parametrize("kind", ["P5", "P6"])
+def test_pixels_when_a_header_says_which_number_is_white_are_scaled_by_it(kind, white, library, channels):
+    levels = np.array([0, (white + 1) // 2, white])
+    samples = np.repeat(levels, 3) if kind == "P6" else levels
+    content = f"{kind} 3 1 {white} ".encode() + samples.astype("u1" if white < 256 else ">u2").tobytes()
+    pixels = decode(content, library, channels)
+    # one level where a product is rounded, and one for the bits that are cut from 16
+    np.testing.assert_allclose(pixels[0, :, 0], levels * (255 / white), rtol=0, atol=2)
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize(("dtype", "said"), [(np.float32, "32-bit floats"), (np.int32, "32-bit integers")])
+def test_pixels_when_nothing_says_which_number_is_white_are_refused(dtype, said, library):
+    """Pillow cuts them to 0..255: floats from 0 to 1 are black then, and counts are white."""
+    content = encoded(Image.fromarray(np.full((4, 5), 1000, dtype)), "TIFF")
+    with pytest.raises(CorruptImage, match=said):
+        decode(content, library)
+
+
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize(("height", "width"), [(1, 20_000), (20_000, 1)])
 def test_line_of_pixels_is_not_scaled_beyond_the_memory(height, width, library):

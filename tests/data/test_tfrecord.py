@@ -245,6 +245,22 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     assert kept.stat().st_mtime_ns == stamp and damaged.read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shards", 3, "--shards-val", 3], "-shards_val: 3 shards for 2 images of val"),
+        (["--shards", 9, "--shards-val", 1], "-shards: 9 shards for 4 images of train"),
+        (["--shards", 3, "--shards-val", 1, "--seed", -1], "-seed: expected an integer from 0 to 2^32 - 1, found -1"),
+    ],
+)
+def test_make_tfrecord_when_a_number_cannot_be_refuses_before_it_writes(tmp_path, words, message):
+    write_class_folders(tmp_path / "images" / "train", {"a": 2, "b": 2})
+    write_class_folders(tmp_path / "images" / "val", {"a": 1, "b": 1})
+    result = run_tool(tmp_path / "images", tmp_path / "records", *words)
+    assert (result.returncode, result.stderr) == (2, f"error: {message}\n")
+    assert not (tmp_path / "records").exists()
+
+
 def test_shards_of_two_sets_in_one_folder_are_refused_when_read_and_when_written(tmp_path):
     """Each alone is whole, and both would be read, every image twice."""
     write_class_folders(tmp_path / "images" / "train", {"a": 3, "b": 3})

@@ -365,7 +365,7 @@ def test_commands_of_apexs_readme_are_accepted_as_they_are_written(line, monkeyp
     assert words[words.index("--opt-level") + 1] == config.AMP.MODE
     assert config.TRAIN.LINEAR_SCALED_LR == 256 and config.TRAIN.LR_SCHEDULER.NAME == "apexstep"
     assert (1 if "--local_rank=1" in words else None) == config.PARALLEL.LOCAL_RANK
-    assert dict(config.AMP.OPTIONS).get("loss_scale") == ("128.0" if "--loss-scale" in words else None)
+    assert dict(config.AMP.OPTIONS).get("loss_scale") == (128.0 if "--loss-scale" in words else None)
 
 
 def test_other_flags_of_apex_mean_the_same_and_a_typing_mistake_is_none_of_them(tmp_path, monkeypatch):

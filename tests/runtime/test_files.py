@@ -2,6 +2,9 @@
 
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +48,58 @@ def test_atomic_write_into_a_file_as_folder_is_a_user_error(tmp_path):
     with pytest.raises(runtime.UserError, match="cannot be written"):
         with runtime.atomic_write(tmp_path / "file" / "state.bin"):
             pass
+
+
+def test_home_when_it_can_be_written_to_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with runtime.temporary_home():
+        assert Path.home() == tmp_path
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize("file", ["home", "home/.cache", "home/.visualdl"])
+def test_home_when_it_cannot_be_written_to_is_another_for_a_while(monkeypatch, tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("no folder, so that not even root can write into it")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(OSError), runtime.temporary_home():
+        inside = Path.home()
+        (inside / ".cache").mkdir()
+        raise OSError
+    assert not inside.exists() and os.environ["HOME"] == str(tmp_path / "home")
+
+
+def test_home_when_nobody_knows_it_is_another_for_a_while(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is for a user without an entry
+    with runtime.temporary_home():
+        assert os.path.isdir(os.environ["HOME"])
+    assert "HOME" not in os.environ
+
+
+# VisualDL makes folders at home when it is imported, Paddle then and when it traces a model.
+WITHOUT_HOME = {
+    "training": "from image_classification.hooks.records import RecordHook;"
+                "hook = RecordHook(SimpleNamespace(path=Path(sys.argv[1]) / 'run', read_metrics=list)); hook._open();"
+                "hook.writer.add_scalar('a', 1.0, 1); hook.writer.close()",
+    "doctor": "from image_classification.tools.parts.amp_doctor_report import write_histograms;"
+              "write_histograms(Path(sys.argv[1]) / 'run', SimpleNamespace(records=[]))",
+    "multiply-adds": "from image_classification.multiply_adds import count_multiply_adds as count;"
+                     "assert count(lambda: paddle.nn.Conv2D(3, 4, 3), 5).total == 972",
+    "export": "from image_classification.tools import export; paddle.seed(0);"
+              "from image_classification import zoo; from image_classification.weights import *;"
+              "path = sys.argv[1] + '/w.safetensors';"
+              "write_weights(path, export_tensors(zoo.create_model('resnet_tiny_digits'), 'torch'));"
+              "assert export.main(['resnet_tiny_digits', '-pretrained', path, '-output', sys.argv[1] + '/out']) == 0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITHOUT_HOME)
+def test_command_when_the_home_cannot_be_written_to_does_its_work(tmp_path, what):
+    (tmp_path / "home").write_text("no folder, so that not even root can write into it")
+    start = "import sys; from pathlib import Path; from types import SimpleNamespace;"
+    start += "from image_classification.runtime import prepare_process; prepare_process(); import paddle;"
+    environment = {**os.environ, "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", start + WITHOUT_HOME[what], str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

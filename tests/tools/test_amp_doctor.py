@@ -110,6 +110,24 @@ def test_planted_underflow_is_named_and_the_advice_makes_the_run_converge():
     assert healed[-1] < 0.5 * healed[0]
 
 
+def test_static_scale_when_gradients_overflow_under_it_is_replaced_and_the_run_converges():
+    found = diagnosis(None, scale=2.0**40, dynamic=False)
+    sick, skipped, _, _ = train(classifier(), "O2", loss_scale=2.0**40)
+    assert skipped == len(sick)
+    assert found.loss_scale < 2.0**40
+    healed, skipped, _, _ = train(classifier(), "O2", loss_scale=found.loss_scale)
+    assert skipped == 0 and healed[-1] < 0.5 * healed[0]
+    assert diagnosis(None, scale=2.0**40, dynamic=True).loss_scale is None  # it goes down by itself
+
+
+@pytest.mark.parametrize("word", ["-eval", "-resume=latest"])
+def test_doctor_when_a_word_would_have_no_effect_refuses_it(word, tmp_path, capsys):
+    from image_classification.tools import amp_doctor
+
+    assert amp_doctor.main(["-cfg=vit_tiny_digits", "-report", str(tmp_path / "report"), word]) == 2
+    assert f"{word}: two short trainings are examined" in capsys.readouterr().err
+
+
 def test_healthy_model_gets_no_advice():
     found = diagnosis(None)
     assert (found.overflow, found.underflow, found.loss_scale, found.keep_float32) == ([], [], None, [])

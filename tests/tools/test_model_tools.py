@@ -14,6 +14,7 @@ from PIL import Image
 from image_classification import explain, zoo
 from image_classification.config import build_config
 from image_classification.config.catalogue import family_of
+from image_classification.data.datasets import IMAGE_EXTENSIONS
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
 from image_classification.preview import class_names, eval_pixels, normalised
@@ -116,11 +117,18 @@ def test_measured_formats_are_those_of_one_small_variant_of_a_family():
         ("licence>3", "licence is compared with a number"),
         ("top1>high", "compared with a number"),
         ("top1>100", "nothing is left"),
+        ("top1=>80", "expected a column, =, <, <=, > or >=, and a value"),
     ],
 )
 def test_list_models_condition_that_makes_no_sense_is_one_line(condition, message, capsys):
     assert tool("list_models").main(["resnet18", "-where", condition]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("what", "by"), [("-families", "parameters"), ("-families", "top1"), ("-weights", "gmacs")])
+def test_list_models_sort_by_what_the_list_does_not_have_is_one_line(what, by, capsys):
+    assert tool("list_models").main([what, "-sort", by]) == 2
+    assert f"-sort={by}: this list is sorted by name" in capsys.readouterr().err
 
 
 def test_list_models_without_match_is_an_error(capsys):
@@ -152,8 +160,14 @@ def test_tool_writes_over_nothing(weights, tmp_path, capsys, monkeypatch, words)
         Path(path).write_text("mine")
     name, *arguments = [word.replace("weights", str(weights)) if "_" not in word else word for word in words]
     assert tool(name).main(arguments) == 2
-    assert "remove it first" in capsys.readouterr().err
+    assert re.search("remove it first|there: is no folder", capsys.readouterr().err)
     assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
+@pytest.mark.parametrize("target", ["w.onnx", "w"])
+def test_convert_weights_when_the_ending_is_no_format_refuses_before_it_reads(tmp_path, capsys, target):
+    assert tool("convert_weights").main([VARIANT, str(tmp_path / "gone.pth"), str(tmp_path / target)]) == 2
+    assert "allowed are .safetensors, .pth, .pt, .pdparams" in capsys.readouterr().err
 
 
 def test_convert_weights_of_another_model_is_one_line(weights, tmp_path, capsys):
@@ -210,6 +224,15 @@ def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_p
     assert predict.main([*words, "-explain"]) == 1
     assert "two/cut.png\n  is no image" in capsys.readouterr().out
     assert Image.open(output / "one" / "a-png.png").size[0] == 1000
+
+
+def test_predict_of_a_folder_finds_what_a_training_finds_in_it(weights, tmp_path, capsys):
+    for suffix in IMAGE_EXTENSIONS:
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).convert("L").save(tmp_path / f"a{suffix}")
+    (tmp_path / "._a.jpg").write_bytes(b"what another system keeps beside a photograph")
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-top_k=1", "-json"]) == 0
+    found = [Path(result["file_name"]) for result in json.loads(capsys.readouterr().out)]
+    assert found == sorted(tmp_path / f"a{suffix}" for suffix in IMAGE_EXTENSIONS)
 
 
 @pytest.mark.parametrize(("word", "message"), [("gone.png", "gone.png: no such image"), ("TEXT", "is no image")])
@@ -289,9 +312,25 @@ def test_export_report_refuses_another_answer():
     export = tool("export")
     expected = np.ones((2, 3), np.float32)
     assert "1.00e-05" in export.report("engine", expected, expected + np.float32(1e-5))
-    for wrong in (expected + np.float32(1e-3), expected * np.nan):
+    for wrong in (expected + np.float32(1e-3), expected * np.nan, expected[:1]):
         with pytest.raises(UserError, match="more than"):
             export.report("engine", expected, wrong)
+    with pytest.raises(UserError, match="more than"):  # of logits that are small, too
+        export.report("engine", expected * np.float32(1e-5), expected * 0)
+
+
+def test_export_images_when_a_model_answers_all_alike_show_it(tmp_path):
+    """Of pure noise the logits of a ResNet differ by less than bfloat16 may round."""
+    export = tool("export")
+    paddle.seed(0)
+    model, config = zoo.load_model("resnet18", options=["DATA.IMAGE_SIZE=128"])
+    pictures = export.blocks(128, 3)
+    assert pictures.shape == (10, 128, 128, 3) and (pictures[0] == pictures[0, 0, 0]).all()
+    with paddle.no_grad():
+        expected = model(paddle.to_tensor(normalised(config, pictures))).numpy()
+    for row in expected:
+        with pytest.raises(UserError, match="answers differently"):
+            export.report("engine", expected, np.broadcast_to(row, expected.shape), "bfloat16")
 
 
 def test_grad_cam_of_one_linear_head_is_the_weighted_feature_map():
@@ -354,6 +393,20 @@ def test_export_to_onnx_answers_the_same(weights, tmp_path, capfd):
     ends = {end.name: end.shape for end in (*session.get_inputs(), *session.get_outputs())}
     side = json.loads((tmp_path / "preprocessing.json").read_text())["image_size"]
     assert ends == {"images": ["batch", 3, side, side], "logits": ["batch", 10]}
+
+
+def test_export_to_onnx_when_a_model_pads_images_pads_with_zeros(tmp_path, capfd):
+    """paddle2onnx leaves what was in its memory for the value: another one in each process."""
+    pytest.importorskip("paddle2onnx", reason="optional: pip install paddle2onnx onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model, _ = zoo.load_model("pphgnet_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = ["pphgnet_tiny_digits", "-pretrained", str(tmp_path / "w.safetensors"), "-output", str(tmp_path / "out")]
+    assert tool("export").main([*words, "-onnx"]) == 0, capfd.readouterr().err
+    nodes = onnx.load(tmp_path / "out" / "inference.onnx").graph.node
+    borders = {node.input[2] for node in nodes if node.op_type == "Pad"}
+    values = [node.attribute[0].t.raw_data for node in nodes if {*node.output} & borders]
+    assert values and set(values) == {bytes(4)}
 
 
 def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):

@@ -45,6 +45,16 @@ def test_run_folder_means_its_best_weights(tmp_path):
     assert find_weights(str(tmp_path)) == tmp_path / "best.pdparams"
 
 
+def test_download_when_the_user_has_no_home_names_the_variable_for_a_folder(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("PADDLE_ZOO_WEIGHTS", raising=False)
+    monkeypatch.setattr(source.Path, "home", home)
+    with pytest.raises(UserError, match="Could not determine home directory. PADDLE_ZOO_WEIGHTS may name a folder"):
+        find_weights(ID)
+
+
 def test_urls_that_end_alike_are_different_files(server):
     first, second = address(server, "/a/model.safetensors"), address(server, "/b/model.safetensors")
     server.contents = {"/a/model.safetensors": b"one", "/b/model.safetensors": b"two"}

@@ -6,7 +6,7 @@ import numpy as np
 
 from image_classification.amp.diagnosis import total
 from image_classification.amp.observer import ACTIVATION, FORMATS, GRADIENT, LOWEST, PARAMETER
-from image_classification.runtime import atomic_write
+from image_classification.runtime import atomic_write, temporary_home
 
 HISTOGRAM_SAMPLES = 1000  # VisualDL takes values, not counts
 
@@ -50,7 +50,8 @@ def advice_yaml(mode, found):
     if mode == "O0":
         lines.pop()  # float32 has no half format
     if found.loss_scale is not None:
-        lines.append(f"  loss_scale: {found.loss_scale}  # at {found.scale:g} most gradients of some layers become 0")
+        what = "most gradients of some layers become 0" if found.loss_scale > found.scale else "gradients overflow"
+        lines.append(f"  loss_scale: {found.loss_scale}  # at {found.scale:g} {what}")
     if found.keep_float32:
         lines.append("  keep_float32:")
         lines += [f"    - {json.dumps(name)}{_why(name, found)}" for name in found.keep_float32]
@@ -136,7 +137,8 @@ def draw(path, run, dtype, scale):
 
 def write_histograms(folder, run):
     """Write the distribution of log2 |value| of each layer and step for VisualDL."""
-    from visualdl import LogWriter
+    with temporary_home():
+        from visualdl import LogWriter
 
     with LogWriter(logdir=str(folder)) as writer:
         for step, records in enumerate(run.records):
