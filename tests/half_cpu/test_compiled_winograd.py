@@ -250,6 +250,22 @@ def test_result_of_kept_filters_does_not_depend_on_the_number_of_images(images, 
     np.testing.assert_array_equal(whole[:1], single)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_filters_that_change_are_no_tiles_of_few_pixels(dtype, monkeypatch):
+    asked = []
+    prepared = onednn_convolution_passes._prepared
+    monkeypatch.setattr(onednn_convolution_passes, "_prepared", lambda *key: asked.append(key[0]) or prepared(*key))
+    layer = paddle.nn.Conv2D(64, 64, 3, padding=1, bias_attr=False)
+    layer.to(dtype=dtype)
+    x = paddle.randn([1, 64, 7, 7]).astype(dtype)
+    x.stop_gradient = False
+    contexts = (half_cpu.frozen(paddle.nn.Linear(4, 4)), half_cpu.rounded_once(layer), half_cpu.frozen(layer))
+    for context in contexts:
+        with context, half_cpu.dispatch():
+            layer(x).sum().backward()
+    assert asked == [True] * 6 + [False, False, True]  # a gradient of filters is none that is kept
+
+
 def test_grouped_filters_are_no_tiles():
     filters = Layout(onednn.FLOAT16, (2, 16, 16, 3, 3), (16 * 16 * 9, 16 * 9, 9, 3, 1))
     source, _, target, geometry = key_of(FLOAT16, (8, 32, 28, 28), (32, 32, 3, 3))
