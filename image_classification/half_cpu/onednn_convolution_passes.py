@@ -29,7 +29,7 @@ from .onednn_primitives import (
     scratch,
     servable,
 )
-from .scope import active, is_kept, made_once
+from .scope import is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 
@@ -159,12 +159,12 @@ def _turned(weight):
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _prepared(changes, plain_type, name, *key):
     """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
-    pass that runs otherwise; `changes`: whether filters are not frozen, which decides on products and tiles;
+    pass that runs otherwise; `changes`: whether filters are not kept, which decides on products and tiles;
     `plain_type`: the format of the plain filters."""
     if compiled_winograd.pays(changes, name, *key):
         filters = cache.get(compiled_winograd.describe_filters, plain_type, name, *key)
         return cache.get(compiled_winograd.describe, name, *key), filters
-    if is_product(name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
+    if is_product(changes, name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
         return None
@@ -172,13 +172,13 @@ def _prepared(changes, plain_type, name, *key):
     return primitive, cache.get(_describe_weights, plain_type, name, *key) if primitive.sizes else None
 
 
-def _run_otherwise(name, key, first, weight, last):
+def _run_otherwise(changes, name, key, first, weight, last):
     """Run a pass as a product, on the pixels that are read or widened copies, or with filters turned round."""
     if _skips_pixels(name, *key):
         tall, wide = key[3][0]
         read = channels_last(first[:, :, ::tall, ::wide])
         run(name, (layout(read), *key[1:3], PIXELS), read, weight, last)
-    elif is_product(name, *key):
+    elif is_product(changes, name, *key):
         run_as_product(name, key, first, weight, last)
     elif runs_in_float32(key[1]) or _reads_too_far(name, *key):
         _run_in_float32(name, key, first, weight, last)
@@ -194,18 +194,18 @@ def run(name, key, first, weight, last, operands=()):
     `key`: the layouts of images, filters and results, the geometry, and for the forward pass maybe post operations;
     `operands` are the pointers to the second operands of the binary ones among these.
     """
-    own = data_type(weight)
-    found = _prepared(active.frozen is None, own, name, *key)
+    own, plain = data_type(weight), weight.data_ptr()
+    changes = not is_kept(plain)
+    found = _prepared(changes, own, name, *key)
     if own != key[1].data_type and (found is None or found[1] is None):
         rounded = new_like(weight, first.dtype)
         run(name, key, first, rounded, last)
         convert(rounded, weight)
         return
     if found is None:
-        _run_otherwise(name, key, first, weight, last)
+        _run_otherwise(changes, name, key, first, weight, last)
         return
     primitive, rearrange = found
-    plain = weight.data_ptr()
     if rearrange is None:
         primitive(first.data_ptr(), plain, last.data_ptr(), *operands)
         return

@@ -8,13 +8,12 @@ from .compiled_long_products import pays
 from .onednn_matmul import multiply
 from .onednn_matrices import matrix
 from .onednn_primitives import Layout, cache, dense_strides, new_tensor
-from .scope import active
 
 PIXELS = ((1, 1), (0, 0), (0, 0), (0, 0))  # the geometry of a window that moves by single pixels and needs no more
 
 
-def is_product(name, source, filters, target, geometry, post_ops=()):
-    """Return whether a pass of a convolution is faster as a product.
+def is_product(changes, name, source, filters, target, geometry, post_ops=()):
+    """Return whether a pass of a convolution is faster as a product; `changes`: whether its filters are not kept.
 
     One of single pixels needs no other order of the filters. With large ones its gradients are 1.0 to 1.8 times as fast
     at batch 8, 1.1 to 4 times at batch 2; its result is 1.1 to 2.3 times as fast where there are few pixels, unless the
@@ -31,7 +30,7 @@ def is_product(name, source, filters, target, geometry, post_ops=()):
     if numbers < 1 << 18:
         return False
     if is_single:
-        return name != "forward" or pixels <= 512 and not post_ops and active.frozen is None
+        return name != "forward" or pixels <= 512 and not post_ops and changes
     inputs = 1 if filters.data_type == onednn.BFLOAT16 else 256
     large = numbers >= 1 << 19 and filters.shape[1] >= inputs and bool(compiled.formats())
     return name == "backward_weights" and geometry[0] != (1, 1) and large

@@ -12,9 +12,13 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
 
 def missing():
-    """Return why the allocator cannot be built here, None when it can."""
+    """Return why the allocator cannot be built or used here, None when it can."""
     if sys.platform != "linux" or os.confstr("CS_GNU_LIBC_VERSION") is None:
         return "they need Linux and glibc, whose allocator is replaced"
+    import resource  # Linux has it
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return "they need addresses without a limit (ulimit -v unlimited), or nothing would be forbidden"
     return None if shutil.which("gcc") else "they need gcc (Debian: apt-get install gcc)"
 
 

@@ -30,6 +30,8 @@ def pytest_runtest_protocol(item, nextitem):
     else:
         reports = [_ended(item, status)]
     for report in reports:
+        if isinstance(report.longrepr, list):  # of a skipped test: JSON knows no tuples
+            report.longrepr = tuple(report.longrepr)
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True

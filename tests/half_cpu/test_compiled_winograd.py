@@ -85,9 +85,9 @@ def test_passes_by_tiles_are_the_exact_ones_rounded_once(shape, dtype, tiles):
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
 def test_what_is_not_finite_is_where_it_is_without_tiles(value, dtype, tiles):
     """A finite 3e38 leaves float32 within a tile; float16 has no such number."""
-    x, weight = tensors([(2, 24, 9, 10), (20, 24, 3, 3)], dtype)
+    x, weight = tensors([(1, 24, 13, 10), (20, 24, 3, 3)], dtype)
     x = x.detach()
-    x[1, 3, 4, 8] = value
+    x[0, 3, 4, 8] = value
     x.stop_gradient = False
     found = []
     for by_tiles in (True, False):
@@ -98,6 +98,32 @@ def test_what_is_not_finite_is_where_it_is_without_tiles(value, dtype, tiles):
     assert np.isfinite(found[1][0]).mean() > 0.9
     for actual, expected in zip(*found, strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_image_beside_one_that_is_not_finite_has_the_same_bits(dtype, tiles):
+    """Images, gradients and residuals of the three: the second one's results are computed without tiles."""
+    paddle.seed(0)
+    layer = ConvNorm(24, 70, 3, 1, 1, activation=F.silu)
+    layer.eval()
+    layer.conv.to(dtype=dtype)
+    x, residual, gradient = (paddle.randn([3, channels, 7, 9]) for channels in (24, 70, 70))
+    found = []
+    for value, by_tiles in ((0.5, True), (np.nan, True), (np.nan, False)):
+        tiles(by_tiles)
+        x[1, 2, 3, 4] = gradient[1, 2, 3, 4] = value
+        images = x.astype(dtype)
+        with paddle.no_grad(), half_cpu.dispatch():
+            joined = layer(images, residual.astype(dtype))
+        images.stop_gradient = False
+        with half_cpu.dispatch():
+            out = F.conv2d(images, layer.conv.weight, padding=1)
+        out.backward(gradient.astype(dtype))
+        found.append([tensor.astype(FLOAT32).numpy() for tensor in (out, images.grad, joined)])
+    for finite, beside, alone in zip(*found, strict=True):
+        np.testing.assert_array_equal(beside[::2], finite[::2])
+        np.testing.assert_array_equal(np.isnan(beside[1]), np.isnan(alone[1]))
+        assert 0.001 < np.isnan(alone[1]).mean() < 0.5
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -210,6 +236,34 @@ def test_tiles_are_chosen_for_half_images_that_fill_them(dtype, images, filters,
 )
 def test_tiles_are_chosen_where_they_beat_products_of_bfloat16(name, images, filters, changes, chosen):
     assert compiled_winograd.pays(changes, name, *key_of(BFLOAT16, images, filters)) is chosen
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("images", [(8, 64, 20, 20), (3, 256, 7, 7)])
+def test_result_of_kept_filters_does_not_depend_on_the_number_of_images(images, dtype):
+    paddle.seed(0)
+    layer = paddle.nn.Conv2D(images[1], 64, 3, padding=1, bias_attr=False)
+    layer.to(dtype=dtype)
+    x = paddle.randn(images).astype(dtype)
+    with paddle.no_grad(), half_cpu.frozen(layer), half_cpu.dispatch():
+        whole, single = (layer(some).astype(FLOAT32).numpy() for some in (x, x[:1]))
+    np.testing.assert_array_equal(whole[:1], single)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_filters_that_change_are_no_tiles_of_few_pixels(dtype, monkeypatch):
+    asked = []
+    prepared = onednn_convolution_passes._prepared
+    monkeypatch.setattr(onednn_convolution_passes, "_prepared", lambda *key: asked.append(key[0]) or prepared(*key))
+    layer = paddle.nn.Conv2D(64, 64, 3, padding=1, bias_attr=False)
+    layer.to(dtype=dtype)
+    x = paddle.randn([1, 64, 7, 7]).astype(dtype)
+    x.stop_gradient = False
+    contexts = (half_cpu.frozen(paddle.nn.Linear(4, 4)), half_cpu.rounded_once(layer), half_cpu.frozen(layer))
+    for context in contexts:
+        with context, half_cpu.dispatch():
+            layer(x).sum().backward()
+    assert asked == [True] * 6 + [False, False, True]  # a gradient of filters is none that is kept
 
 
 def test_grouped_filters_are_no_tiles():

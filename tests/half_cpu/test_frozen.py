@@ -149,6 +149,21 @@ def test_gradients_inside_of_the_context_are_those_outside():
     assert all((a == b).all() for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", *(dtype for _, dtype in FORMATS[1:])])
+@pytest.mark.parametrize(("inputs", "side", "window"), [(1024, 14, 1), (256, 28, 3), (256, 14, 3)])
+def test_convolution_whose_filters_are_not_kept_is_the_one_without_a_context(inputs, side, window, dtype):
+    """Frozen weights of a teacher, or a window of micro-batches: what pays for kept filters alone is not done."""
+    paddle.seed(0)
+    layer = nn.Conv2D(inputs, 256, window, padding=window // 2)
+    layer.to(dtype=dtype)
+    x = paddle.randn([1, inputs, side, side]).astype(dtype)
+    results = []
+    for context in (contextlib.nullcontext(), half_cpu.rounded_once(layer), half_cpu.frozen(nn.Linear(4, 4))):
+        with context, half_cpu.dispatch():
+            results.append(F.conv2d(x, layer.weight, padding=window // 2).astype("float32").numpy())
+    assert all((result == results[0]).all() for result in results)
+
+
 def window_gradients(model, precision, batches, context=contextlib.nullcontext):
     """Return the gradients of a window in training mode, and forget them."""
     model.train()

@@ -41,7 +41,7 @@ def test_gradient_of_filters_from_gathered_windows_is_that_of_the_convolution(ge
         served.append(arguments[0])
         onednn_convolution_products.run_as_product(*arguments)
 
-    monkeypatch.setattr(onednn_convolution_passes, "is_product", lambda name, *key: name == "backward_weights")
+    monkeypatch.setattr(onednn_convolution_passes, "is_product", lambda changes, name, *key: name == "backward_weights")
     monkeypatch.setattr(onednn_convolution_passes, "run_as_product", run_as_product)
     prepared = onednn_convolution_passes._prepared.__wrapped__  # remembers what it was told
     monkeypatch.setattr(onednn_convolution_passes, "_prepared", prepared)
@@ -77,4 +77,4 @@ def test_product_is_chosen_for_large_filters_that_move_by_strides(name, filters,
     results = Layout(data_type, (2, filters[0], 32 // stride, 32 // stride), None)
     geometry = ((stride, stride), (0, 0), (0, 0), (0, 0))
     key = (images, Layout(data_type, filters, None), results, geometry)
-    assert onednn_convolution_products.is_product(name, *key) is chosen
+    assert onednn_convolution_products.is_product(True, name, *key) is chosen

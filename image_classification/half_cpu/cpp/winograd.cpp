@@ -4,9 +4,11 @@
 // results: a quarter of the multiplications. The gradient of the filters is the same backwards: tiles times transformed
 // gradients, summed over the tiles. All of it is float32, rounded once at the end.
 //
-// inf and NaN would spread over a tile, and large numbers overflow on the way. Where anything of a result is not finite,
-// all of it is computed again without tiles.
+// inf and NaN would spread over a tile, and large numbers overflow on the way. Images that get a result that is not finite,
+// and no others, so that no image depends on another one, and filters that get such a gradient are computed again without
+// tiles.
 #include <atomic>
+#include <vector>
 
 #include "activations.h"
 #include "depthwise.h"
@@ -80,6 +82,7 @@ ALWAYS_INLINE void both(From from, Vector* to, F transform) {
 
 struct Images {
     long height, width, channels;
+    long numbers() const { return height * width * channels; }  // of an image
 };
 // The tiles of images: where each begins, `before` pixels of padding away from its first result.
 struct Tiles {
@@ -116,12 +119,14 @@ void gather(const Tiles& tiles, const long* before, const Images& s, const T* x,
 }
 const long NONE[2] = {0, 0};
 
-// Turn sums [point][tile][column] into results. False where one is not finite.
+using Marks = std::vector<std::atomic<bool>>;  // of images
+
+// Turn sums [point][tile][column] into results, and mark the images of which one is not finite.
 template <class T>
-bool scatter(const Tiles& tiles, const Images& s, const float* from, long step, long first, long count, long channel,
-             long width, T* y, const Ending<T>& ending) {
-    Vector broken = all(0.0f);
+void scatter(const Tiles& tiles, const Images& s, const float* from, long step, long first, long count, long channel,
+             long width, T* y, const Ending<T>& ending, Marks& marks) {
     for (long t = 0; t < count; t++) {
+        Vector broken = all(0.0f);
         long i0 = tiles.down(first + t), j0 = tiles.along(first + t), image = tiles.image(first + t);
         long high = std::min(OUT, s.height - i0), wide = std::min(OUT, s.width - j0);
         T* place = y + ((image * s.height + i0) * s.width + j0) * s.channels + channel;
@@ -136,14 +141,13 @@ bool scatter(const Tiles& tiles, const Images& s, const float* from, long step, 
                     give(pixel, ending(results[i * OUT + j], channel + c, pixel - y, lanes), lanes);
                 }
         });
+        if (any(is_nan(broken))) marks[image] = true;
     }
-    return !any(is_nan(broken));
 }
 
 template <class T>
-bool convolve(const Tiles& tiles, const Images& source, const Images& result, const T* x, const float* filters, T* y,
-              const Ending<T>& ending) {
-    std::atomic<bool> finite{true};
+void convolve(const Tiles& tiles, const Images& source, const Images& result, const T* x, const float* filters, T* y,
+              const Ending<T>& ending, Marks& broken) {
     long inputs = whole(source.channels), blocks = parts(result.channels, COLUMNS);
     // Of few channels what is read and written of a share stays in a core's cache; of many the filters are read less often.
     long shares = parts(tiles.count(), inputs < 128 ? 24 : 96);
@@ -163,10 +167,9 @@ bool convolve(const Tiles& tiles, const Images& source, const Images& result, co
             for (long k = 0; k < POINTS; k++)
                 product<Lanes<float>>(count, width / W, source.channels, {points + k * tile_step, inputs, 1},
                                       right + k * step, Tile{sums + k * sum_step, width});
-            if (!scatter(tiles, result, sums, sum_step, first, count, channel, width, y, ending)) finite = false;
+            scatter(tiles, result, sums, sum_step, first, count, channel, width, y, ending, broken);
         }
     });
-    return finite;
 }
 
 // Sums that wait in memory.
@@ -260,18 +263,23 @@ EXPORT int winograd(int format, int pass, const long* numbers, const char* activ
         std::swap(images, results);
         tiles = {n.batch, n.height, n.width, {TAPS - 1 - n.before[0], TAPS - 1 - n.before[1]}};
     }
-    bool finite = true;
-    int status = for_format(format, [&](auto number) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        const T* a = (const T*)first;
-        Ending<T> ending{factor, addend, (const T*)residual};
+        const T *a = (const T*)first, *added = (const T*)residual;
+        Ending<T> ending{factor, addend, added};
         auto fuse = [&](auto f) { ending.activation = [](Vector v) { return decltype(f){}.forward(v); }; };
         if (activation && for_fused(activation, fuse)) return 1;
-        if (pass == 2) finite = filters_gradient(tiles, images, results, a, (const T*)second, (T*)out);
-        else finite = convolve(tiles, images, results, a, (const float*)second, (T*)out, ending);
+        Marks broken(pass == 2 ? 1 : n.batch);
+        if (pass == 2) broken[0] = !filters_gradient(tiles, images, results, a, (const T*)second, (T*)out);
+        else convolve(tiles, images, results, a, (const float*)second, (T*)out, ending, broken);
+        const void* plain = pass == 2 ? second : (const float*)second + size;
+        n.batch /= broken.size();
+        for (size_t i = 0; i < broken.size(); i++) {
+            long to = i * results.numbers();
+            if (broken[i])
+                convolution(format, pass, (const long*)&n, activation, a + i * images.numbers(), plain, (T*)out + to,
+                            factor, addend, added ? added + to : nullptr);
+        }
         return 0;
     });
-    if (status || finite) return status;
-    const void* plain = pass == 2 ? second : (const float*)second + size;
-    return convolution(format, pass, numbers, activation, first, plain, out, factor, addend, residual);
 }
