@@ -16,8 +16,9 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     part of it. Of kept ones, which evaluate, nothing depends on how many images there are.
 
     In a format whose direct kernel multiplies in float32, too, it takes a third to two thirds of the time, where oneDNN
-    multiplies bfloat16 twice as fast 0.65 to 0.95. float32 results stay those of direct sums: these are
-    twice as far from the exact ones, and depend on what is up to five pixels away.
+    multiplies bfloat16 twice as fast 0.7 to 0.95, and in a model more for filters of few channels and their gradient.
+    float32 results stay those of direct sums: these are twice as far from the exact ones, and depend on what is up to
+    five pixels away.
     """
     strides, dilations, *padding = geometry
     if filters.shape[2:] != (3, 3) or strides != (1, 1) or dilations != (0, 0) or max(map(max, padding)) > 2:
@@ -29,10 +30,10 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     waste = math.prod(-(-size // _TILE) * _TILE for size in written) / math.prod(written)
     if filters.data_type in formats():
         return min(inputs, outputs) >= 16 and waste < 2 and pixels >= (300 if changes else 1)
-    if filters.data_type != onednn.BFLOAT16 or not multiplies_bfloat16() or min(inputs, outputs) < 64 or waste > 1.2:
+    if filters.data_type != onednn.BFLOAT16 or not multiplies_bfloat16() or name == "backward_weights":
         return False
-    most = 1 << 12 if name == "backward_weights" else 16 * pixels if changes else 1 << 18
-    return inputs * outputs <= most and pixels >= 512
+    most = 16 * pixels if changes else 1 << 18
+    return min(inputs, outputs) >= 128 and inputs * outputs <= most and waste <= 1.2 and pixels >= 512
 
 
 def _size(inputs, outputs):
