@@ -121,6 +121,7 @@ class Library:
     Attributes:
         instruction_set: "avx512" or "avx2", what they were compiled to.
         multiplies_bfloat16: whether they hold products by AVX512-BF16.
+        has_amx: whether they may multiply bfloat16 matrices by AMX.
     """
 
     def __init__(self, path):
@@ -133,6 +134,7 @@ class Library:
         self.execute.argtypes, self.execute.restype = (_P, _P, _P, _P, _I, _P, _P), c_int
         self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]
         self.multiplies_bfloat16 = bool(dll.multiplies_bfloat16())
+        self.has_amx = bool(dll.has_amx())
 
 
 def numbers(*values):

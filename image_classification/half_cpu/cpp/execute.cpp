@@ -1,4 +1,5 @@
 // A call of oneDNN in one step: where its operands lie, then the primitive. Returns oneDNN's status.
+#include "amx.h"
 #include "interface.h"
 
 namespace {
@@ -15,4 +16,13 @@ EXPORT int execute(int (*set_data)(void*, void*), int (*run)(const void*, void*,
     for (int i = 0; i < count; i++)
         if (int status = set_data(arguments[i].memory, pointers[i])) return status;
     return run(primitive, stream, count, arguments);
+}
+
+// Whether these kernels may multiply by AMX.
+EXPORT int has_amx() {
+#if HAS_AMX
+    return amx::granted();
+#else
+    return 0;
+#endif
 }
