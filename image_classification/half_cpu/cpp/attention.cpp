@@ -35,19 +35,24 @@ struct Steps {  // strides in elements; 0 where a bias is the same for all
 
 enum { QUERY, KEY, VALUE, OUT, BIAS, QUERY_GRADIENT, KEY_GRADIENT, VALUE_GRADIENT, OPERANDS };
 
+static inline long up(long n, long step) { return parts(n, step) * step; }
+
 // What one sample and head needs, in a thread's memory.
-template <class T>
+template <class L, class T>
 struct Head {
-    using L = Lanes<T>;
     static constexpr long STEP = L::STEP;
 
     const Sizes& s;
     // vectors of keys and channels; lanes of a row of scores, which may be packed along to half as many
     const long keys = parts(s.keys, W), dims = parts(s.dim, W), value_dims = parts(s.value_dim, W);
     const long width = parts(s.keys, STEP * W) * STEP * W;
-    const long query_steps = parts(s.queries, STEP), key_steps = parts(s.keys, STEP);
-    const long dim_steps = parts(s.dim, STEP), value_steps = parts(s.value_dim, STEP);
+    const long rows = up(s.queries, L::STEPS);  // of a left factor, as products read them
+    const long query_steps = steps(s.queries), key_steps = steps(s.keys);
+    const long dim_steps = steps(s.dim), value_steps = steps(s.value_dim);
     const long dim_lanes = parts(dim_steps, W) * W, value_lanes = parts(value_steps, W) * W;
+
+    static void clear(float* from, long n) { memset(from, 0, n * sizeof(float)); }
+    static long steps(long numbers) { return up(parts(numbers, STEP), L::STEPS); }
 
     // Rows side by side: what a product sums along them.
     static void pack_along(const T* from, long step, long rows, long columns, float* to, long lanes) {
@@ -57,7 +62,8 @@ struct Head {
     }
     // Rows in lanes, STEP together: what a product sums over them.
     static void pack_across(const T* from, long step, long rows, long columns, float* to) {
-        long width = parts(columns, W) * W;
+        long width = up(columns, W);
+        clear(to + parts(rows, STEP) * width, (steps(rows) - parts(rows, STEP)) * width);
         for (long i = 0; i < rows; i += STEP) {
             const T *first = from + i * step, *second = i + 1 < rows ? first + step : nullptr;
             for (long c = 0; c < columns; c += W)
@@ -67,7 +73,8 @@ struct Head {
     }
     // Rows as columns, STEP channels in a lane.
     static void pack_transposed(const T* from, long step, long rows, long columns, float* to) {
-        long width = parts(rows, W) * W;
+        long width = up(rows, W);
+        clear(to + parts(columns, STEP) * width, (steps(columns) - parts(columns, STEP)) * width);
         for (long i = 0; i < rows; i += W)
             for (long c = 0; c < columns; c += STEP * W) {
                 Vector square[W];
@@ -138,7 +145,7 @@ struct Head {
     }
 
     // Queries at a time: an even number, for pairs, so that blocks of sums are full.
-    long some_queries() const { return parts(parts(s.queries, parts(s.queries, 2 * ROWS)), 2) * 2; }
+    long some_queries() const { return up(parts(s.queries, parts(s.queries, L::TOGETHER)), std::max(2L, L::STEPS)); }
 };
 
 struct Call {
@@ -180,18 +187,18 @@ static std::array<float*, N> divided(const long (&sizes)[N]) {
     return places;
 }
 
-template <class T>
+template <class L, class T>
 void attend(const Call& call, float scale, const T* query, const T* key, const T* value, const T* bias, T* kept,
             T* out) {
-    using L = Lanes<T>;
     const Sizes& s = call.s;
-    const Head<T> head{s};
+    const Head<L, T> head{s};
     call.each([&](long b, long h, long) {
+        typename L::Use use;
         long columns = head.keys * W, channels = head.value_dims * W, some = head.some_queries();
         auto [queries, keys, values, scores, weights] =
-            divided({s.queries * head.dim_lanes, head.dim_steps * columns, head.key_steps * channels, some * head.width,
+            divided({head.rows * head.dim_lanes, head.dim_steps * columns, head.key_steps * channels, some * head.width,
                      some * head.width});
-        memset(scores, 0, some * head.width * sizeof(float));
+        head.clear(scores, some * head.width);
         head.pack_along(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim, queries,
                         head.dim_lanes);
         head.pack_transposed(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys);
@@ -212,25 +219,27 @@ void attend(const Call& call, float scale, const T* query, const T* key, const T
     });
 }
 
-template <class T>
+template <class L, class T>
 void attend_backward(const Call& call, float scale, const T* query, const T* key, const T* value, const T* kept,
                      const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient, T* bias_gradient) {
-    using L = Lanes<T>;
     constexpr long STEP = L::STEP;
     const Sizes& s = call.s;
-    const Head<T> head{s};
+    const Head<L, T> head{s};
     // Sums of the bias's gradient: of each part, bias and head one after another
     long square = s.queries * s.keys, whole = s.biases * s.heads * square;
     long count = parts(s.batch / s.biases, call.samples_at_once());
     std::vector<float> partial(bias_gradient ? count * whole : 0);
     call.each([&](long b, long h, long part) {
+        typename L::Use use;
         long columns = head.keys * W, channels = head.dims * W, value_channels = head.value_dims * W;
         long some = head.some_queries();
         auto [queries, keys, values, slopes_along, slopes, weights, score_slopes, scores, packed] = divided(
             {head.query_steps * channels, head.key_steps * channels, head.value_steps * columns,
-             s.queries * head.value_lanes, head.query_steps * value_channels, head.query_steps * columns,
+             head.rows * head.value_lanes, head.query_steps * value_channels, head.query_steps * columns,
              head.query_steps * columns, some * head.width, some * head.width});
-        memset(scores, 0, some * head.width * sizeof(float));
+        head.clear(scores, some * head.width);
+        const long slope_steps = parts(s.queries, STEP);
+        head.clear(score_slopes + slope_steps * columns, (head.query_steps - slope_steps) * columns);
         const T* slope = call.at<const T>(gradient, OUT, b, h);
         head.pack_across(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim, queries);
         head.pack_across(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys);
@@ -286,7 +295,10 @@ EXPORT int attention(int format, const long* numbers, float scale, const void* q
     memcpy(&call, numbers, sizeof(Sizes) + (BIAS + 1) * sizeof(Steps));
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        attend(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)bias, (T*)kept, (T*)out);
+        with_lanes<T>([&](auto lanes) {
+            attend<decltype(lanes)>(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)bias, (T*)kept,
+                                    (T*)out);
+        });
     });
 }
 
@@ -299,8 +311,10 @@ EXPORT int attention_backward(int format, const long* numbers, float scale, cons
     memcpy(&call, numbers, sizeof(Call));
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        attend_backward(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)kept,
-                        (const T*)gradient, (T*)query_gradient, (T*)key_gradient, (T*)value_gradient,
-                        (T*)bias_gradient);
+        with_lanes<T>([&](auto lanes) {
+            attend_backward<decltype(lanes)>(call, scale, (const T*)query, (const T*)key, (const T*)value,
+                                             (const T*)kept, (const T*)gradient, (T*)query_gradient, (T*)key_gradient,
+                                             (T*)value_gradient, (T*)bias_gradient);
+        });
     });
 }

@@ -3,13 +3,20 @@
 // instructions for that, else one number, widened. Sums are float32.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
+#include "amx.h"
+#include "parallel.h"
 #include "vector.h"
 
 // One number for each lane.
 template <class T>
 struct Lanes {
     static constexpr long STEP = 1;
+    // How many rows of a left factor are best multiplied at a time, and how many lanes of a sum are: lanes beyond the
+    // last are read, and 0.
+    static constexpr long TOGETHER = 12, STEPS = 1;
+    struct Use {};  // what a thread has while it multiplies
     static Vector multiply_add(Vector a, Vector b, Vector sum) { return fma(a, b, sum); }
     // n numbers of a row, side by side
     static Vector along(const T* row, long n) { return take(row, n); }
@@ -26,7 +33,8 @@ struct Lanes {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 template <>
 struct Lanes<BFloat16> {
-    static constexpr long STEP = 2;
+    static constexpr long STEP = 2, TOGETHER = 12, STEPS = 1;
+    struct Use {};
     static Vector multiply_add(Vector a, Vector b, Vector sum) {
         return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
     }
@@ -55,6 +63,24 @@ struct Lanes<BFloat16> {
 };
 #endif
 
+#if HAS_AMX
+// The same lanes, whose products AMX computes.
+struct TileLanes : Lanes<BFloat16> {
+    static constexpr long TOGETHER = 2 * amx::SIDE, STEPS = amx::PAIRS;
+    using Use = amx::Use;
+};
+#endif
+
+// Call f with the lanes of a format that are the fastest to multiply here.
+template <class T, class F>
+static void with_lanes(F f) {
+#if HAS_AMX
+    if constexpr (std::is_same_v<T, BFloat16>)
+        if (amx::granted()) return f(TileLanes{});
+#endif
+    f(Lanes<T>{});
+}
+
 constexpr int ROWS = 6;  // of a block of sums that stays in registers; even, for pairs of rows
 #if defined(__AVX512F__)
 constexpr int VECTORS = 4;
@@ -70,7 +96,7 @@ struct Left {
     long row, step;
 };
 
-// Where sums go: to float32 memory, or scaled and rounded to rows of a result.
+// Where sums go: to float32 memory, which has place for whole blocks, or scaled and rounded to rows of a result.
 struct Tile {
     float* to;
     long width;
@@ -122,9 +148,50 @@ static void some_rows(long vectors, long steps, Left a, const float* b, long wid
     }
 }
 
-// Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors.
+#if HAS_AMX
+// The place of a left factor's rows, up to 32; those that lie in columns are turned round into `scratch` first.
+static inline amx::Factor left_tiles(long rows, long steps, Left a, float* scratch) {
+    if (a.step == 1) return {a.data, a.row * 4, amx::PAIRS * 4, amx::SIDE * a.row * 4};
+    for (long i = 0; i < rows; i += W)
+        for (long k = 0; k < steps; k += W) {
+            Vector square[W];
+            for (long j = 0; j < W; j++) square[j] = load(a.data + i + (k + j) * a.step);
+            transpose(square);
+            for (long j = 0; j < W; j++) store(scratch + i * steps + k * W + j * W, square[j]);
+        }
+    return {scratch, W * 4, W * W * 4, W * steps * 4};
+}
+
+template <class Out>
+static void product_by_tiles(long rows, long vectors, long steps, Left a, const float* b, const Out& out) {
+    static thread_local Scratch scratch;
+    float* turned = scratch.floats(TileLanes::TOGETHER * (steps + 2 * W));
+    float* sums = turned + TileLanes::TOGETHER * steps;
+    for (long i = 0; i < rows; i += TileLanes::TOGETHER) {
+        long some = std::min(rows - i, TileLanes::TOGETHER), tall = parts(some, amx::SIDE);
+        amx::Factor left = left_tiles(some, steps, {a.data + i * a.row, a.row, a.step}, turned);
+        for (long v = 0; v < vectors; v += 2) {
+            long wide = std::min(vectors - v, 2L);
+            amx::Factor right{b + v * W, vectors * W * 4, amx::PAIRS * vectors * W * 4, W * 4};
+            if constexpr (std::is_same_v<Out, Tile>) {
+                amx::multiply(tall, wide, steps / amx::PAIRS, left, right, out.to + i * out.width + v * W, out.width, false);
+            } else {
+                amx::multiply(tall, wide, steps / amx::PAIRS, left, right, sums, 2 * W, false);
+                for (long j = 0; j < some; j++)
+                    for (long k = 0; k < wide; k++) out(i + j, v + k, load(sums + (2 * j + k) * W));
+            }
+        }
+    }
+}
+#endif
+
+// Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors. A left factor is read,
+// and float32 sums are written, up to the next 16 rows if TileLanes::STEPS says that tiles are used.
 template <class L, class Out>
 static void product(long rows, long vectors, long steps, Left a, const float* b, const Out& out) {
+#if HAS_AMX
+    if constexpr (std::is_same_v<L, TileLanes>) return product_by_tiles(rows, vectors, steps, a, b, out);
+#endif
     constexpr decltype(&some_rows<L, 1, Out>) run[] = {
         some_rows<L, 1, Out>, some_rows<L, 2, Out>, some_rows<L, 3, Out>,
         some_rows<L, 4, Out>, some_rows<L, 5, Out>, some_rows<L, 6, Out>,
