@@ -2,6 +2,9 @@
 // [rows, N]. Both are read once, by blocks of rows; while one block is multiplied the next is fetched from memory, where
 // it lies row by row. Pairs of rows lie side by side in a block, as the instruction wants them. Sums are float32; their
 // order depends on the sizes alone.
+#include <optional>
+
+#include "amx.h"
 #include "interface.h"
 #include "parallel.h"
 
@@ -82,18 +85,54 @@ void tile(long pairs, const uint32_t* left, const uint32_t* right, float* sums, 
         for (long v = 0; v < 2; v++) store(sums + m * step + v * W, total[m][v]);
 }
 
+#if HAS_AMX
+// Turn packed pairs round in place, 16 x 16 at a time: two tiles of 16 columns each for 16 pairs.
+void turn(long strips, long pairs, uint32_t* strip, long height) {
+    for (long s = 0; s < strips; s++, strip += height)
+        for (long pair = 0; pair < pairs; pair += W) {
+            Vector low[W], high[W];
+            float* place = (float*)strip + pair * STRIP;
+            for (long i = 0; i < W; i++) low[i] = load(place + i * STRIP), high[i] = load(place + i * STRIP + W);
+            transpose(low), transpose(high);
+            for (long i = 0; i < W; i++) store(place + i * W, low[i]), store(place + (W + i) * W, high[i]);
+        }
+}
+
+void multiply_by_tiles(long pairs, long left_strips, long right_strips, const uint32_t* lefts, const uint32_t* rights,
+                       long height, float* sums, bool add) {
+    constexpr long STEP = amx::PAIRS * STRIP * 4, TILE_BYTES = STEP / 2;
+    for (long n = 0; n < right_strips; n++)
+        for (long m = 0; m < left_strips; m++) {
+            amx::multiply<2, 2>(pairs / amx::PAIRS, {lefts + m * height, TILE_BYTES / amx::SIDE, STEP, TILE_BYTES},
+                                {rights + n * height, STRIP * 4, STEP, W * 4},
+                                sums + (m * right_strips * STRIP + n) * STRIP, right_strips * STRIP, add);
+        }
+}
+#endif
+
 // Write the product to sums [left.columns, right.columns], both in whole strips and in the order of unpacking.
 void multiply(const Matrix& left, const Matrix& right, float* sums) {
     static thread_local Scratch scratch;
+#if HAS_AMX
+    std::optional<amx::Use> use;
+    if (amx::granted()) use.emplace();
+#endif
     long most = std::max(128L, std::min(512L, 262144 / (left.columns + right.columns) / 32 * 32));
     long height = (most / 2 + 1) * STRIP, step = right.strips() * STRIP;  // no power of two from strip to strip
     uint32_t* lefts = (uint32_t*)scratch.floats((left.strips() + right.strips()) * height);
     uint32_t* rights = lefts + left.strips() * height;
     for (long row = 0; row < left.rows; row += most) {
         long count = std::min(most, left.rows - row), next = std::min(most, left.rows - row - count);
-        long pairs = up(count, 4) / 2;
+        long pairs = up(count, 32) / 2;
         pack(left.part(row, count, 0, left.columns), pairs, lefts, height);
         pack(right.part(row, count, 0, right.columns), pairs, rights, height);
+#if HAS_AMX
+        if (amx::granted()) {
+            turn(left.strips(), pairs, lefts, height);
+            multiply_by_tiles(pairs, left.strips(), right.strips(), lefts, rights, height, sums, row > 0);
+            continue;
+        }
+#endif
         Ahead ahead(left.part(row + count, next, 0, left.columns), right.part(row + count, next, 0, right.columns));
         for (long n = 0; n < right.strips(); n++)
             for (long m = 0; m < left.strips() * STRIP; m += TILE)
