@@ -19,8 +19,8 @@ def multiplies_bfloat16():
 
 def pays(data_type, rows, columns, right_columns):
     """Return whether left^T right of [rows, columns] and [rows, right_columns] is faster than oneDNN's, which waits for
-    the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are; with AMX, for which oneDNN turns
-    the left factor round slowly, 0.55 to 0.9."""
+    the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are; with AMX, for which oneDNN
+    turns the left factor round slowly, 0.55 to 0.9."""
     if data_type != onednn.BFLOAT16 or min(columns, right_columns) < 32 or not multiplies_bfloat16():
         return False
     return rows >= 128 if load().has_amx else rows >= 1024 and columns * right_columns <= 1 << 20
