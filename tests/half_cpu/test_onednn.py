@@ -8,7 +8,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu import compiled_attention, onednn, onednn_convolution_passes, onednn_primitives
-from tests.helpers.onednn_cases import AFTER_CONVOLUTION, CASES, FEWER_ROUNDINGS
+from tests.helpers.onednn_cases import AFTER_ROUNDING, CASES, FEWER_ROUNDINGS
 from tests.helpers.onednn_runs import (
     BFLOAT16,
     FLOAT32,
@@ -32,7 +32,7 @@ def test_kernel_against_reference_differs_by_at_most_one_rounding(case, dtype, m
     expected, expected_gradients = run(function, inputs, "reference")
     actual, gradients = run(function, inputs, "counted")
     assert calls.served
-    further = 2 if case in FEWER_ROUNDINGS else int(case in AFTER_CONVOLUTION)
+    further = 2 if case in FEWER_ROUNDINGS else int(case in AFTER_ROUNDING)
     assert_within_one_rounding(actual, expected, further)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
         assert_within_one_rounding(gradient, expected_gradient, further or int(rounded_intermediate))
