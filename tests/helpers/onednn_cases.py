@@ -376,8 +376,8 @@ FEWER_ROUNDINGS = {"attention", "attention-bias", "attention-biases", "attention
     case for case in CASES if case.startswith(("residual", "dot-product", "scale_shift"))
 }
 
-# A factor or a summand was rounded before, after a sum whose last bit depends on its order: a convolution's result, or the
-# lengths, scores and probabilities of attention between channels.
+# A factor or a summand was rounded before, after a sum whose last bit depends on its order: a convolution's result, or
+# the lengths, scores and probabilities of attention between channels.
 AFTER_ROUNDING = {"add-channels", "multiply-channels", "conv-residual", "residual-images"} | {
     case for case in CASES if case.startswith("cross-covariance")
 }
