@@ -86,7 +86,7 @@ _SIGNATURES = {
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "long_product": (_L, _L, _L, _L, _L, _L, _P, _P, _P),
     "attention": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
-    "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "winograd": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P, _L),

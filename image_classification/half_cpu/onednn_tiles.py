@@ -178,7 +178,7 @@ def attend_backward(tiles, value, gradient, results, bias=None):
         results: views like those of queries, keys and values.
         bias: the tensor [W, h, N, M] whose gradient is wanted, None for none.
     """
-    if tiles.kept is not None and compiled_attention.serves(tiles, value):
+    if compiled_attention.serves_backward(tiles, value, bias):
         bias_gradient = None if bias is None else new_tensor(bias.dtype, bias.shape)
         compiled_attention.attend_backward(tiles, value, gradient, results, bias_gradient)
         return bias_gradient

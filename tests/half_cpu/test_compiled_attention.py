@@ -23,6 +23,8 @@ SIZES = {
     "one token": (2, 1, 2, 8, 1),
     "one channel": (2, 33, 1, 1, None),
     "most": (1, 256, 1, 128, None),
+    "more": (2, 301, 2, 33, None),
+    "more, one bias for all": (2, 290, 1, 64, 1),
 }
 
 
@@ -94,6 +96,27 @@ def test_query_whose_keys_are_all_masked_with_a_finite_number_sees_them_alike(va
     unit = {BFLOAT16: 2.0**-7, FLOAT32: 2.0**-20}[dtype]  # of probabilities and of the result
     assert np.abs(out - mean).max() <= unit * np.abs(values.astype(FLOAT32).numpy()).max()
     assert not values.grad[1, 5:].astype(FLOAT32).numpy().any()
+
+
+@pytest.mark.skipif(load() is None or not load().has_amx, reason="needs AMX")
+def test_probabilities_that_were_not_kept_are_computed_again_from_the_mask():
+    query, key, values = tensors([(2, 270, 3, 24)] * 3)
+    mask = paddle.zeros([2, 1, 270, 270])
+    mask[:, :, :, 200:] = -np.inf
+    results = []
+    for count in (270, 200):  # keys that no query sees, and none of them
+        inputs = [tensor[:, :end].detach() for tensor, end in ((query, 270), (key, count), (values, count))]
+        for tensor in inputs:
+            tensor.stop_gradient = False
+        some = mask[..., :count].astype(BFLOAT16)
+        with half_cpu.dispatch():
+            out = paddle.nn.functional.scaled_dot_product_attention(*inputs, some)
+        out.backward(paddle.ones_like(out))
+        results.append([tensor.astype(FLOAT32).numpy() for tensor in (out, *(one.grad for one in inputs))])
+    for all_keys, seen_keys in zip(*results, strict=True):
+        assert not all_keys[:, seen_keys.shape[1] :].any()
+        # The same sums in another order, of numbers that are rounded alike, once more.
+        assert np.abs(all_keys[:, : seen_keys.shape[1]] - seen_keys).max() <= 2.0**-7 * np.abs(seen_keys).max()
 
 
 def test_long_sequences_and_wide_heads_are_left_to_onednn():

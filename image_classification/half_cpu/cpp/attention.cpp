@@ -113,6 +113,16 @@ struct Head {
         }
     }
 
+    // Rows packed across, STEP at a time: the first `rows` of them count.
+    void pack_weights(long rows, const float* scores, float* to) const {
+        for (long i = 0; i < rows; i += STEP, scores += STEP * width, to += keys * W)
+            for (long v = 0; v < keys; v++) {
+                Vector some[STEP];
+                for (long r = 0; r < STEP; r++) some[r] = i + r < rows ? load(scores + r * width + v * W) : all(0.0f);
+                store(to + v * W, L::across(some));
+            }
+    }
+
     // The gradients of packed weights to those of the scores, in place and packed across; STEP rows, of which the first
     // `rows` count.
     void softmax_backward(long rows, const float* weights, float* gradients, float* packed) const {
@@ -220,8 +230,8 @@ void attend(const Call& call, float scale, const T* query, const T* key, const T
 }
 
 template <class L, class T>
-void attend_backward(const Call& call, float scale, const T* query, const T* key, const T* value, const T* kept,
-                     const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient, T* bias_gradient) {
+void attend_backward(const Call& call, float scale, const T* query, const T* key, const T* value, const T* bias,
+                     const T* kept, const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient, T* bias_gradient) {
     constexpr long STEP = L::STEP;
     const Sizes& s = call.s;
     const Head<L, T> head{s};
@@ -233,13 +243,16 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
         typename L::Use use;
         long columns = head.keys * W, channels = head.dims * W, value_channels = head.value_dims * W;
         long some = head.some_queries();
-        auto [queries, keys, values, slopes_along, slopes, weights, score_slopes, scores, packed] = divided(
-            {head.query_steps * channels, head.key_steps * channels, head.value_steps * columns,
+        auto [queries_along, keys_across, queries, keys, values, slopes_along, slopes, weights, score_slopes, scores,
+              packed] = divided(
+            {kept ? 0 : head.rows * head.dim_lanes, kept ? 0 : head.dim_steps * columns, head.query_steps * channels, head.key_steps * channels, head.value_steps * columns,
              head.rows * head.value_lanes, head.query_steps * value_channels, head.query_steps * columns,
              head.query_steps * columns, some * head.width, some * head.width});
         head.clear(scores, some * head.width);
-        const long slope_steps = parts(s.queries, STEP);
-        head.clear(score_slopes + slope_steps * columns, (head.query_steps - slope_steps) * columns);
+        for (float* lanes : {score_slopes, weights}) {
+            long count = parts(s.queries, STEP);
+            head.clear(lanes + count * columns, (head.query_steps - count) * columns);
+        }
         const T* slope = call.at<const T>(gradient, OUT, b, h);
         head.pack_across(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim, queries);
         head.pack_across(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys);
@@ -247,7 +260,15 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
                              values);
         head.pack_along(slope, call.steps[OUT].token, s.queries, s.value_dim, slopes_along, head.value_lanes);
         head.pack_across(slope, call.steps[OUT].token, s.queries, s.value_dim, slopes);
-        head.pack_across(kept + (b * s.heads + h) * square, s.keys, s.queries, s.keys, weights);
+        if (kept) {
+            head.pack_across(kept + (b * s.heads + h) * square, s.keys, s.queries, s.keys, weights);
+        } else {
+            head.pack_along(call.at<const T>(query, QUERY, b, h), call.steps[QUERY].token, s.queries, s.dim,
+                            queries_along, head.dim_lanes);
+            head.pack_transposed(call.at<const T>(key, KEY, b, h), call.steps[KEY].token, s.keys, s.dim, keys_across);
+        }
+        const T* add = bias ? call.at<const T>(bias, BIAS, b % s.biases, h) : nullptr;
+        long add_step = call.steps[BIAS].token;
         float* sums = bias_gradient ? partial.data() + part * whole + (b % s.biases * s.heads + h) * square : nullptr;
         T* of_queries = call.at<T>(query_gradient, QUERY_GRADIENT, b, h);
         T* of_keys = call.at<T>(key_gradient, KEY_GRADIENT, b, h);
@@ -255,6 +276,12 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
         long query_step = call.steps[QUERY_GRADIENT].token;
         for (long i = 0; i < s.queries; i += some) {
             long rows = std::min(s.queries - i, some);
+            if (!kept) {
+                product<L>(rows, head.keys, head.dim_steps, {queries_along + i * head.dim_lanes, head.dim_lanes, 1},
+                           keys_across, Tile{scores, head.width});
+                head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step);
+                head.pack_weights(rows, scores, weights + i / STEP * columns);
+            }
             product<L>(rows, head.keys, head.value_steps, {slopes_along + i * head.value_lanes, head.value_lanes, 1},
                        values, Tile{scores, head.width});
             for (long row = 0; row < rows; row += STEP)
@@ -302,19 +329,19 @@ EXPORT int attention(int format, const long* numbers, float scale, const void* q
     });
 }
 
-// numbers: as above, then the strides of the gradients of queries, keys and values. The gradient of the bias, null
-// where none is wanted, is dense, [biases, heads, queries, keys].
+// numbers: as above, then the strides of the gradients of queries, keys and values. Where `kept` is null, probabilities
+// are computed again. The gradient of the bias, null where none is wanted, is dense, [biases, heads, queries, keys].
 EXPORT int attention_backward(int format, const long* numbers, float scale, const void* query, const void* key,
-                              const void* value, const void* kept, const void* gradient, void* query_gradient,
-                              void* key_gradient, void* value_gradient, void* bias_gradient) {
+                              const void* value, const void* bias, const void* kept, const void* gradient,
+                              void* query_gradient, void* key_gradient, void* value_gradient, void* bias_gradient) {
     Call call;
     memcpy(&call, numbers, sizeof(Call));
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         with_lanes<T>([&](auto lanes) {
             attend_backward<decltype(lanes)>(call, scale, (const T*)query, (const T*)key, (const T*)value,
-                                             (const T*)kept, (const T*)gradient, (T*)query_gradient, (T*)key_gradient,
-                                             (T*)value_gradient, (T*)bias_gradient);
+                                             (const T*)bias, (const T*)kept, (const T*)gradient, (T*)query_gradient,
+                                             (T*)key_gradient, (T*)value_gradient, (T*)bias_gradient);
         });
     });
 }
