@@ -194,6 +194,20 @@ def test_gelu_of_half_formats_is_within_a_millionth_of_float64():
 
 
 @needs_library
+def test_exponential_of_every_size_is_float64s_down_to_denormal_numbers():
+    ends = np.float32([-np.inf, -3e38, -200, -105.5, 0, 89.5, 3e38, np.inf, np.nan])
+    values = np.concatenate([ends, np.linspace(-104, 88.7, 20_000, dtype=np.float32)])
+    result = np.zeros_like(values)
+    constants = b"exp", FORMATS["float32"], values.size, 0, 0
+    compiled_library.load().activation(*constants, values.ctypes.data, result.ctypes.data)
+    with np.errstate(over="ignore", under="ignore"):
+        exact = np.exp(values.astype(np.float64))
+    np.testing.assert_array_equal(result[: len(ends)], exact[: len(ends)].astype(np.float32))
+    # Two units in the last place, or of the smallest number.
+    np.testing.assert_allclose(result[len(ends) :], exact[len(ends) :], rtol=2.0**-22, atol=2 * 2.0**-149)
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gelu_of_half_formats_of_inf_and_nan_is_that_of_float32(dtype):
     patterns = np.arange(2**16, dtype=np.uint16)
