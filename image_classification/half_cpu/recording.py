@@ -196,7 +196,9 @@ class Recorder:
         for number, step in enumerate(self._steps):
             if step.replaced:
                 made, read = (block_of(pointer, step.name) for pointer in step.replaced)
-                if number == made.first == read.last and not made.stays and not read.stays:
+                alike = step.replaced == [made.start, read.start] and made.end - made.start == read.end - read.start
+                once = [block_of(pointer, step.name) for pointer in step.addresses].count(read) == 1
+                if alike and once and number == made.first == read.last and not made.stays and not read.stays:
                     made.take_place(read)
         holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
