@@ -32,7 +32,6 @@ class Block:
         self.had = min(self.had, other.had)
         self.stays = True
 
-
     def take_place(self, other):
         """Go where another block of the same size is, which is not used any more when this one is made."""
         self.below = other = other.below or other

@@ -103,7 +103,10 @@ def mean(original, args, kwargs):
 def mean_in_float32(original, args, kwargs):
     """Kernel of ``mean(x, axis, keepdim)`` for a half tensor, in float32."""
     values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
-    return NotImplemented if values is None else _apply(*values, FLOAT32, True)
+    if values is None:
+        return NotImplemented
+    x, axes, keepdim = values
+    return _apply(x, axes, keepdim, FLOAT32, True)
 
 
 def mean_of_all(original, args, kwargs):
