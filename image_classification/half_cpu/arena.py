@@ -11,9 +11,9 @@ _UINT8 = paddle.uint8
 class Block:
     """Memory of a pass: where it begins and ends, the tensors that hold it, whether its content comes from outside of
     the pass, whether it has to stay where it is, the step before which it is had, the first and the last step that uses
-    it, and where it goes."""
+    it, the block in whose place it is made, and where it goes."""
 
-    __slots__ = ("start", "end", "tensors", "given", "stays", "had", "first", "last", "place")
+    __slots__ = ("start", "end", "tensors", "given", "stays", "had", "first", "last", "below", "place")
 
     def __init__(self, tensor, given, had=0):
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
@@ -22,7 +22,7 @@ class Block:
         self.tensors = [tensor]
         self.given = self.stays = given
         self.had = had
-        self.first = self.last = self.place = None
+        self.first = self.last = self.below = self.place = None
 
     def merge(self, other):
         """Add a block that begins inside of this one."""
@@ -31,6 +31,11 @@ class Block:
         self.given |= other.given
         self.had = min(self.had, other.had)
         self.stays = True
+
+    def take_place(self, other):
+        """Go where another block of the same size is, which is not used any more when this one is made."""
+        self.below = other = other.below or other
+        other.last = self.last
 
 
 def merged(blocks):
@@ -48,7 +53,8 @@ def arena(blocks):
     """Return a tensor in which each block gets a place, the same one only those that no two steps use at a time."""
     placed: list[tuple[int, int, Block]] = []
     total = 0
-    for block in sorted(blocks, key=lambda block: block.start - block.end):  # the largest first
+    own = [block for block in blocks if block.below is None]
+    for block in sorted(own, key=lambda block: block.start - block.end):  # the largest first
         size, offset = -(-(block.end - block.start) // _ALIGNMENT) * _ALIGNMENT, 0
         for begin, end, other in sorted(placed, key=lambda one: one[0]):
             if other.last < block.first or block.last < other.first:
@@ -62,4 +68,7 @@ def arena(blocks):
     base = -(-holder.data_ptr() // _ALIGNMENT) * _ALIGNMENT
     for offset, _, block in placed:
         block.place = base + offset
+    for block in blocks:
+        if block.below is not None:
+            block.place = block.below.place
     return holder

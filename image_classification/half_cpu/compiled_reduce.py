@@ -3,7 +3,7 @@
 import functools
 import math
 
-from .arguments import DTYPES
+from .arguments import DTYPES, FLOAT32
 from .compiled_broadcast import memory_axes, repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, new_channels_last, settled
@@ -100,6 +100,15 @@ def mean(original, args, kwargs):
     return _apply(x, axes, keepdim, x.dtype, True)
 
 
+def mean_in_float32(original, args, kwargs):
+    """Kernel of ``mean(x, axis, keepdim)`` for a half tensor, in float32."""
+    values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
+    if values is None:
+        return NotImplemented
+    x, axes, keepdim = values
+    return _apply(x, axes, keepdim, FLOAT32, True)
+
+
 def mean_of_all(original, args, kwargs):
     """Kernel of ``mean_all(x)``, with which Paddle's losses end."""
     values = bound(args, kwargs, ("x",), ())
@@ -117,3 +126,4 @@ def total(original, args, kwargs):
 
 
 KERNELS = {"mean": mean, "mean_all": mean_of_all, "sum": total}
+WIDENING = {"mean": mean_in_float32}  # which need no float32 copy of what they read

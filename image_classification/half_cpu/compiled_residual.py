@@ -19,8 +19,8 @@ _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
 
 
 class ScaledSum(PyLayer):
-    """addend + x * scale * factors: the addend a tensor of the shape of x or a row, the scale a row, a factor for each
-    sample; None for what is left out."""
+    """addend + x * scale * factors: the addend a tensor of the shape of x or a row, the scale a row, or one for each
+    sample of images, a factor for each sample; None for what is left out."""
 
     @staticmethod
     def forward(ctx, addend, x, scale, factors, dtype):
@@ -31,9 +31,10 @@ class ScaledSum(PyLayer):
         ctx.scale = None if scale is None else (scale.shape, scale.dtype)
         x = ctx.ordered(x)
         rows = [row for row in (None if ctx.addend is None or not ctx.addend[2] else addend, scale) if row is not None]
-        columns = numel(rows[0]) if rows else numel(x) // x.shape[0]
-        samples = 1 if factors is None else x.shape[0]
-        ctx.sizes = samples, numel(x) // columns // samples, columns
+        gates = scale is not None and _is_gate(scale, x)
+        columns = numel(rows[0]) // (x.shape[0] if gates else 1) if rows else numel(x) // x.shape[0]
+        samples = x.shape[0] if gates or factors is not None else 1
+        ctx.sizes = samples, numel(x) // columns // samples, columns, gates
         if addend is not None:
             addend = contiguous(addend) if ctx.addend[2] else ctx.ordered(addend)
         scale = None if scale is None else in_float32(scale)
@@ -53,9 +54,9 @@ class ScaledSum(PyLayer):
         gradient = ctx.ordered(gradient)
         has_row = ctx.addend is not None and ctx.addend[2]
         is_same = scale is None and factors is None and dtype is gradient.dtype
-        columns = ctx.sizes[2]
+        samples, _, columns, gates = ctx.sizes
         x_gradient = new_like(gradient, dtype) if ctx.needs[1] and not is_same else None
-        scale_sums = new_tensor(_FLOAT32, [columns]) if ctx.needs[2] else None
+        scale_sums = new_tensor(_FLOAT32, [samples * columns if gates else columns]) if ctx.needs[2] else None
         row_sums = new_tensor(_FLOAT32, [columns]) if ctx.needs[0] and has_row else None
         written = x_gradient, scale_sums, row_sums
         if any(tensor is not None for tensor in written):
@@ -97,6 +98,11 @@ def _is_row(row, x):
         return False  # it would have to lie in that order too
     first = next((axis for axis, size in enumerate(row_sizes) if size != 1), None)
     return first is not None and first > 0 and row_sizes[first:] == sizes[first:]
+
+
+def _is_gate(scale, x):
+    """Return whether images lie as [B, H, W, C] and `scale` has a factor for each of B and C, which is no row."""
+    return x.ndim == 4 and x.shape[0] > 1 and _is_last(x) and scale.shape == [*x.shape[:2], 1, 1]
 
 
 def _result_dtype(*tensors):
@@ -157,9 +163,9 @@ def add(original, args, kwargs):
 
 
 def multiply(original, args, kwargs):
-    """Kernel of ``multiply(x, y)`` for a half tensor and a float32 row."""
+    """Kernel of ``multiply(x, y)`` for a half tensor and a float32 row, or for half images and float32 gates."""
     tensors = _mixed(args, kwargs)
-    if tensors is None or not _is_row(*reversed(tensors)):
+    if tensors is None or not (_is_row(*reversed(tensors)) or _is_gate(*reversed(tensors))):
         return NotImplemented
     half, wide = tensors
     return ScaledSum.apply(None, half, wide, None, _FLOAT32)

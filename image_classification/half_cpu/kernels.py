@@ -23,7 +23,8 @@ class Backend:
     arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
     returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
     names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
-    kernels `rounding` take half images and float32 weights that they round themselves.
+    kernels `rounding` take half images and float32 weights that they round themselves, the kernels `widening` a half
+    tensor of which they return what the operator makes of its float32 copy.
     `left[operator](original, args, kwargs)` returns the result of Paddle's own operator where that is the faster one,
     otherwise NotImplemented; it is asked first.
     """
@@ -36,6 +37,7 @@ class Backend:
     fork: Callable | None = field(default=None, repr=False)
     mixed: frozenset = frozenset()
     rounding: Mapping[str, Callable] = field(default_factory=dict, repr=False)
+    widening: Mapping[str, Callable] = field(default_factory=dict, repr=False)
     left: Mapping[str, Callable] = field(default_factory=dict, repr=False)
 
 

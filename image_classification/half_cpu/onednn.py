@@ -162,10 +162,11 @@ def _backend():
     """
     if not available():
         return None
-    table, mixed = dict(KERNELS), frozenset[str]()
+    table, mixed, widening = dict(KERNELS), frozenset[str](), {}
     if compiled.formats():
         for name, kernel in (*COMPILED_KERNELS.items(), *compiled_residual.MIXED_KERNELS.items()):
             table[name] = _first_of(table[name], kernel) if name in table else kernel
+        widening = {operator: _guarded(kernel) for operator, kernel in compiled_reduce.WIDENING.items()}
         mixed = frozenset((*compiled_residual.KERNELS, *compiled_residual.MIXED_KERNELS))
     names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
@@ -175,7 +176,7 @@ def _backend():
     in_float32 = frozenset(table) - {"cast"}
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
     left = {**left_to_paddle.rules(library.load().threads()), **compiled_optimizer.left()}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, left
+    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, widening, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

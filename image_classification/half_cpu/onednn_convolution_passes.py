@@ -91,8 +91,12 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
 
 @compiled.counterpart(compiled.convolution, _is_depthwise_gradient)
 def _describe(library, builder, name, *key):
-    operands = operand_numbers(key[4] if key[4:] else ())
-    return library.description(*_arguments(builder, name, *key)), [*_PASSES[name], *operands]
+    post_ops = key[4] if key[4:] else ()
+    operands = [details[-1] for kind, *details in post_ops if kind == "binary"]
+    # A residual is read number by number, each right before the result's is written: `sum` reads it there.
+    replaced = (2, 3 + operands.index(key[2])) if key[2] in operands else ()
+    numbers = [*_PASSES[name], *operand_numbers(post_ops)]
+    return library.description(*_arguments(builder, name, *key)), numbers, replaced
 
 
 @compiled.counterpart(compiled.filters_reorder, lambda plain_type, *key: _is_depthwise_gradient(*key))

@@ -163,15 +163,21 @@ def scratch(size):
 
 
 class Primitive:
-    """A built primitive with one memory object per argument; call it with as many data pointers, in that order."""
+    """A built primitive with one memory object per argument; call it with as many data pointers, in that order.
 
-    __slots__ = ("_library", "_handle", "_description", "_memories", "_pointers", "_run", "implementation", "sizes")
+    `replaced`: the places of the result among them and of an operand that may lie in the same memory, if there is one.
+    """
 
-    def __init__(self, library, description, argument_numbers):
+    __slots__ = (
+        "_library", "_handle", "_description", "_memories", "_pointers", "_run", "implementation", "sizes", "replaced",
+    )  # fmt: skip
+
+    def __init__(self, library, description, argument_numbers, replaced=()):
         self._library = library
         self._handle = self._memories = None
         self._description = description
         self.implementation = library.implementation(description)
+        self.replaced = replaced
         self._handle = library.new("primitive", library.primitive_create, description)
         self._memories = []
         self.sizes = []

@@ -37,6 +37,8 @@ class Kernel:
         self.addresses = [arguments[index] for index in self._pointers]
         self.addresses += (pointer for index in self._lists for pointer in arguments[index])
         self.moves = True
+        # where the result is and what it may take the place of, if this call is the last that reads it
+        self.replaced = [arguments[index] for index in getattr(call, "replaced", ())]
 
     def moved(self, place_of):
         """Return the call with each pointer where its memory is now."""
@@ -51,7 +53,7 @@ class Kernel:
 class Operator:
     """A call of one of Paddle's operators. Those of its results that have memory of their own are copied there."""
 
-    moves = False
+    moves, replaced = False, ()
 
     def __init__(self, original, args, kwargs, made):
         self.name = original.__name__
@@ -191,6 +193,13 @@ class Recorder:
                 block.stays |= not step.moves
         for tensor in results:
             block_of(tensor.data_ptr(), "the result").stays = True
+        for number, step in enumerate(self._steps):
+            if step.replaced:
+                made, read = (block_of(pointer, step.name) for pointer in step.replaced)
+                alike = step.replaced == [made.start, read.start] and made.end - made.start == read.end - read.start
+                once = [block_of(pointer, step.name) for pointer in step.addresses].count(read) == 1
+                if alike and once and number == made.first == read.last and not made.stays and not read.stays:
+                    made.take_place(read)
         holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
         return Pass(calls, self._inputs, result, [block for block in blocks if block.stays], holder)

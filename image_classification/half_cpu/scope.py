@@ -20,6 +20,7 @@ class Scope:
         self.fork = backend.fork
         self.mixed = backend.mixed
         self.rounding = backend.rounding
+        self.widening = backend.widening
         self.left = backend.left
         self.half_dtypes = backend.descriptions.keys()
         self.compact = backend.compact
@@ -57,6 +58,8 @@ class Scope:
     def kernel_of_both(self, kernel, wanted, tensors):
         """Return the kernel that takes half and float32 tensors as they are, to compute in one format, or None."""
         if wanted == "float32":
+            if kernel in self.widening and tensors[0].dtype is not FLOAT32:
+                return self.widening[kernel]
             return self.kernels[kernel] if self.mixes(kernel, wanted, tensors) else None
         rounding = self.rounding.get(kernel)
         if rounding is None or tensors[0].dtype is not DTYPES[wanted] or tensors[1].dtype is not FLOAT32:

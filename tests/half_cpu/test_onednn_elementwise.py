@@ -73,6 +73,29 @@ def test_half_tensor_and_float32_parameters_give_float32_in_one_pass(case, dtype
         np.testing.assert_allclose(gradient.numpy(), wanted.numpy(), atol=1e-5 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("special", [0.0, float("inf"), float("nan")])
+def test_mean_that_a_policy_wants_in_float32_is_not_rounded(dtype, special):
+    (x,) = tensors([(2, 24, 9, 7)], dtype)
+    x = x.detach()
+    x[0, 3, 2, 1] = special
+    x.stop_gradient = False
+
+    class Means:
+        def cast(self, op_name, tensors):
+            return "float32" if op_name == "mean" else None
+
+    with half_cpu.dispatch(Means()):
+        images = x if np.isnan(special) else F.max_pool2d(x, 1)  # whose maximum of NaN is a number
+        mean = images.mean(axis=[2, 3], keepdim=True)
+        assert mean.dtype == paddle.float32
+        mean.sum().backward()
+    wide = x.astype(FLOAT32).numpy()
+    np.testing.assert_allclose(mean.numpy(), wide.mean((2, 3), keepdims=True, dtype="float64"), rtol=1e-5, atol=1e-6)
+    if special == 0:
+        np.testing.assert_allclose(x.grad.astype(FLOAT32).numpy(), 1 / 63, rtol=2.0**-8)
+
+
 def test_policy_that_wants_float32_for_one_operator_gets_it_from_its_kernel_alone():
     """A sum that a user puts on the black list is float32, whatever its kernel could do."""
     x, y, s = tensors([(3, 5, 33), (3, 5, 33), (33,)])

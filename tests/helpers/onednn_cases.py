@@ -368,6 +368,8 @@ MIXED = {
     "add-images-to-each-sample": (
         "add", lambda x, w, y: F.max_pool2d(x, 1) + y + w, [(3, 8, 5, 7), (8, 1, 1), (1, 8, 5, 7)]),
     "multiply-row": ("multiply", lambda x, y: x * y, [(3, 5, 33), (33,)]),
+    "multiply-gates": ("multiply", lambda x, y: F.max_pool2d(x, 1) * y, [(2, 24, 9, 7), (2, 24, 1, 1)]),
+    "multiply-gates-odd": ("multiply", lambda x, y: y * F.max_pool2d(x, 1), [(3, 7, 40, 41), (3, 7, 1, 1)]),
 }
 
 # The reference rounds between the operators that a kernel computes as one (scores and biased scores; a product, what

@@ -1,6 +1,6 @@
-// addend + x * scale * factor in one pass: the addend a tensor or a row, the scale a row, the factor one number of each
-// sample, any of them left out. A residual with layer scale and drop path, a bias, a scale and shift. float32 inside,
-// rounded once; the result has the format of x, or is float32.
+// addend + x * scale * factor in one pass: the addend a tensor or a row, the scale a row or one of each sample, the factor
+// one number of each sample, any of them left out. A residual with layer scale and drop path, a bias, a scale and shift, a
+// gate. float32 inside, rounded once; the result has the format of x, or is float32.
 #include "interface.h"
 #include "parallel.h"
 
@@ -10,7 +10,7 @@ constexpr long GRAIN = 16384;  // elements: less is not worth a thread
 
 // The rows of a sample share its factor.
 template <class A, class X, class Out>
-void scaled_sum(long samples, long rows, long columns, long step, const A* addend, const X* x, const float* scale,
+void scaled_sum(long samples, long rows, long columns, bool gates, long step, const A* addend, const X* x, const float* scale,
                 const float* factors, Out* out) {
     for_ranges(samples * rows, GRAIN / columns, [&](long first, long last) {
         for (long r = first; r < last; r++) {
@@ -18,9 +18,10 @@ void scaled_sum(long samples, long rows, long columns, long step, const A* adden
             const X* from = x + r * columns;
             Out* to = out + r * columns;
             Vector factor = all(factors ? factors[r / rows] : 1.0f);
+            const float* own = gates ? scale + r / rows * columns : scale;
             walk(columns, [&](long i, long count) {
                 Vector v = take(from + i, count);
-                if (scale) v = v * take(scale + i, count);
+                if (own) v = v * take(own + i, count);
                 if (factors) v = v * factor;
                 give(to + i, a ? take(a + i, count) + v : v, count);
             });
@@ -70,16 +71,16 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
 
 }  // namespace
 
-// step: elements from one row of the addend to the next, 0 where it is a row itself.
-EXPORT int scaled_sum(int addend_format, int format, int out_format, long samples, long rows, long columns, long step,
-                      const void* addend, const void* x, const float* scale, const float* factors, void* out) {
+// gates: the scale has a row of each sample. step: elements from one row of the addend to the next, 0 where it is a row.
+EXPORT int scaled_sum(int addend_format, int format, int out_format, long samples, long rows, long columns, int gates,
+                      long step, const void* addend, const void* x, const float* scale, const float* factors, void* out) {
     if (out_format != format && out_format != FLOAT32) return 1;
     return for_format(addend_format, [&](auto added) {
         return for_format(format, [&](auto number) {
             using A = decltype(added);
             using X = decltype(number);
             auto run = [&](auto* to) {
-                scaled_sum(samples, rows, columns, step, (const A*)addend, (const X*)x, scale, factors, to);
+                scaled_sum(samples, rows, columns, gates, step, (const A*)addend, (const X*)x, scale, factors, to);
             };
             if (out_format == format) run((X*)out);
             else run((float*)out);
@@ -87,14 +88,21 @@ EXPORT int scaled_sum(int addend_format, int format, int out_format, long sample
     });
 }
 
-EXPORT int scaled_sum_backward(int format, int result_format, long samples, long rows, long columns,
+// gates: there is no gradient of a row that was added.
+EXPORT int scaled_sum_backward(int format, int result_format, long samples, long rows, long columns, int gates,
                                const void* gradient, const void* x, const float* scale, const float* factors,
                                void* x_gradient, float* scale_gradient, float* row_gradient) {
     return for_format(format, [&](auto number) {
         return for_format(result_format, [&](auto result) {
             using X = decltype(number);
-            scaled_sum_backward(samples, rows, columns, (const decltype(result)*)gradient, (const X*)x, scale, factors,
-                                (X*)x_gradient, scale_gradient, row_gradient);
+            long calls = gates ? samples : 1, many = samples / calls, step = gates ? columns : 0;
+            for (long s = 0; s < calls; s++) {
+                long at = s * rows * columns;
+                scaled_sum_backward(many, rows, columns, (const decltype(result)*)gradient + at,
+                                    x ? (const X*)x + at : nullptr, scale ? scale + s * step : nullptr,
+                                    factors ? factors + s : nullptr, x_gradient ? (X*)x_gradient + at : nullptr,
+                                    scale_gradient ? scale_gradient + s * step : nullptr, row_gradient);
+            }
         });
     });
 }
