@@ -33,9 +33,11 @@ class Use {
   public:
     Use() {
         _tile_storeconfig(&before_);
+        settle(before_);
         Shape full;
         full.palette = 1;
         for (int i = 0; i < 8; i++) full.bytes[i] = 64, full.rows[i] = 16;
+        settle(full);
         _tile_loadconfig(&full);
     }
     Use(const Use&) = delete;
@@ -45,6 +47,8 @@ class Use {
     }
 
   private:
+    // The compiler believes that the instructions know the first eight bytes of a shape only.
+    static void settle(Shape& shape) { asm volatile("" : : "r"(&shape) : "memory"); }
     Shape before_;
 };
 

@@ -6,8 +6,8 @@
 // gradient of such, are [output channel][input channel] throughout.
 #include "activations.h"
 #include "depthwise.h"
-#include "gemm.h"
 #include "interface.h"
+#include "split.h"
 
 namespace {
 
@@ -21,6 +21,7 @@ struct Grid {
 
 template <class T>
 struct Gathered {
+    using Number = T;
     static constexpr bool COLUMNS = false;
     const T* images;
     long pixel, channels;  // elements from one source pixel to the next, and those that take part
@@ -87,11 +88,11 @@ struct Gathered {
     }
 
     // As the left operand: rows are pixels.
-    void pack(long m0, long rows, long k0, long kc, float* panels) const {
+    void pack(long m0, long rows, long k0, long kc, float* panels, long height) const {
         const std::vector<Piece>& parts = pieces(k0, k0 + kc);
         Place place(grid, m0);
         for (long m = 0; m < rows; m++, place.next()) row(place, parts, panels + m * KS);
-        for (long m = rows; m % MR; m++) memset(panels + m * KS, 0, kc * sizeof(float));
+        for (long m = rows; m % height; m++) memset(panels + m * KS, 0, kc * sizeof(float));
     }
 };
 
