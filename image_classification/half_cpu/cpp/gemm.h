@@ -85,7 +85,8 @@ struct Widened {
         b.pack(n0, columns, k0, kc, panels, distance);
     }
     template <bool COLUMNS>
-    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first) const {
+    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first, const float*,
+                  long) const {
         multiply_panels<COLUMNS>(rows, columns, kc, a, b, c, first);
     }
 };
@@ -120,7 +121,7 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
     long down = parts(M, rows), across = parts(panels, share), groups = parts(panels, GROUP);
     long start = 0;
     do {
-        long end = std::min(K, start + depth), blocks = parts(end - start, DEPTH);
+        long end = std::min(K, start + depth), blocks = std::max(1L, parts(end - start, DEPTH));
         run(count * groups * blocks, [&](long task) {
             long index = task / (groups * blocks), group = task / blocks % groups * GROUP, k = task % blocks * DEPTH;
             long n = group * NR, kc = std::min(DEPTH, end - start - k);
@@ -145,24 +146,31 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
             for (long q = q0; q < std::min(panels, q0 + share); q++) {
                 float* wait = waiting + ((index * panels + q) * M + m0) * NR;
                 float* c = waiting ? wait : sums;
-                if (K == 0) memset(c, 0, tile * NR * sizeof(float));
                 const float* b = packed + (index * panels + q) * distance;
                 for (long k = 0; k < blocks; k++) {
                     long kc = std::min(DEPTH, end - start - k * DEPTH);
+                    // What comes after it of B, a share of it with each panel of A.
+                    const float* next = b + (k + 1 < blocks ? (k + 1) * DEPTH * NR : distance);
+                    long ahead = parts(kc * NR, parts(m1 - m0, ROWS));
                     for (long m = 0; m < m1 - m0; m += ROWS) {
                         // A last panel of A may reach beyond the sums that wait in memory.
                         float* target = waiting && m + ROWS > m1 - m0 ? sums : c + m * NR;
                         long valid = (m1 - m0 - m) * NR * sizeof(float);
                         if (target == sums && waiting && start + k) memcpy(sums, c + m * NR, valid);
+                        if (end == K && k + 1 == blocks)  // where the next rows of the result will be written
+                            for (long i = m; i < std::min(m + ROWS, m1 - m0 - ROWS); i++)
+                                __builtin_prefetch(places[i + ROWS] + q * NR, 1);
                         engine.template multiply<decltype(a)::COLUMNS>(
                             m1 - m0 - m, N - q * NR, kc, block + (k * tile + m) * STRIDE, b + k * DEPTH * NR, target,
-                            start + k == 0);
-                        if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
+                            start + k == 0, next + m / ROWS * ahead, ahead);
+                        if (end < K || k + 1 < blocks) {
+                            if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
+                            continue;
+                        }
+                        for (long i = 0; i < std::min(ROWS, m1 - m0 - m); i++)
+                            to.write(places[m + i], m0 + m + i, q * NR, std::min((long)NR, N - q * NR), target + i * NR);
                     }
                 }
-                if (end == K)
-                    for (long m = m0; m < m1; m++)
-                        to.write(places[m - m0], m, q * NR, std::min((long)NR, N - q * NR), c + (m - m0) * NR);
             }
         });
         start = end;

@@ -118,15 +118,17 @@ struct Split {
     }
 
     template <bool>
-    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first) const {
+    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first, const float* next,
+                  long ahead) const {
         long steps = parts(kc, STEP);
-        if (rows > SIDE && columns > SIDE) multiply_tiles<2, 2>(steps, a, b, c, first);
-        else if (rows > SIDE) multiply_tiles<2, 1>(steps, a, b, c, first);
-        else if (columns > SIDE) multiply_tiles<1, 2>(steps, a, b, c, first);
-        else multiply_tiles<1, 1>(steps, a, b, c, first);
+        if (rows > SIDE && columns > SIDE) multiply_tiles<2, 2>(steps, a, b, c, first, next, ahead);
+        else if (rows > SIDE) multiply_tiles<2, 1>(steps, a, b, c, first, next, ahead);
+        else if (columns > SIDE) multiply_tiles<1, 2>(steps, a, b, c, first, next, ahead);
+        else multiply_tiles<1, 1>(steps, a, b, c, first, next, ahead);
     }
     template <int R, int C>
-    static void multiply_tiles(long steps, const float* a, const float* b, float* c, bool first) {
+    static void multiply_tiles(long steps, const float* a, const float* b, float* c, bool first, const float* next,
+                               long ahead) {
         constexpr long LINE = NR * sizeof(float), TILE_LINE = SIDE * sizeof(float);
         asm volatile("" ::: "memory");  // the compiler does not know what the instructions read and write
         if (first) {
@@ -154,7 +156,9 @@ struct Split {
             if (R > 1) _tile_dpbf16ps(2, 5, 6);
             if (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
         };
-        for (long step = 0; step < steps; step++, a += 4 * TILE, b += 4 * TILE) {
+        long share = parts(parts(ahead, 16), steps) * 16;
+        for (long step = 0; step < steps; step++, a += 4 * TILE, b += 4 * TILE, next += share) {
+            for (long i = 0; i < share; i += 16) _mm_prefetch((const char*)(next + i), _MM_HINT_T1);
             right(0);
             left(0);
             add();
