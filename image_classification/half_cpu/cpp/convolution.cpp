@@ -102,15 +102,14 @@ struct GatheredRight {
     Gathered<T> matrix;
 
     void pack(long n0, long columns, long k0, long kc, float* panels, long distance) const {
-        for (long n = 0; n < columns; n += NR) {
-            float* to = panels + n / NR * distance;
-            long width = std::min(columns - n, (long)NR);
-            const auto& parts = matrix.pieces(n0 + n, n0 + n + width);
-            typename Gathered<T>::Place place(matrix.grid, k0);
-            for (long k = 0; k < kc; k++, place.next()) {
-                if (width < NR) memset(to + k * NR, 0, NR * sizeof(float));
-                matrix.row(place, parts, to + k * NR);
-            }
+        // Pixel by pixel, as they lie in memory.
+        alignas(64) float row[GROUP * NR] = {};
+        const auto& parts = matrix.pieces(n0, n0 + columns);
+        typename Gathered<T>::Place place(matrix.grid, k0);
+        for (long k = 0; k < kc; k++, place.next()) {
+            matrix.row(place, parts, row);
+            for (long n = 0; n < columns; n += W)
+                store(panels + n / NR * distance + k * NR + n % NR, load(row + n));
         }
     }
 };

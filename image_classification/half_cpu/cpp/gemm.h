@@ -16,6 +16,7 @@ constexpr int NR = 2 * W;
 constexpr long KC = 384;
 // The distance of the rows of A's panels: no power of two, and room for a vector beyond the end.
 constexpr long KS = KC + 16;
+constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
 constexpr long LEFT_FLOATS = 1 << 18, RIGHT_FLOATS = 1 << 20;  // what may be packed at a time, of a tile of A and of B
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
@@ -97,7 +98,6 @@ struct Widened {
 template <class Engine, class Left, class Right, class Finish>
 static void compute(const Engine& engine, long count, long M, long N, long K, Left left, Right right, Finish finish) {
     static thread_local Scratch packed_scratch, sums_scratch;
-    constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
     constexpr long ROWS = Engine::ROWS, DEPTH = Engine::DEPTH, STRIDE = Engine::STRIDE;
     long panels = parts(N, NR);
     // Where B is too large it is packed and multiplied in parts of K, and the sums wait in memory.
