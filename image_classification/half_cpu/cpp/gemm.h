@@ -70,7 +70,8 @@ static inline void fetch(const T* from, long n) {
     for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
 }
 
-// How blocks are packed and multiplied: widened, with the instructions that every processor has.
+// How blocks are packed and multiplied by `compute`: here widened, one number after the other. `Ready` lives as long as
+// a thread multiplies.
 struct Widened {
     struct Ready {};
     static constexpr long ROWS = MR, DEPTH = KC, STRIDE = KS, STEP = 1, MOST = 12;  // rows of a panel, panels of a tile
@@ -92,8 +93,8 @@ struct Widened {
     }
 };
 
-// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels, height), with panels of that many rows,
-// right(index) has pack(n, columns, k, kc, panels, distance); both fill whole panels with float32. finish(index) has
+// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels, height), for panels of so many rows, and
+// right(index) pack(n, columns, k, kc, panels, distance); both fill whole panels with float32. finish(index) has
 // row(m), the place of a row of the result, and write(place, m, n, count, sums).
 template <class Engine, class Left, class Right, class Finish>
 static void compute(const Engine& engine, long count, long M, long N, long K, Left left, Right right, Finish finish) {
@@ -167,8 +168,9 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
                             if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
                             continue;
                         }
-                        for (long i = 0; i < std::min(ROWS, m1 - m0 - m); i++)
-                            to.write(places[m + i], m0 + m + i, q * NR, std::min((long)NR, N - q * NR), target + i * NR);
+                        long last = std::min(ROWS, m1 - m0 - m), columns = std::min((long)NR, N - q * NR);
+                        for (long i = 0; i < last; i++)
+                            to.write(places[m + i], m0 + m + i, q * NR, columns, target + i * NR);
                     }
                 }
             }

@@ -1,5 +1,5 @@
-// Products of float16 operands by AMX, which multiplies bfloat16: a number of 11 significant bits is the sum of its first
-// 8 and of the rest, both bfloat16, and a product is the sum of four products, each of them exact in float32.
+// Products of float16 operands by AMX, which multiplies bfloat16: a number of 11 significant bits is the sum of its
+// first 8 and of the rest, both bfloat16, and a product is the sum of four products, each of them exact in float32.
 //
 // inf and NaN have no such parts. Rows of the result that one of them has to do with, and no others, so that no row
 // depends on another one, are computed again, widened.
@@ -25,25 +25,25 @@ struct Some {
 };
 
 #if HAS_AMX
-// Tiles of 16 x 32 numbers of A and 32 x 16 of B, in floats: the first parts of one, then the others; two of A or B
-// side by side make a panel's step. Number k of 32 stands beside number k + 16.
+// A panel is a row of steps, each of two tiles of 16 rows of 32 numbers of A, or 16 columns of B: the first parts of
+// one tile, its rest, and the same of the other. Number k of 32 stands beside number k + 16.
 struct Split {
     using Ready = amx::Use;
-    static constexpr long SIDE = amx::SIDE, STEP = 2 * amx::PAIRS, TILE = SIDE * SIDE;
+    static constexpr long SIDE = amx::SIDE, STEP = 2 * amx::PAIRS, TILE = SIDE * SIDE;  // floats of a tile
     static constexpr long ROWS = 2 * SIDE, DEPTH = 192, STRIDE = DEPTH, MOST = 16;
-    static_assert(NR == 2 * SIDE && W == SIDE && DEPTH <= KC);
+    static_assert(NR == 2 * SIDE && W == SIDE && DEPTH <= KC && DEPTH % STEP == 0, "two tiles each way");
 
-    std::atomic<bool>* broken;  // of the rows of all products, which of them are not multiplied here
-    long rows;                  // of one
+    std::atomic<bool>* broken;  // the rows of all products that are not to be had this way
+    long rows;                  // of one product
 
-    // Sums that wait are read and written again, packed numbers too: about as many of each.
+    // About as many of B as there are sums, so that neither is most of what goes to memory and back.
     static long right_floats(long sums) { return std::max(1L << 18, std::min(1L << 22, sums)); }
 
     void mark(long index, long first, long count) const {
-        for (long m = 0; m < count; m++) broken[index * rows + first + m].store(true, std::memory_order_relaxed);
+        for (long m = first; m < first + count; m++) broken[index * rows + m].store(true, std::memory_order_relaxed);
     }
 
-    // Two vectors as pairs of bfloat16, of their first parts and of the rest, which is NaN where there is none.
+    // Two vectors as pairs of bfloat16: their first parts, and the rest, NaN where there is none, which `check` keeps.
     static void split(Vector a, Vector b, Vector& first, Vector& rest, Vector& check) {
         const __m512i upper = _mm512_set1_epi32(0xFFFF0000);
         auto high = [&](Vector x) { return (Vector)_mm512_and_si512((__m512i)x, upper); };
@@ -55,71 +55,80 @@ struct Split {
         rest = pair(a_low, b_low);
         check = check + (a_low + b_low);
     }
-
-    template <class Left>
-    void pack_left(long index, const Left& a, long m0, long rows, long k0, long kc, float* panels) const {
-        static thread_local Scratch scratch;
-        float* wide = scratch.floats(ROWS * KS);
-        for (long m = 0; m < rows; m += ROWS) {
-            long some = std::min(rows - m, ROWS);
-            a.pack(m0 + m, some, k0, kc, wide, SIDE);
-            for (long i = 0; i < some; i += SIDE)
-                split_left<Left::COLUMNS>(index, m0 + m + i, std::min(some - i, SIDE), kc, wide + i * KS,
-                                          panels + m * STRIDE + 2 * i * SIDE);
+    // The same of 16 pairs of the 32 vectors from `from` on, `distance` floats apart; beyond `count` they are zero.
+    static void split_steps(const float* from, long distance, long count, Vector* first, Vector* rest, Vector& check) {
+        auto step = [&](long k) { return k < count ? load(from + k * distance) : all(0.0f); };
+        for (long p = 0; p < SIDE; p++) split(step(p), step(p + SIDE), first[p], rest[p], check);
+    }
+    static void store_tiles(float* to, const Vector* first, const Vector* rest) {
+        for (long p = 0; p < SIDE; p++) {
+            store(to + p * W, first[p]);
+            store(to + TILE + p * W, rest[p]);
         }
     }
-    template <bool COLUMNS>
-    void split_left(long index, long m, long rows, long kc, const float* wide, float* to) const {
-        auto from = [&](long k, long count, long step) { return count > 0 ? take(wide + k * step, std::min(count, (long)W)) : all(0.0f); };
-        if (COLUMNS) {
-            Vector check = all(0.0f), first[SIDE], rest[SIDE];
-            for (long k = 0; k < kc; k += STEP, to += 4 * TILE) {
-                for (long p = 0; p < SIDE; p++)
-                    split(from(k + p, k + p < kc ? W : 0, SIDE), from(k + p + SIDE, k + p + SIDE < kc ? W : 0, SIDE),
-                          first[p], rest[p], check);
-                transpose(first);
-                transpose(rest);
-                for (long p = 0; p < SIDE; p++) store(to + p * W, first[p]), store(to + TILE + p * W, rest[p]);
-            }
-            for (long r = 0, nan = is_nan(check); r < rows; r++)
-                if (nan >> r & 1) mark(index, m + r, 1);
-            return;
+
+    template <class Left>
+    void pack_left(long index, const Left& a, long m0, long count, long k0, long kc, float* panels) const {
+        static thread_local Scratch scratch;
+        float* wide = scratch.floats(ROWS * KS + W);
+        for (long m = 0; m < count; m += SIDE) {
+            if (m % ROWS == 0) a.pack(m0 + m, std::min(count - m, ROWS), k0, kc, wide, SIDE);
+            const float* from = wide + m % ROWS * KS;
+            float* to = panels + m / ROWS * ROWS * STRIDE + m % ROWS * 2 * SIDE;
+            long some = std::min(count - m, SIDE);
+            if (Left::COLUMNS) split_columns(index, m0 + m, some, kc, from, to);
+            else split_rows(index, m0 + m, some, kc, from, to);
         }
-        for (long r = 0; r < rows; r++, wide += KS, to += W) {
+    }
+    void split_columns(long index, long m, long count, long kc, const float* from, float* to) const {
+        Vector check = all(0.0f), first[SIDE], rest[SIDE];
+        for (long k = 0; k < kc; k += STEP, to += 4 * TILE) {
+            split_steps(from + k * SIDE, SIDE, kc - k, first, rest, check);
+            transpose(first);
+            transpose(rest);
+            store_tiles(to, first, rest);
+        }
+        for (long r = 0, nan = is_nan(check); r < count; r++)
+            if (nan >> r & 1) mark(index, m + r, 1);
+    }
+    void split_rows(long index, long m, long count, long kc, const float* from, float* to) const {
+        for (long r = 0; r < count; r++) {
             Vector check = all(0.0f), first, rest;
-            float* place = to;
-            for (long k = 0; k < kc; k += STEP, place += 4 * TILE) {
-                split(from(k, kc - k, 1), from(k + SIDE, kc - k - SIDE, 1), first, rest, check);
-                store(place, first), store(place + TILE, rest);
+            const float* row = from + r * KS;
+            auto some = [&](long k) { return k < kc ? take(row + k, std::min(kc - k, (long)W)) : all(0.0f); };
+            for (long k = 0; k < kc; k += STEP) {
+                float* place = to + k / STEP * 4 * TILE + r * W;
+                split(some(k), some(k + SIDE), first, rest, check);
+                store(place, first);
+                store(place + TILE, rest);
             }
             if (any(is_nan(check))) mark(index, m + r, 1);
         }
     }
 
     template <class Right>
-    void pack_right(long index, const Right& b, long n0, long columns, long k0, long kc, float* panels, long distance) const {
+    void pack_right(long index, const Right& b, long n0, long columns, long k0, long kc, float* panels,
+                    long distance) const {
         static thread_local Scratch scratch;
-        long step = KC * NR;
-        float* wide = scratch.floats(parts(columns, NR) * step);
-        Vector check = all(0.0f), first, rest;
-        b.pack(n0, columns, k0, kc, wide, step);
+        constexpr long WIDE = DEPTH * NR + 4 * W;
+        float* wide = scratch.floats(GROUP * WIDE);
+        Vector check = all(0.0f), first[SIDE], rest[SIDE];
+        b.pack(n0, columns, k0, kc, wide, WIDE);
         for (long n = 0; n < columns; n += SIDE) {
-            const float* from = wide + n / NR * step + n % NR;
+            const float* from = wide + n / NR * WIDE + n % NR;
             float* to = panels + n / NR * distance + n % NR * 2 * SIDE;
-            for (long k = 0; k < kc; k += STEP, to += 4 * TILE)
-                for (long p = 0; p < SIDE; p++) {
-                    long low = k + p, high = low + SIDE;
-                    split(low < kc ? load(from + low * NR) : all(0.0f), high < kc ? load(from + high * NR) : all(0.0f),
-                          first, rest, check);
-                    store(to + p * W, first), store(to + TILE + p * W, rest);
-                }
+            for (long k = 0; k < kc; k += STEP) {
+                split_steps(from + k * NR, NR, kc - k, first, rest, check);
+                store_tiles(to + k / STEP * 4 * TILE, first, rest);
+            }
         }
         if (any(is_nan(check))) mark(index, 0, rows);
     }
 
+    // What is fetched for later, `ahead` floats from `next` on, is spread over the steps.
     template <bool>
-    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first, const float* next,
-                  long ahead) const {
+    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first,
+                  const float* next, long ahead) const {
         long steps = parts(kc, STEP);
         if (rows > SIDE && columns > SIDE) multiply_tiles<2, 2>(steps, a, b, c, first, next, ahead);
         else if (rows > SIDE) multiply_tiles<2, 1>(steps, a, b, c, first, next, ahead);
@@ -178,12 +187,12 @@ struct Split {
 };
 #endif
 
-// Compute a batch of products, as `compute` does. How does not depend on the number of rows, so no row does.
+// Compute a batch of products, as `compute` does. The way does not depend on the number of rows, and so no row does.
 template <class Left, class Right, class Finish>
 static void products(long count, long M, long N, long K, Left left, Right right, Finish finish) {
 #if HAS_AMX
     if constexpr (std::is_same_v<typename decltype(left(0))::Number, Float16>)
-        if (K > 0 && amx::granted()) {
+        if (K > amx::PAIRS && amx::granted()) {  // fewer fill no tile
             std::vector<std::atomic<bool>> broken(count * M);
             auto some = [&](bool wanted) {
                 return [&, wanted](long index) {
