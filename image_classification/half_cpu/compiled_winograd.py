@@ -15,8 +15,9 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     """Return whether a pass is faster by tiles; `changes`: whether filters are not kept, so that to transform them is
     part of it. Of kept ones, which evaluate, nothing depends on how many images there are.
 
-    In a format whose direct kernel multiplies in float32, too, it takes a third to two thirds of the time, where oneDNN
-    multiplies bfloat16 twice as fast 0.7 to 0.95, and in a model more for filters of few channels and their gradient.
+    In a format whose direct kernel multiplies in float32, too, it takes a third to two thirds of the time; where AMX
+    multiplies float16 half to 0.9 for up to 128 channels, or more pixels, and else more; where oneDNN multiplies
+    bfloat16 twice as fast 0.7 to 0.95, and in a model more for filters of few channels and their gradient.
     float32 results stay those of direct sums: these are twice as far from the exact ones, and depend on what is up to
     five pixels away.
     """
@@ -29,6 +30,9 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     written = (source if name == "backward_data" else target).shape[2:]
     waste = math.prod(-(-size // _TILE) * _TILE for size in written) / math.prod(written)
     if filters.data_type in formats():
+        by_amx = filters.data_type == onednn.FLOAT16 and load().has_amx
+        if by_amx and inputs * outputs > (16 if changes else 100) * pixels:
+            return False
         return min(inputs, outputs) >= 16 and waste < 2 and pixels >= (300 if changes else 1)
     if filters.data_type != onednn.BFLOAT16 or not multiplies_bfloat16() or name == "backward_weights":
         return False

@@ -13,6 +13,7 @@ import pytest
 from image_classification import half_cpu
 from image_classification.half_cpu import compiled, compiled_winograd, onednn_convolution_passes
 from image_classification.half_cpu import onednn_library as onednn
+from image_classification.half_cpu.compiled_library import load
 from image_classification.half_cpu.onednn_primitives import Layout
 from image_classification.layers import ConvNorm
 from tests.helpers.onednn_runs import (
@@ -28,6 +29,8 @@ from tests.helpers.onednn_runs import (
 )
 
 pytestmark = [needs_onednn, pytest.mark.skipif(not compiled.formats(), reason="needs a C++ compiler and AVX2")]
+
+HAS_AMX = bool(compiled.formats()) and load().has_amx
 
 # images, filters, padding: sides and channels that fill no tile and no vector, padding on one side, up to 130 results
 SHAPES = {
@@ -206,7 +209,10 @@ def key_of(dtype, images, filters, padding=1, stride=1):
     [
         (FLOAT16, (8, 64, 56, 56), (64, 64, 3, 3), {}, True, True),
         (FLOAT16, (1, 512, 7, 7), (512, 512, 3, 3), {}, True, False),
-        (FLOAT16, (1, 512, 7, 7), (512, 512, 3, 3), {}, False, True),
+        (FLOAT16, (1, 512, 7, 7), (512, 512, 3, 3), {}, False, not HAS_AMX),
+        (FLOAT16, (8, 256, 14, 14), (256, 256, 3, 3), {}, True, not HAS_AMX),
+        (FLOAT16, (8, 128, 28, 28), (128, 128, 3, 3), {}, True, True),
+        (FLOAT16, (1, 128, 28, 28), (128, 128, 3, 3), {}, False, True),
         (FLOAT16, (8, 3, 224, 224), (64, 3, 3, 3), {}, True, False),
         (FLOAT16, (8, 64, 56, 56), (64, 64, 3, 3), {"stride": 2}, True, False),
         (FLOAT16, (8, 64, 56, 56), (64, 64, 1, 1), {"padding": 0}, True, False),

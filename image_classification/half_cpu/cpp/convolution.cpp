@@ -6,8 +6,8 @@
 // gradient of such, are [output channel][input channel] throughout.
 #include "activations.h"
 #include "depthwise.h"
-#include "gemm.h"
 #include "interface.h"
+#include "split.h"
 
 namespace {
 
@@ -21,6 +21,7 @@ struct Grid {
 
 template <class T>
 struct Gathered {
+    using Number = T;
     static constexpr bool COLUMNS = false;
     const T* images;
     long pixel, channels;  // elements from one source pixel to the next, and those that take part
@@ -87,11 +88,11 @@ struct Gathered {
     }
 
     // As the left operand: rows are pixels.
-    void pack(long m0, long rows, long k0, long kc, float* panels) const {
+    void pack(long m0, long rows, long k0, long kc, float* panels, long height) const {
         const std::vector<Piece>& parts = pieces(k0, k0 + kc);
         Place place(grid, m0);
         for (long m = 0; m < rows; m++, place.next()) row(place, parts, panels + m * KS);
-        for (long m = rows; m % MR; m++) memset(panels + m * KS, 0, kc * sizeof(float));
+        for (long m = rows; m % height; m++) memset(panels + m * KS, 0, kc * sizeof(float));
     }
 };
 
@@ -101,15 +102,14 @@ struct GatheredRight {
     Gathered<T> matrix;
 
     void pack(long n0, long columns, long k0, long kc, float* panels, long distance) const {
-        for (long n = 0; n < columns; n += NR) {
-            float* to = panels + n / NR * distance;
-            long width = std::min(columns - n, (long)NR);
-            const auto& parts = matrix.pieces(n0 + n, n0 + n + width);
-            typename Gathered<T>::Place place(matrix.grid, k0);
-            for (long k = 0; k < kc; k++, place.next()) {
-                if (width < NR) memset(to + k * NR, 0, NR * sizeof(float));
-                matrix.row(place, parts, to + k * NR);
-            }
+        // Pixel by pixel, as they lie in memory.
+        alignas(64) float row[GROUP * NR] = {};
+        const auto& parts = matrix.pieces(n0, n0 + columns);
+        typename Gathered<T>::Place place(matrix.grid, k0);
+        for (long k = 0; k < kc; k++, place.next()) {
+            matrix.row(place, parts, row);
+            for (long n = 0; n < columns; n += W)
+                store(panels + n / NR * distance + k * NR + n % NR, load(row + n));
         }
     }
 };

@@ -16,6 +16,7 @@ constexpr int NR = 2 * W;
 constexpr long KC = 384;
 // The distance of the rows of A's panels: no power of two, and room for a vector beyond the end.
 constexpr long KS = KC + 16;
+constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
 constexpr long LEFT_FLOATS = 1 << 18, RIGHT_FLOATS = 1 << 20;  // what may be packed at a time, of a tile of A and of B
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
@@ -69,23 +70,48 @@ static inline void fetch(const T* from, long n) {
     for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
 }
 
-// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels), right(index) has pack(n, columns, k, kc,
-// panels, distance); both fill whole panels with float32. finish(index) has row(m), the place of a row of the result, and
-// write(place, m, n, count, sums).
-template <class Left, class Right, class Finish>
-static void products(long count, long M, long N, long K, Left left, Right right, Finish finish) {
+// How blocks are packed and multiplied by `compute`: here widened, one number after the other. `Ready` lives as long as
+// a thread multiplies.
+struct Widened {
+    struct Ready {};
+    static constexpr long ROWS = MR, DEPTH = KC, STRIDE = KS, STEP = 1, MOST = 12;  // rows of a panel, panels of a tile
+
+    // What may be packed of B at a time: the rest waits with the sums.
+    static long right_floats(long) { return RIGHT_FLOATS; }
+    template <class Left>
+    void pack_left(long, const Left& a, long m0, long rows, long k0, long kc, float* panels) const {
+        a.pack(m0, rows, k0, kc, panels, MR);
+    }
+    template <class Right>
+    void pack_right(long, const Right& b, long n0, long columns, long k0, long kc, float* panels, long distance) const {
+        b.pack(n0, columns, k0, kc, panels, distance);
+    }
+    template <bool COLUMNS>
+    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first, const float*,
+                  long) const {
+        multiply_panels<COLUMNS>(rows, columns, kc, a, b, c, first);
+    }
+};
+
+// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels, height), for panels of so many rows, and
+// right(index) pack(n, columns, k, kc, panels, distance); both fill whole panels with float32. finish(index) has
+// row(m), the place of a row of the result, and write(place, m, n, count, sums).
+template <class Engine, class Left, class Right, class Finish>
+static void compute(const Engine& engine, long count, long M, long N, long K, Left left, Right right, Finish finish) {
     static thread_local Scratch packed_scratch, sums_scratch;
-    constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
+    constexpr long ROWS = Engine::ROWS, DEPTH = Engine::DEPTH, STRIDE = Engine::STRIDE;
     long panels = parts(N, NR);
     // Where B is too large it is packed and multiplied in parts of K, and the sums wait in memory.
-    long depth = std::min(parts(K, KC), std::max(1L, RIGHT_FLOATS / (count * panels * NR * KC))) * KC;
-    long distance = std::min(depth, K) * NR + 4 * W;
+    long most = Engine::right_floats(count * M * N) / (count * panels * NR * DEPTH);
+    long depth = std::min(parts(K, DEPTH), std::max(1L, most)) * DEPTH;
+    long distance = parts(std::min(depth, K), Engine::STEP) * Engine::STEP * NR + 4 * W;
     float* packed = packed_scratch.floats(count * panels * distance);
     float* waiting = depth < K ? sums_scratch.floats(count * panels * M * NR) : nullptr;
 
-    long rows = std::max(2L, std::min(12L, LEFT_FLOATS / (MR * std::max(KC, std::min(depth, K))))) * MR, share = panels;
+    most = LEFT_FLOATS / (ROWS * std::max(DEPTH, std::min(depth, K)));
+    long rows = std::max(2L, std::min(Engine::MOST, most)) * ROWS, share = panels;
     long wanted = 3L * omp_get_max_threads();
-    while (rows > 4 * MR && count * parts(M, rows) < wanted) rows -= MR;
+    while (rows > 4 * ROWS && count * parts(M, rows) < wanted) rows -= ROWS;
     if (count * parts(M, rows) < wanted) share = std::max(2L, parts(panels, parts(wanted, count * parts(M, rows))));
     bool small = 2.0 * count * M * N * K < 1e5;
     auto run = [&](long tasks, auto f) {
@@ -96,46 +122,57 @@ static void products(long count, long M, long N, long K, Left left, Right right,
     long down = parts(M, rows), across = parts(panels, share), groups = parts(panels, GROUP);
     long start = 0;
     do {
-        long end = std::min(K, start + depth), blocks = parts(end - start, KC);
+        long end = std::min(K, start + depth), blocks = std::max(1L, parts(end - start, DEPTH));
         run(count * groups * blocks, [&](long task) {
-            long index = task / (groups * blocks), group = task / blocks % groups * GROUP, k = task % blocks * KC;
-            long n = group * NR, kc = std::min(KC, end - start - k);
-            right(index).pack(n, std::min(N - n, GROUP * NR), start + k, kc,
+            long index = task / (groups * blocks), group = task / blocks % groups * GROUP, k = task % blocks * DEPTH;
+            long n = group * NR, kc = std::min(DEPTH, end - start - k);
+            engine.pack_right(index, right(index), n, std::min(N - n, GROUP * NR), start + k, kc,
                               packed + (index * panels + group) * distance + k * NR, distance);
         });
         run(count * down * across, [&](long task) {
             static thread_local Scratch left_scratch;
+            typename Engine::Ready ready;
             long index = task / (down * across), m0 = task / across % down * rows, q0 = task % across * share;
-            long m1 = std::min(M, m0 + rows), tile = parts(m1 - m0, MR) * MR;
-            float* sums = left_scratch.floats(tile * NR + blocks * tile * KS + 64);
+            long m1 = std::min(M, m0 + rows), tile = parts(m1 - m0, ROWS) * ROWS;
+            float* sums = left_scratch.floats(tile * NR + blocks * tile * STRIDE + 64);
             float* block = sums + tile * NR;
             auto a = left(index);
             auto to = finish(index);
             for (long k = 0; k < blocks; k++)
-                a.pack(m0, m1 - m0, start + k * KC, std::min(KC, end - start - k * KC), block + k * tile * KS);
-            decltype(to.row(0)) places[12 * MR];
+                engine.pack_left(index, a, m0, m1 - m0, start + k * DEPTH, std::min(DEPTH, end - start - k * DEPTH),
+                                 block + k * tile * STRIDE);
+            decltype(to.row(0)) places[Engine::MOST * ROWS];
             if (end == K)
                 for (long m = m0; m < m1; m++) places[m - m0] = to.row(m);
             for (long q = q0; q < std::min(panels, q0 + share); q++) {
                 float* wait = waiting + ((index * panels + q) * M + m0) * NR;
                 float* c = waiting ? wait : sums;
-                if (K == 0) memset(c, 0, tile * NR * sizeof(float));
                 const float* b = packed + (index * panels + q) * distance;
                 for (long k = 0; k < blocks; k++) {
-                    long kc = std::min(KC, end - start - k * KC);
-                    for (long m = 0; m < m1 - m0; m += MR) {
+                    long kc = std::min(DEPTH, end - start - k * DEPTH);
+                    // What comes after it of B, a share of it with each panel of A.
+                    const float* next = b + (k + 1 < blocks ? (k + 1) * DEPTH * NR : distance);
+                    long ahead = parts(kc * NR, parts(m1 - m0, ROWS));
+                    for (long m = 0; m < m1 - m0; m += ROWS) {
                         // A last panel of A may reach beyond the sums that wait in memory.
-                        float* target = waiting && m + MR > m1 - m0 ? sums : c + m * NR;
+                        float* target = waiting && m + ROWS > m1 - m0 ? sums : c + m * NR;
                         long valid = (m1 - m0 - m) * NR * sizeof(float);
                         if (target == sums && waiting && start + k) memcpy(sums, c + m * NR, valid);
-                        multiply_panels<decltype(a)::COLUMNS>(m1 - m0 - m, N - q * NR, kc, block + (k * tile + m) * KS,
-                                                              b + k * KC * NR, target, start + k == 0);
-                        if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
+                        if (end == K && k + 1 == blocks)  // where the next rows of the result will be written
+                            for (long i = m; i < std::min(m + ROWS, m1 - m0 - ROWS); i++)
+                                __builtin_prefetch(places[i + ROWS] + q * NR, 1);
+                        engine.template multiply<decltype(a)::COLUMNS>(
+                            m1 - m0 - m, N - q * NR, kc, block + (k * tile + m) * STRIDE, b + k * DEPTH * NR, target,
+                            start + k == 0, next + m / ROWS * ahead, ahead);
+                        if (end < K || k + 1 < blocks) {
+                            if (target == sums && waiting) memcpy(c + m * NR, sums, valid);
+                            continue;
+                        }
+                        long last = std::min(ROWS, m1 - m0 - m), columns = std::min((long)NR, N - q * NR);
+                        for (long i = 0; i < last; i++)
+                            to.write(places[m + i], m0 + m + i, q * NR, columns, target + i * NR);
                     }
                 }
-                if (end == K)
-                    for (long m = m0; m < m1; m++)
-                        to.write(places[m - m0], m, q * NR, std::min((long)NR, N - q * NR), c + (m - m0) * NR);
             }
         });
         start = end;
@@ -145,25 +182,26 @@ static void products(long count, long M, long N, long K, Left left, Right right,
 // A matrix in memory with strides of rows and columns, in elements.
 template <class T, bool COLUMNS_>
 struct LeftMatrix {
+    using Number = T;
     static constexpr bool COLUMNS = COLUMNS_;  // the elements of a column, not those of a row, lie side by side
     const T* data;
     long row_stride, column_stride;
 
-    void pack(long m0, long rows, long k0, long kc, float* panels) const {
+    void pack(long m0, long rows, long k0, long kc, float* panels, long height) const {
         if (COLUMNS) {
             for (long k = 0; k < kc; k++) {
                 fetch(data + m0 * row_stride + (k0 + k + 8) * column_stride, rows);
-                for (long m = 0; m < rows; m += MR) {
+                for (long m = 0; m < rows; m += height) {
                     const T* from = data + (m0 + m) * row_stride + (k0 + k) * column_stride;
-                    float* to = panels + m * KS + k * MR;
-                    // A vector is longer than MR: what lies beyond is overwritten by the next k.
+                    float* to = panels + m * KS + k * height;
+                    // A vector may be longer than a column: what lies beyond is overwritten by the next k.
                     if (m + W <= rows) store(to, load(from));
                     else store(to, load(from, std::min(rows - m, (long)W)));
                 }
             }
             return;
         }
-        for (long m = 0; m < (rows + MR - 1) / MR * MR; m++) {
+        for (long m = 0; m < parts(rows, height) * height; m++) {
             float* to = panels + m * KS;
             const T* from = data + (m0 + m) * row_stride + k0 * column_stride;
             if (m >= rows) memset(to, 0, kc * sizeof(float));

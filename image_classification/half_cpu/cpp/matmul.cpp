@@ -3,6 +3,7 @@
 
 #include "few_rows.h"
 #include "interface.h"
+#include "split.h"
 
 namespace {
 
