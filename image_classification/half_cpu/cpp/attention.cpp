@@ -231,7 +231,8 @@ void attend(const Call& call, float scale, const T* query, const T* key, const T
 
 template <class L, class T>
 void attend_backward(const Call& call, float scale, const T* query, const T* key, const T* value, const T* bias,
-                     const T* kept, const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient, T* bias_gradient) {
+                     const T* kept, const T* gradient, T* query_gradient, T* key_gradient, T* value_gradient,
+                     T* bias_gradient) {
     constexpr long STEP = L::STEP;
     const Sizes& s = call.s;
     const Head<L, T> head{s};
@@ -245,9 +246,10 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
         long some = head.some_queries();
         auto [queries_along, keys_across, queries, keys, values, slopes_along, slopes, weights, score_slopes, scores,
               packed] = divided(
-            {kept ? 0 : head.rows * head.dim_lanes, kept ? 0 : head.dim_steps * columns, head.query_steps * channels, head.key_steps * channels, head.value_steps * columns,
-             head.rows * head.value_lanes, head.query_steps * value_channels, head.query_steps * columns,
-             head.query_steps * columns, some * head.width, some * head.width});
+            {kept ? 0 : head.rows * head.dim_lanes, kept ? 0 : head.dim_steps * columns, head.query_steps * channels,
+             head.key_steps * channels, head.value_steps * columns, head.rows * head.value_lanes,
+             head.query_steps * value_channels, head.query_steps * columns, head.query_steps * columns,
+             some * head.width, some * head.width});
         head.clear(scores, some * head.width);
         for (float* lanes : {score_slopes, weights}) {
             long count = parts(s.queries, STEP);

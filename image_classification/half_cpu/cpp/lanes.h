@@ -174,7 +174,8 @@ static void product_by_tiles(long rows, long vectors, long steps, Left a, const 
             long wide = std::min(vectors - v, 2L);
             amx::Factor right{b + v * W, vectors * W * 4, amx::PAIRS * vectors * W * 4, W * 4};
             if constexpr (std::is_same_v<Out, Tile>) {
-                amx::multiply(tall, wide, steps / amx::PAIRS, left, right, out.to + i * out.width + v * W, out.width, false);
+                float* to = out.to + i * out.width + v * W;
+                amx::multiply(tall, wide, steps / amx::PAIRS, left, right, to, out.width, false);
             } else {
                 amx::multiply(tall, wide, steps / amx::PAIRS, left, right, sums, 2 * W, false);
                 for (long j = 0; j < some; j++)
