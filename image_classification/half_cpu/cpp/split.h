@@ -1,8 +1,8 @@
 // Products of float16 operands by AMX, which multiplies bfloat16: a number of 11 significant bits is the sum of its
 // first 8 and of the rest, both bfloat16, and a product is the sum of four products, each of them exact in float32.
 //
-// inf and NaN have no such parts. Rows of the result that one of them has to do with, and no others, so that no row
-// depends on another one, are computed again, widened.
+// Parts of NaN are NaN, and so is what they are multiplied to. inf has no such parts: rows of the result that it has to do
+// with, and no others, so that no row depends on another one, are computed again, widened.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -67,6 +67,18 @@ struct Split {
         }
     }
 
+    static void look_at(Vector x, Mask& inf, Mask& nan) {
+        inf |= equal(magnitude(x), all(INFINITY));
+        nan |= is_nan(x);
+    }
+    // The lanes in which one of some vectors is inf and none of them NaN.
+    template <class F>
+    static Mask with_inf(long count, F vector) {
+        Mask inf = 0, nan = 0;
+        for (long k = 0; k < count; k++) look_at(vector(k), inf, nan);
+        return inf & ~nan;
+    }
+
     template <class Left>
     void pack_left(long index, const Left& a, long m0, long count, long k0, long kc, float* panels) const {
         static thread_local Scratch scratch;
@@ -88,8 +100,10 @@ struct Split {
             transpose(rest);
             store_tiles(to, first, rest);
         }
-        for (long r = 0, nan = is_nan(check); r < count; r++)
-            if (nan >> r & 1) mark(index, m + r, 1);
+        if (!any(is_nan(check))) return;
+        Mask inf = with_inf(kc, [=](long k) { return load(from + k * SIDE); });
+        for (long r = 0; r < count; r++)
+            if (inf >> r & 1) mark(index, m + r, 1);
     }
     void split_rows(long index, long m, long count, long kc, const float* from, float* to) const {
         for (long r = 0; r < count; r++) {
@@ -102,7 +116,10 @@ struct Split {
                 store(place, first);
                 store(place + TILE, rest);
             }
-            if (any(is_nan(check))) mark(index, m + r, 1);
+            if (!any(is_nan(check))) continue;
+            Mask inf = 0, nan = 0;
+            for (long k = 0; k < kc; k += W) look_at(some(k), inf, nan);
+            if (inf && !nan) mark(index, m + r, 1);
         }
     }
 
@@ -122,7 +139,11 @@ struct Split {
                 store_tiles(to + k / STEP * 4 * TILE, first, rest);
             }
         }
-        if (any(is_nan(check))) mark(index, 0, rows);
+        if (!any(is_nan(check))) return;
+        for (long n = 0; n < columns; n += SIDE) {
+            const float* from = wide + n / NR * WIDE + n % NR;
+            if (with_inf(kc, [=](long k) { return load(from + k * NR); })) return mark(index, 0, rows);
+        }
     }
 
     // What is fetched for later, `ahead` floats from `next` on, is spread over the steps.
