@@ -120,7 +120,8 @@ def test_inf_beside_nan_of_its_row_or_column_is_where_it_is_in_exact_sums(kind):
     """In one part of the terms that are packed together, and in two."""
     left, right = draw(40, 230), draw(230, 50, seed=1)
     left[5, [3, 4]], left[6, [3, 200]], left[7, [200, 3]] = [[np.inf, np.nan]] * 3
-    right[[3, 4], 8], right[[5, 210], 9], right[6, 10], right[7, 11] = [np.inf, np.nan], [np.inf, np.nan], np.nan, -np.inf
+    right[[3, 4], 8] = right[[5, 210], 9] = np.inf, np.nan
+    right[6, 10], right[7, 11] = np.nan, -np.inf
     exact, found = exactly(left, right), multiply(left, right, kind)
     np.testing.assert_array_equal(found[~np.isfinite(exact)], exact[~np.isfinite(exact)])
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(exact))
