@@ -43,6 +43,7 @@ BY_ONEDNN = onednn.instruction_set() and half_cpu.backend_name(BFLOAT16)
 ])  # fmt: skip
 def test_machine_with_less_computes_and_says_by_what(isa, compiler, float32_by, bfloat16_by, float16_by):
     """oneDNN itself is told to use no newer instructions; $CXX names a compiler that is not there."""
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", isa) if isa == "ALL" else isa  # all that these tests have
     chosen = os.environ.get("CXX", compiler) if compiler == "c++" else compiler
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1", "CXX": chosen}
     root = Path(__file__).resolve().parents[2]
