@@ -63,7 +63,7 @@ def formats():
 
 def description():
     """Return what logs call these kernels."""
-    return f"compiled {load().instruction_set}"
+    return f"compiled {load().instruction_set}{' amx' if load().has_amx else ''}"
 
 
 def _partial(name, *constants):
