@@ -1,7 +1,6 @@
 """A forward pass that is played again gives the bits of the layers, or the layers run."""
 
 import collections
-import contextlib
 import itertools
 import logging
 import random
@@ -16,18 +15,14 @@ import pytest
 from paddle import nn
 from paddle.utils.dlpack import from_dlpack, to_dlpack
 
-from image_classification import amp, half_cpu, layers
+from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn, recording
-from image_classification.half_cpu.arena import Block, arena
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.replay import KEPT, RECORDED
 from image_classification.half_cpu.scope import active
+from tests.helpers.replays import FORMATS, bits, passes
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
-FORMATS = [("fp32", None), *(
-    (mode, dtype) for mode in ("auto", "O2", "naive") for dtype in ("bfloat16", "float16")
-    if half_cpu.backend_name(dtype) != "reference"
-)]  # fmt: skip
 
 
 class Net(nn.Layer):
@@ -51,33 +46,6 @@ class Net(nn.Layer):
 
 def images(seed, batch=2, side=12):
     return paddle.to_tensor(np.random.default_rng(seed).standard_normal((batch, 3, side, side)).astype("float32"))
-
-
-def bits(result):
-    return [tensor.numpy().tobytes() for tensor in paddle.utils.flatten(result)]
-
-
-def passes():
-    """Return what is known of the shapes that came: a recorded pass, or a number."""
-    return list(active.frozen.passes.values())
-
-
-@pytest.fixture
-def inside():
-    """Return a function that converts a model for a mode and enters all contexts of its evaluation."""
-    with contextlib.ExitStack() as stack:
-
-        def enter(model, mode="auto", dtype="bfloat16"):
-            if dtype is not None and half_cpu.backend_name(dtype) == "reference":
-                mode, dtype = "fp32", None
-            precision = amp.build_precision(mode, dtype)
-            model = precision.convert_model(model)
-            model.eval()
-            for context in (paddle.no_grad(), half_cpu.frozen(model), precision.forward_context()):
-                stack.enter_context(context)
-            return model
-
-        yield enter
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
@@ -497,15 +465,6 @@ def test_threads_that_record_at_once_get_their_own_results():
     assert results == [[True] * 5 * (RECORDED + 3)] * 2
 
 
-def test_memory_that_a_later_result_got_is_of_unknown_origin():
-    place = paddle.zeros([4])
-    recorder = recording.Recorder([], [])
-    recorder.called(print, (place.data_ptr(),), [0])  # of a copy that nobody noted, which is gone
-    recorder.allocated(place)
-    with pytest.raises(recording.Refused, match="unknown origin"):
-        recorder.finish(place)
-
-
 def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):
     model = inside(Net())
     for seed in range(RECORDED):
@@ -514,65 +473,3 @@ def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):
     recorded.poison()
     assert (recorded._arena.numpy() == 255).all()
     assert bits(half_cpu.replay(model, images(9))) == bits(model(images(9)))
-
-
-def test_blocks_in_use_at_a_time_have_places_apart():
-    rng = np.random.default_rng(0)
-    holder = paddle.zeros([1 << 20], "uint8")
-    for _ in range(30):
-        blocks, start = [], 0
-        for size in rng.integers(1, 3000, 40):
-            block = Block(holder[start : start + int(size)], False)
-            block.first, block.last = sorted(rng.integers(0, 60, 2).tolist())
-            start += int(size) + 64
-            blocks.append(block)
-        holder = arena(blocks)
-        begin = holder.data_ptr()
-        assert all(begin <= block.place and block.place + block.end - block.start <= begin + holder.shape[0]
-                   for block in blocks)  # fmt: skip
-        for one in blocks:
-            for other in blocks:
-                if one is not other and one.first <= other.last and other.first <= one.last:
-                    size, distance = one.end - one.start, other.place - one.place
-                    assert distance >= size or -distance >= other.end - other.start
-        # No less than what is in use at the fullest moment, and not much more.
-        fullest = max(sum(b.end - b.start for b in blocks if b.first <= time <= b.last) for time in range(60))
-        assert fullest <= holder.shape[0] <= 1.5 * fullest + 64 * 41
-
-
-def test_block_that_takes_anothers_place_keeps_it_from_the_rest():
-    holder = paddle.zeros([3 * 128], "uint8")
-    read, made, other = (Block(holder[start : start + 128], False) for start in (0, 128, 256))
-    read.first, read.last, made.first, made.last, other.first, other.last = 0, 1, 1, 3, 2, 2
-    made.take_place(read)
-    found = arena([read, made, other])
-    assert made.place == read.place and abs(other.place - made.place) >= 128 and found.shape[0] <= 256 + 64
-
-
-class Residuals(nn.Layer):
-    """Convolutions to which their input, another map or a part of a larger one is added."""
-
-    def __init__(self):
-        super().__init__()
-        self.convs = nn.LayerList([nn.Conv2D(160, 160, 1) for _ in range(4)])
-        self.norms = nn.LayerList([nn.BatchNorm2D(160) for _ in range(4)])
-
-    def forward(self, x):
-        def block(number, x, residual=None):
-            return layers.conv_norm(x, self.convs[number], self.norms[number], F.relu, residual)
-
-        x = block(0, x)
-        x = block(1, x, x)
-        x = block(2, block(3, x), x)
-        return x.mean(axis=[2, 3])
-
-
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
-def test_residuals_that_results_replace_give_the_bits_of_the_layers(mode, dtype, inside):
-    paddle.seed(0)
-    model = inside(Residuals(), mode, dtype)
-    for seed in range(6):
-        x = paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, 160, 12, 11)).astype("float32"))
-        assert bits(half_cpu.replay(model, x)) == bits(model(x))
-    (recorded,) = passes()
-    assert callable(recorded)
