@@ -91,22 +91,13 @@ def _described(sizes, axes, keepdim):
     return reduced, shape, math.prod(sizes[axis] for axis in reduced)
 
 
-def mean(original, args, kwargs):
-    """Kernel of ``mean(x, axis, keepdim)``."""
+def mean(original, args, kwargs, dtype=None):
+    """Kernel of ``mean(x, axis, keepdim)``, in the format of x or a wider one."""
     values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
     if values is None:
         return NotImplemented
     x, axes, keepdim = values
-    return _apply(x, axes, keepdim, x.dtype, True)
-
-
-def mean_in_float32(original, args, kwargs):
-    """Kernel of ``mean(x, axis, keepdim)`` for a half tensor, in float32."""
-    values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
-    if values is None:
-        return NotImplemented
-    x, axes, keepdim = values
-    return _apply(x, axes, keepdim, FLOAT32, True)
+    return _apply(x, axes, keepdim, dtype or x.dtype, True)
 
 
 def mean_of_all(original, args, kwargs):
@@ -126,4 +117,4 @@ def total(original, args, kwargs):
 
 
 KERNELS = {"mean": mean, "mean_all": mean_of_all, "sum": total}
-WIDENING = {"mean": mean_in_float32}  # which need no float32 copy of what they read
+WIDENING = {"mean": functools.partial(mean, dtype=FLOAT32)}  # which need no float32 copy of what they read

@@ -61,13 +61,14 @@ struct Factor {
     long next;  // to the tile of the next 16 rows or columns
 };
 
-// R x C tiles of sums, of `steps` tiles each; they are added to what lies there, or replace it.
+// R x C tiles of sums, in tiles 0 to 3, up to two each way: what lies there, or zeros; one more product of tiles 4 and 5
+// with 6 and 7; and the way back.
 template <int R, int C>
-static inline void multiply(long steps, const Factor& a, const Factor& b, float* sums, long width, bool add) {
+static inline void begin(const float* sums, long width, bool add) {
     static_assert(R <= 2 && C <= 2, "eight tiles hold no more");
-    const long line = width * sizeof(float);
     asm volatile("" ::: "memory");  // the compiler does not know what the instructions read and write
     if (add) {
+        const long line = width * sizeof(float);
         _tile_loadd(0, sums, line);
         if (C > 1) _tile_loadd(1, sums + SIDE, line);
         if (R > 1) _tile_loadd(2, sums + SIDE * width, line);
@@ -78,26 +79,37 @@ static inline void multiply(long steps, const Factor& a, const Factor& b, float*
         if (R > 1) _tile_zero(2);
         if (R > 1 && C > 1) _tile_zero(3);
     }
-    const char *left = (const char*)a.data, *right = (const char*)b.data;
-    for (long step = 0; step < steps; step++, left += a.step, right += b.step) {
-        _tile_loadd(6, right, b.row);
-        _tile_loadd(4, left, a.row);
-        _tile_dpbf16ps(0, 4, 6);
-        if (C > 1) {
-            _tile_loadd(7, right + b.next, b.row);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (R > 1) {
-            _tile_loadd(5, left + a.next, a.row);
-            _tile_dpbf16ps(2, 5, 6);
-            if (C > 1) _tile_dpbf16ps(3, 5, 7);
-        }
-    }
+}
+template <int R, int C>
+static inline void add_products() {
+    _tile_dpbf16ps(0, 4, 6);
+    if (C > 1) _tile_dpbf16ps(1, 4, 7);
+    if (R > 1) _tile_dpbf16ps(2, 5, 6);
+    if (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
+}
+template <int R, int C>
+static inline void end(float* sums, long width) {
+    const long line = width * sizeof(float);
     _tile_stored(0, sums, line);
     if (C > 1) _tile_stored(1, sums + SIDE, line);
     if (R > 1) _tile_stored(2, sums + SIDE * width, line);
     if (R > 1 && C > 1) _tile_stored(3, sums + SIDE * width + SIDE, line);
     asm volatile("" ::: "memory");
+}
+
+// Sums of `steps` tiles each; they are added to what lies there, or replace it.
+template <int R, int C>
+static inline void multiply(long steps, const Factor& a, const Factor& b, float* sums, long width, bool add) {
+    begin<R, C>(sums, width, add);
+    const char *left = (const char*)a.data, *right = (const char*)b.data;
+    for (long step = 0; step < steps; step++, left += a.step, right += b.step) {
+        _tile_loadd(6, right, b.row);
+        _tile_loadd(4, left, a.row);
+        if (C > 1) _tile_loadd(7, right + b.next, b.row);
+        if (R > 1) _tile_loadd(5, left + a.next, a.row);
+        add_products<R, C>();
+    }
+    end<R, C>(sums, width);
 }
 
 // The same of one or two tiles each way.

@@ -186,8 +186,8 @@ static void product_by_tiles(long rows, long vectors, long steps, Left a, const 
 }
 #endif
 
-// Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors. A left factor is read,
-// and float32 sums are written, up to the next 16 rows if TileLanes::STEPS says that tiles are used.
+// Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors. With TileLanes
+// a left factor is read, and float32 sums are written, up to the next 16 rows.
 template <class L, class Out>
 static void product(long rows, long vectors, long steps, Left a, const float* b, const Out& out) {
 #if HAS_AMX

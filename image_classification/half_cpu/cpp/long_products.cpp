@@ -113,9 +113,10 @@ void multiply_by_tiles(long pairs, long left_strips, long right_strips, const ui
 // Write the product to sums [left.columns, right.columns], both in whole strips and in the order of unpacking.
 void multiply(const Matrix& left, const Matrix& right, float* sums) {
     static thread_local Scratch scratch;
+    long together = 4;  // rows beyond the last are zeros
 #if HAS_AMX
     std::optional<amx::Use> use;
-    if (amx::granted()) use.emplace();
+    if (amx::granted()) use.emplace(), together = 2 * amx::PAIRS;
 #endif
     long most = std::max(128L, std::min(512L, 262144 / (left.columns + right.columns) / 32 * 32));
     long height = (most / 2 + 1) * STRIP, step = right.strips() * STRIP;  // no power of two from strip to strip
@@ -123,11 +124,11 @@ void multiply(const Matrix& left, const Matrix& right, float* sums) {
     uint32_t* rights = lefts + left.strips() * height;
     for (long row = 0; row < left.rows; row += most) {
         long count = std::min(most, left.rows - row), next = std::min(most, left.rows - row - count);
-        long pairs = up(count, 32) / 2;
+        long pairs = up(count, together) / 2;
         pack(left.part(row, count, 0, left.columns), pairs, lefts, height);
         pack(right.part(row, count, 0, right.columns), pairs, rights, height);
 #if HAS_AMX
-        if (amx::granted()) {
+        if (use) {
             turn(left.strips(), pairs, lefts, height);
             multiply_by_tiles(pairs, left.strips(), right.strips(), lefts, rights, height, sums, row > 0);
             continue;

@@ -10,6 +10,7 @@
 #include "amx.h"
 #include "gemm.h"
 
+#if HAS_AMX
 // A result of which some rows are written only.
 template <class Finish>
 struct Some {
@@ -24,7 +25,6 @@ struct Some {
     }
 };
 
-#if HAS_AMX
 // A panel is a row of steps, each of two tiles of 16 rows of 32 numbers of A, or 16 columns of B: the first parts of
 // one tile, its rest, and the same of the other. Number k of 32 stands beside number k + 16.
 struct Split {
@@ -159,19 +159,8 @@ struct Split {
     template <int R, int C>
     static void multiply_tiles(long steps, const float* a, const float* b, float* c, bool first, const float* next,
                                long ahead) {
-        constexpr long LINE = NR * sizeof(float), TILE_LINE = SIDE * sizeof(float);
-        asm volatile("" ::: "memory");  // the compiler does not know what the instructions read and write
-        if (first) {
-            _tile_zero(0);
-            if (C > 1) _tile_zero(1);
-            if (R > 1) _tile_zero(2);
-            if (R > 1 && C > 1) _tile_zero(3);
-        } else {
-            _tile_loadd(0, c, LINE);
-            if (C > 1) _tile_loadd(1, c + SIDE, LINE);
-            if (R > 1) _tile_loadd(2, c + SIDE * NR, LINE);
-            if (R > 1 && C > 1) _tile_loadd(3, c + SIDE * NR + SIDE, LINE);
-        }
+        constexpr long TILE_LINE = SIDE * sizeof(float);
+        amx::begin<R, C>(c, NR, !first);
         auto left = [&](long part) __attribute__((always_inline)) {
             _tile_loadd(4, a + part * TILE, TILE_LINE);
             if (R > 1) _tile_loadd(5, a + (2 + part) * TILE, TILE_LINE);
@@ -180,30 +169,20 @@ struct Split {
             _tile_loadd(6, b + part * TILE, TILE_LINE);
             if (C > 1) _tile_loadd(7, b + (2 + part) * TILE, TILE_LINE);
         };
-        auto add = [&]() __attribute__((always_inline)) {
-            _tile_dpbf16ps(0, 4, 6);
-            if (C > 1) _tile_dpbf16ps(1, 4, 7);
-            if (R > 1) _tile_dpbf16ps(2, 5, 6);
-            if (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
-        };
         long share = parts(parts(ahead, 16), steps) * 16;
         for (long step = 0; step < steps; step++, a += 4 * TILE, b += 4 * TILE, next += share) {
             for (long i = 0; i < share; i += 16) _mm_prefetch((const char*)(next + i), _MM_HINT_T1);
             right(0);
             left(0);
-            add();
+            amx::add_products<R, C>();
             right(1);
-            add();
+            amx::add_products<R, C>();
             left(1);
-            add();
+            amx::add_products<R, C>();
             right(0);
-            add();
+            amx::add_products<R, C>();
         }
-        _tile_stored(0, c, LINE);
-        if (C > 1) _tile_stored(1, c + SIDE, LINE);
-        if (R > 1) _tile_stored(2, c + SIDE * NR, LINE);
-        if (R > 1 && C > 1) _tile_stored(3, c + SIDE * NR + SIDE, LINE);
-        asm volatile("" ::: "memory");
+        amx::end<R, C>(c, NR);
     }
 };
 #endif
