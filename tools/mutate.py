@@ -36,6 +36,7 @@ from image_classification.tools.parts.mutation_page import (
     BROKEN,
     HEAD,
     KILLED,
+    SKIPPED,
     SURVIVED,
     count,
     page,
@@ -63,7 +64,8 @@ class Mutation:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a mutation: KILLED by a case of its test, SURVIVED, or BROKEN for the reason in `text`."""
+    """What became of a mutation: KILLED by a case of its test, SURVIVED, SKIPPED where this machine cannot run
+    that test, or BROKEN for the reason in `text`."""
 
     mutation: Mutation
     state: str
@@ -73,10 +75,11 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One call of pytest: its exit code (None after a timeout), {failed test: its error}, and the end of its output."""
+    """One call of pytest: its exit code (None after a timeout), {test: (passed, failed or skipped, first line of the
+    reason)}, and the end of its output."""
 
     code: int | None
-    failures: dict
+    cases: dict
     text: str
 
 
@@ -93,7 +96,7 @@ def main(arguments):
     chosen = [mutation for mutation in mutations if options.k in mutation.name]
     if not chosen:
         raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
-    rows = rows_of_page(options.table) if options.table is not None and chosen != mutations else {}
+    rows = rows_of_page(options.table) if options.table is not None else {}
     absent = [mutation.name for mutation in mutations if mutation not in chosen and mutation.name not in rows]
     if options.table is not None and absent:
         raise UserError(f"-table: {options.table} has no result of {absent[0]} yet, so -k must not leave it out")
@@ -102,7 +105,8 @@ def main(arguments):
     print("", *HEAD, *new.values(), "", count(new.values()), sep="\n")
     if options.table is not None:
         with atomic_write(options.table) as file:
-            file.write(page(mutations, rows | new).encode())
+            kept = {result.mutation.name for result in results if result.state == SKIPPED} & rows.keys()
+            file.write(page(mutations, rows | {name: new[name] for name in new.keys() - kept}).encode())
     states = {result.state for result in results}
     return 2 if BROKEN in states else 1 if SURVIVED in states else 0
 
@@ -158,12 +162,14 @@ def run(root, mutations, jobs):
         copies = queue.SimpleQueue()
         for number in range(jobs):
             copies.put(copy_tree(root, Path(folder) / str(number)))
-        failing = check_unmutated(copies, mutations)
+        failing, skipped = check_unmutated(copies, mutations)
         start, lock, done = time.monotonic(), threading.Lock(), []
 
         def attempt(mutation):
             if mutation.test in failing:
                 result = Result(mutation, BROKEN, f"its test fails without it: {failing[mutation.test]}", 0.0)
+            elif mutation.test in skipped:
+                result = Result(mutation, SKIPPED, f"so is its test: {skipped[mutation.test]}", 0.0)
             else:
                 copy = copies.get()
                 try:
@@ -200,7 +206,11 @@ def copy_tree(root, folder):
 
 
 def check_unmutated(copies, mutations):
-    """Run all tests of the mutations in a copy without a fault; return {test: error} of those that fail."""
+    """Run all tests of the mutations in a copy without a fault.
+
+    Returns:
+        {test: error} of those that fail, and {test: reason} of those of which every case is skipped.
+    """
     copy = copies.get()
     tests = list(dict.fromkeys(mutation.test for mutation in mutations))
     print(f"{len(tests)} tests without a fault ...", flush=True)
@@ -211,10 +221,15 @@ def check_unmutated(copies, mutations):
         print(outcome.text)
         raise UserError("the tests do not run without a fault")
     print(f"{len(tests)} tests without a fault: {time.monotonic() - start:.1f} s", flush=True)
-    failing = {}
-    for case, error in outcome.failures.items():
-        failing |= {test: error for test in tests if case == test or case.partition("[")[0] == test}
-    return failing
+    failing, skipped = {}, {}
+    for test in tests:
+        ends = [end for case, end in outcome.cases.items() if test in (case, case.partition("[")[0])]
+        for state, text in ends:
+            if state == "failed":
+                failing[test] = text
+        if ends and all(state == "skipped" for state, _ in ends):
+            skipped[test] = ends[0][1]
+    return failing, skipped
 
 
 def try_mutation(copy, mutation):
@@ -236,10 +251,11 @@ def verdict(outcome):
         return SURVIVED, f"its test does not end within {TIMEOUT} s"
     if outcome.code == 0:
         return SURVIVED, "its test passes"
-    if outcome.code != 1 or not outcome.failures:  # 2: a test file could not be imported, 4: no such test, ...
+    failures = {case: text for case, (state, text) in outcome.cases.items() if state == "failed"}
+    if outcome.code != 1 or not failures:  # 2: a test file could not be imported, 4: no such test, ...
         said = re.findall(r"^E +(.*)", outcome.text, re.MULTILINE) or outcome.text.split("\n")[-4:]
         return BROKEN, f"pytest ends with {outcome.code}: {' '.join(' '.join(said).split())[:300]}"
-    case, error = next(iter(outcome.failures.items()))
+    case, error = next(iter(failures.items()))
     if re.search(rf"\b({'|'.join(WORTHLESS)})\b", error.partition(":")[0]):
         return BROKEN, f"{case} fails by itself: {error}"
     return KILLED, f"{case}: {error}"
@@ -266,17 +282,17 @@ def run_tests(folder, tests, timeout, *flags):
                 process.wait()
         output.seek(0)
         text = output.read()[-2000:]
-    return Outcome(code, failures(report) if code == 1 else {}, text)
+    return Outcome(code, ends(report) if code in (0, 1) else {}, text)
 
 
-def failures(report):
-    """Return {node id: first line of the error} of a report in JUnit's XML."""
+def ends(report):
+    """Return {node id: (passed, failed or skipped, first line of the reason)} of a report in JUnit's XML."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        problem = next((entry for entry in case if entry.tag in ("failure", "error")), None)
-        if problem is not None:
-            name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
-            found[name] = (problem.get("message") or "").strip().partition("\n")[0][:160]
+        reason = next((entry for entry in case if entry.tag in ("failure", "error", "skipped")), None)
+        state = "passed" if reason is None else "skipped" if reason.tag == "skipped" else "failed"
+        text = "" if reason is None else (reason.get("message") or "").strip().partition("\n")[0][:160]
+        found[f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"] = state, text
     return found
 
 

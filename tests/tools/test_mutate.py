@@ -31,6 +31,10 @@ def test_of_the_fixture(six):
 
 def test_that_always_fails():
     assert False
+
+@pytest.mark.skipif(True, reason="needs what is not here")
+def test_elsewhere():
+    assert double(2) == 4
 """
 
 
@@ -73,7 +77,7 @@ def test_page_of_the_results_is_of_this_list_and_has_no_survivor():
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == [mutation.name for mutation in mutate.read_list(ROOT)]
     assert f"{len(rows)} mutations: {len(rows)} killed, 0 survived." in text
-    assert "**SURVIVED**" not in text and "**BROKEN**" not in text
+    assert not any(f"**{state}**" in text for state in ("SURVIVED", "SKIPPED", "BROKEN"))
 
 
 def test_fault_that_its_test_finds_is_killed_and_the_page_names_both(tree, capsys):
@@ -101,6 +105,16 @@ def test_fault_that_its_test_does_not_see_survives_and_fails_the_command(tree, c
     code, out, _ = run(tree, capsys, entry(), entry("two", "x / 2", "x / 3", "test_half_of_nothing"))
     assert code == 1
     assert "SURVIVED two: its test passes" in out and "killed one" in out
+
+
+def test_fault_whose_test_cannot_run_here_is_skipped_and_keeps_what_the_page_says(tree, capsys):
+    code, out, _ = run(tree, capsys, entry(), entry("two", test="test_elsewhere"))
+    assert code == 0
+    assert "SKIPPED two: so is its test: needs what is not here" in out and "1 killed, 0 survived, 1 skipped" in out
+    page = tree / "page.md"
+    page.write_text(page.read_text().replace("| `two` | **SKIPPED**", "| `two` | `of another machine`"))
+    assert run(tree, capsys, entry(), entry("two", test="test_elsewhere"))[0] == 0
+    assert "| `two` | `of another machine`" in page.read_text() and "2 killed" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The page of what tools/mutate.py found: one row for each mutation, and what each would do."""
 
-KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
+KILLED, SURVIVED, SKIPPED, BROKEN = "killed", "SURVIVED", "SKIPPED", "BROKEN"
 COMMAND = "python tools/mutate.py -table docs/mutations.md"
 HEAD = ("| mutation | killed by | seconds |", "| --- | --- | ---: |")
 
@@ -13,9 +13,9 @@ def row(result):
 
 def count(rows):
     """Return one line: how many were killed."""
-    survived, broken = (sum(f"**{state}**" in one for one in rows) for state in (SURVIVED, BROKEN))
-    text = f"{len(rows)} mutations: {len(rows) - survived - broken} killed, {survived} survived"
-    return text + (f", {broken} broken" if broken else "")
+    survived, skipped, broken = (sum(f"**{state}**" in one for one in rows) for state in (SURVIVED, SKIPPED, BROKEN))
+    text = f"{len(rows)} mutations: {len(rows) - survived - skipped - broken} killed, {survived} survived"
+    return text + (f", {skipped} skipped" if skipped else "") + (f", {broken} broken" if broken else "")
 
 
 def rows_of_page(path):
