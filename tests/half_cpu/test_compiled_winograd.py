@@ -226,7 +226,8 @@ def test_tiles_are_chosen_for_half_images_that_fill_them(dtype, images, filters,
 
 
 @needs_bfloat16_of_onednn
-@pytest.mark.skipif(not compiled_winograd.multiplies_bfloat16(), reason="needs AVX512-BF16 without AMX")
+@pytest.mark.skipif(not compiled_winograd.multiplies_bfloat16(), reason="needs AVX512-BF16")
+@pytest.mark.parametrize("by_amx", [False, True], ids=["", "amx"])
 @pytest.mark.parametrize(
     ("name", "images", "filters", "changes", "chosen"),
     [
@@ -234,14 +235,23 @@ def test_tiles_are_chosen_for_half_images_that_fill_them(dtype, images, filters,
         ("backward_data", (8, 128, 28, 28), (128, 128, 3, 3), True, True),
         ("backward_weights", (8, 128, 28, 28), (128, 128, 3, 3), True, False),
         ("backward_weights", (8, 128, 56, 56), (128, 128, 3, 3), True, False),
-        ("forward", (8, 256, 14, 14), (256, 256, 3, 3), False, False),
+        ("forward", (8, 256, 14, 14), (256, 256, 3, 3), True, False),
+        ("forward", (1, 256, 14, 14), (256, 256, 3, 3), False, True),
+        ("forward", (8, 512, 14, 14), (512, 512, 3, 3), False, False),
+        ("forward", (8, 512, 7, 7), (512, 512, 3, 3), False, False),
         ("forward", (1, 256, 28, 28), (256, 256, 3, 3), True, False),
         ("forward", (1, 256, 28, 28), (256, 256, 3, 3), False, True),
         ("forward", (8, 64, 56, 56), (64, 64, 3, 3), True, False),
+        ("forward", (1, 64, 56, 56), (64, 64, 3, 3), False, True),
+        ("forward", (1, 32, 56, 56), (32, 32, 3, 3), False, False),
+        ("forward", (1, 64, 13, 13), (64, 64, 3, 3), False, False),
     ],
 )
-def test_tiles_are_chosen_where_they_beat_products_of_bfloat16(name, images, filters, changes, chosen):
-    assert compiled_winograd.pays(changes, name, *key_of(BFLOAT16, images, filters)) is chosen
+def test_tiles_are_chosen_where_they_beat_products_of_bfloat16(
+    name, images, filters, changes, chosen, by_amx, monkeypatch
+):
+    monkeypatch.setattr(compiled_winograd.load(), "has_amx", by_amx)
+    assert compiled_winograd.pays(changes, name, *key_of(BFLOAT16, images, filters)) is (chosen and not by_amx)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
