@@ -87,13 +87,13 @@ class Outcome:
 def main(arguments):
     """Run the mutations, print the table and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument("-k", default="", metavar="TEXT", help="only mutations with this text in their names")
+    parser.add_argument("-k", default="", metavar="TEXT", help="only mutations with one of these texts, a,b, in their names")
     parser.add_argument("-j", type="count", default=1, metavar="N", help="mutations at the same time (default: 1)")
     parser.add_argument("-table", type=Path, metavar="FILE", help="write the table there, as a page in Markdown")
     parser.add_argument("-root", type=Path, default=ROOT, help="tree to work on, a git work tree (default: this one)")
     options = parser.parse_args(arguments)
     mutations = read_list(options.root)
-    chosen = [mutation for mutation in mutations if options.k in mutation.name]
+    chosen = [mutation for mutation in mutations if any(text in mutation.name for text in options.k.split(","))]
     if not chosen:
         raise UserError(f"-k: {options.k}: no mutation of {LIST} has this in its name")
     rows = rows_of_page(options.table) if options.table is not None else {}

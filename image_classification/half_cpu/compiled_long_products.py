@@ -1,9 +1,9 @@
-"""Products of the columns of two bfloat16 matrices of many rows: the gradients of weights."""
+"""Products of the columns of two half matrices of many rows: the gradients of weights."""
 
 import functools
 
 from . import onednn_library as onednn
-from .compiled import Primitive
+from .compiled import Primitive, formats
 from .compiled_library import load
 
 
@@ -18,10 +18,17 @@ def multiplies_bfloat16():
 
 
 def pays(data_type, rows, columns, right_columns):
-    """Return whether left^T right of [rows, columns] and [rows, right_columns] is faster than oneDNN's, which waits for
-    the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are; with AMX, for which oneDNN
-    turns the left factor round slowly, 0.55 to 0.9."""
-    if data_type != onednn.BFLOAT16 or min(columns, right_columns) < 32 or not multiplies_bfloat16():
+    """Return whether left^T right of [rows, columns] and [rows, right_columns] is faster here than otherwise.
+
+    oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
+    with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of widened formats there are as many
+    columns to pack as to multiply: 0.76 to 0.97, unless AMX multiplies float16.
+    """
+    fewest = min(columns, right_columns)
+    if data_type in formats():
+        by_amx = data_type == onednn.FLOAT16 and load().has_amx
+        return not by_amx and fewest >= 16 and rows >= 2048 and columns * right_columns <= 1 << 16
+    if data_type != onednn.BFLOAT16 or fewest < 32 or not multiplies_bfloat16():
         return False
     return rows >= 128 if load().has_amx else rows >= 1024 and columns * right_columns <= 1 << 20
 
@@ -32,10 +39,10 @@ def is_long(left, right, bias, out, post_ops):
         return False
     if left.strides[1] == 1 or not left.strides[0] == right.strides[1] == out.strides[1] == 1:
         return False
-    return out.data_type == onednn.BFLOAT16 and pays(left.data_type, right.shape[0], *out.shape)
+    return out.data_type == left.data_type and pays(left.data_type, right.shape[0], *out.shape)
 
 
 def long_product(left, right, bias, out, post_ops):
     """The primitive of such a key."""
     steps = left.strides[1], right.strides[0], out.strides[0]
-    return Primitive(functools.partial(load().long_product, right.shape[0], *out.shape, *steps), 3)
+    return Primitive(functools.partial(load().long_product, out.data_type, right.shape[0], *out.shape, *steps), 3)

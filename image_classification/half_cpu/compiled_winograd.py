@@ -35,7 +35,9 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
         if by_amx and inputs * outputs > (16 if changes else 100) * pixels:
             return False
         return min(inputs, outputs) >= 16 and waste < 2 and pixels >= (300 if changes else 1)
-    if filters.data_type != onednn.BFLOAT16 or not multiplies_bfloat16() or load().has_amx or name == "backward_weights":
+    if filters.data_type != onednn.BFLOAT16 or name == "backward_weights":
+        return False
+    if not multiplies_bfloat16() or load().has_amx:
         return False
     if not changes:
         return min(inputs, outputs) >= 48 and inputs * outputs <= 1024 * pixels and waste <= 1.4 and pixels >= 128

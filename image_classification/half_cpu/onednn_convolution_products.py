@@ -21,13 +21,13 @@ def is_product(changes, name, source, filters, target, geometry, post_ops=()):
     is 1.0 to 1.9 times as fast, the windows gathered first; in float32 only that of many channels.
     """
     numbers = math.prod(filters.shape)
-    if len(filters.shape) == 5 or filters.data_type in compiled.formats():
+    if len(filters.shape) == 5:
         return False
     pixels = math.prod(target.shape) // target.shape[1]
     is_single = filters.shape[2:] == (1, 1) and geometry == PIXELS
     if is_single and name == "backward_weights" and pays(filters.data_type, pixels, *filters.shape[:2]):
         return True
-    if numbers < 1 << 18:
+    if numbers < 1 << 18 or filters.data_type in compiled.formats():
         return False
     if is_single:
         return name != "forward" or pixels <= 512 and not post_ops and changes

@@ -98,7 +98,15 @@ def test_query_whose_keys_are_all_masked_with_a_finite_number_sees_them_alike(va
     assert not values.grad[1, 5:].astype(FLOAT32).numpy().any()
 
 
-@pytest.mark.skipif(load() is None or not load().has_amx, reason="needs AMX")
+needs_amx = pytest.mark.skipif(load() is None or not load().has_amx, reason="needs AMX")
+
+
+@needs_amx
+def test_attention_of_a_long_sequence_by_amx_equals_float64():
+    test_attention_of_few_tokens_equals_float64("more", BFLOAT16)
+
+
+@needs_amx
 def test_probabilities_that_were_not_kept_are_computed_again_from_the_mask():
     query, key, values = tensors([(2, 270, 3, 24)] * 3)
     mask = paddle.zeros([2, 1, 270, 270])

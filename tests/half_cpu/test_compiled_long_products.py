@@ -13,27 +13,30 @@ from image_classification.half_cpu import compiled_library, compiled_long_produc
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_memory import new_channels_last
 from image_classification.half_cpu.onednn_primitives import Layout
-from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, needs_onednn, run, tensors
+from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, FLOAT32, ROUNDING, needs_onednn, run, tensors
 
 library = compiled_library.load()
-is_there = library is not None and library.multiplies_bfloat16
 has_amx = library is not None and library.has_amx
-pytestmark = [needs_onednn, pytest.mark.skipif(not is_there, reason="needs a C++ compiler and AVX512-BF16")]
+by_pairs = compiled_long_products.multiplies_bfloat16()
+pytestmark = [needs_onednn, pytest.mark.skipif(library is None, reason="needs a C++ compiler")]
+HALVES = [FLOAT16, BFLOAT16]
+NUMBERS = {FLOAT16: onednn.FLOAT16, BFLOAT16: onednn.BFLOAT16, FLOAT32: onednn.FLOAT32}
+EPSILON = ROUNDING | {FLOAT32: 2.0**-23}
 
 
-def halves(rows, columns, step):
-    """Return bfloat16 [rows, columns] within rows of `step`, what lies between NaN, and its values in float64."""
+def factor(rows, columns, step, dtype):
+    """Return a tensor [rows, columns] within rows of `step`, what lies between NaN, and its values in float64."""
     values = np.full([rows, step], np.nan, "float32")
     values[:, :columns] = np.random.default_rng(rows + columns).standard_normal([rows, columns])
-    tensor = paddle.to_tensor(values).astype(BFLOAT16)
+    tensor = paddle.to_tensor(values).astype(dtype)
     return tensor, tensor.astype("float64").numpy()[:, :columns]
 
 
 def product(left, right, rows, columns, right_columns, step=None):
     """Return left^T right as the kernel writes it to rows of `step`, and what it leaves between them."""
     step = step or right_columns
-    out = paddle.full([columns, step], 7, BFLOAT16)
-    sizes = rows, columns, right_columns, left.shape[1], right.shape[1], step
+    out = paddle.full([columns, step], 7, left.dtype)
+    sizes = NUMBERS[left.dtype.name.lower()], rows, columns, right_columns, left.shape[1], right.shape[1], step
     library.long_product(*sizes, left.data_ptr(), right.data_ptr(), out.data_ptr())
     values = out.astype("float64").numpy()
     return values[:, :right_columns], values[:, right_columns:]
@@ -46,35 +49,44 @@ SIZES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_product_of_columns_is_the_exact_one_rounded_once(sizes):
+def test_product_of_columns_is_the_exact_one_rounded_once(sizes, dtype):
     rows, columns, right_columns = sizes
-    left, exact_left = halves(rows, columns, columns + 5)
-    right, exact_right = halves(rows, right_columns, right_columns + 3)
+    left, exact_left = factor(rows, columns, columns + 5, dtype)
+    right, exact_right = factor(rows, right_columns, right_columns + 3, dtype)
     found, between = product(left, right, *sizes, step=right_columns + 2)
     exact = exact_left.T @ exact_right
     # Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each of their terms, and as
     # a walk of random steps the root of their number.
     sums = np.abs(exact_left).T @ np.abs(exact_right) * 2.0**-24 * np.sqrt(rows)
-    assert (np.abs(found - exact) <= ROUNDING[BFLOAT16] / 2 * np.abs(exact) + sums).all()
+    assert (np.abs(found - exact) <= EPSILON[dtype] / 2 * np.abs(exact) + sums).all()
     assert (between == 7).all()
 
 
-def test_product_of_numbers_that_are_not_finite_has_them_in_their_rows_and_columns_alone():
+@pytest.mark.skipif(not has_amx, reason="needs AMX")
+def test_product_by_amx_is_the_exact_one_rounded_once():
+    test_product_of_columns_is_the_exact_one_rounded_once((1031, 33, 96), BFLOAT16)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_product_of_numbers_that_are_not_finite_has_them_in_their_rows_and_columns_alone(dtype):
     rows, columns, right_columns = 5000, 70, 40
     left, right = np.ones([rows, columns], "float32"), np.ones([rows, right_columns], "float32")
     left[4321, 7], left[17, 60], right[4999, 33] = np.inf, np.nan, -np.inf
     with np.errstate(invalid="ignore"):
         exact = left.T.astype("float64") @ right.astype("float64")
-    factors = (paddle.to_tensor(each).astype(BFLOAT16) for each in (left, right))
+    factors = (paddle.to_tensor(each).astype(dtype) for each in (left, right))
     found, _ = product(*factors, rows, columns, right_columns)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(exact))
-    np.testing.assert_array_equal(found[np.isfinite(exact)], exact[np.isfinite(exact)].astype("float32") // 32 * 32)
+    rounded = paddle.to_tensor(exact).astype(dtype).astype("float64").numpy()
+    np.testing.assert_array_equal(found[np.isfinite(exact)], rounded[np.isfinite(exact)])
 
 
-def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit():
-    left, right = (halves(8200, columns, columns)[0] for columns in (64, 96))
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(dtype):
+    left, right = (factor(8200, columns, columns, dtype)[0] for columns in (64, 96))
     openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
     threads, results = openmp.omp_get_max_threads(), []
     for count in (1, 3):
@@ -84,35 +96,43 @@ def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit():
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("sizes", [(1024, 64, 96), (2048, 96, 40)], ids=str)
-def test_gradient_of_a_linear_layer_is_the_references(sizes, monkeypatch):
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("sizes", [(2050, 64, 96), (2048, 96, 40)], ids=str)
+def test_gradient_of_a_linear_layer_is_the_references(sizes, dtype, monkeypatch):
     rows, columns, features = sizes
     calls = count_calls(monkeypatch)
-    inputs = tensors([(2, rows // 2, columns), (columns, features)])
+    inputs = tensors([(2, rows // 2, columns), (columns, features)], dtype)
     _, gradients = run(F.linear, inputs, "onednn")
     _, expected = run(F.linear, inputs, "reference")
-    assert calls == [(rows, columns, features)]
+    assert calls == built(dtype, (rows, columns, features))
     assert_like(gradients[1], expected[1])
 
 
-def test_gradient_of_a_strided_view_of_a_projection_is_the_references(monkeypatch):
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradient_of_a_strided_view_of_a_projection_is_the_references(dtype, monkeypatch):
     """The gradient of a transposed weight is written by its columns: the factors change places."""
     calls = count_calls(monkeypatch)
-    inputs = tensors([(1200, 40), (64, 40)])
+    inputs = tensors([(2200, 40), (64, 40)], dtype)
     multiply = lambda x, weight: paddle.matmul(x, weight, transpose_y=True)  # noqa: E731
     _, gradients = run(multiply, inputs, "onednn")
     _, expected = run(multiply, inputs, "reference")
-    assert calls == [(1200, 64, 40)]
+    assert calls == built(dtype, (2200, 64, 40))
     assert_like(gradients[1], expected[1])
 
 
-def test_gradient_of_the_filters_of_single_pixels_is_the_references(monkeypatch):
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradient_of_the_filters_of_single_pixels_is_the_references(dtype, monkeypatch):
     calls = count_calls(monkeypatch)
-    images, filters = tensors([(4, 48, 17, 16), (33, 48, 1, 1)])
+    images, filters = tensors([(8, 48, 17, 16), (33, 48, 1, 1)], dtype)
     _, gradients = run(F.conv2d, [images, filters], "onednn")
     _, expected = run(F.conv2d, [images, filters], "reference")
-    assert calls == [(4 * 17 * 16, 33, 48)]
+    assert calls == built(dtype, (8 * 17 * 16, 33, 48))
     assert_like(gradients[1], expected[1])
+
+
+def built(dtype, sizes):
+    """Return the products that are built for one of these sizes: AMX multiplies float16 otherwise."""
+    return [] if dtype == FLOAT16 and has_amx else [sizes]
 
 
 def count_calls(monkeypatch):
@@ -130,8 +150,9 @@ def count_calls(monkeypatch):
 
 def assert_like(found, expected):
     """One rounding of the largest value: sums of a thousand terms in another order may round to the neighbour."""
+    rounding = ROUNDING[found.dtype.name.lower()]
     found, expected = (each.astype("float64").numpy() for each in (found, expected))
-    assert np.abs(found - expected).max() <= ROUNDING[BFLOAT16] * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= rounding * np.abs(expected).max()
 
 
 def layouts(left, right, out, data_type=onednn.BFLOAT16):
@@ -146,11 +167,18 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
     ("rows", "columns", "right_columns", "data_type", "chosen"),
     [
         (2048, 64, 96, onednn.BFLOAT16, True),
+        (2048, 64, 96, onednn.FLOAT16, not has_amx),
         (2048, 64, 96, onednn.FLOAT32, False),
         (127, 64, 96, onednn.BFLOAT16, False),
+        (1024, 64, 96, onednn.BFLOAT16, by_pairs),
         (1023, 64, 96, onednn.BFLOAT16, has_amx),
-        (2048, 31, 96, onednn.BFLOAT16, False),
-        (2048, 1024, 1024, onednn.BFLOAT16, True),
+        (2047, 64, 96, onednn.FLOAT16, False),
+        (2048, 31, 96, onednn.BFLOAT16, not by_pairs),
+        (2048, 16, 96, onednn.FLOAT16, not has_amx),
+        (2048, 15, 96, onednn.FLOAT16, False),
+        (2048, 256, 256, onednn.FLOAT16, not has_amx),
+        (2048, 256, 257, onednn.FLOAT16, False),
+        (2048, 1024, 1024, onednn.BFLOAT16, by_pairs),
         (2048, 1024, 1056, onednn.BFLOAT16, has_amx),
     ],
 )

@@ -90,7 +90,7 @@ def test_fault_that_its_test_finds_is_killed_and_the_page_names_both(tree, capsy
 def test_page_is_brought_up_to_date_by_some_mutations_once_it_has_all(tree, capsys):
     first, second = entry(), entry("two", "x / 2", "x / 3", "test_half_of_nothing")
     write(tree, first, second)
-    words = ["-root", str(tree), "-table", str(tree / "page.md"), "-k", "two"]
+    words = ["-root", str(tree), "-table", str(tree / "page.md"), "-k", "three,two"]
     assert mutate.main(words) == 2
     assert "has no result of one yet" in capsys.readouterr().err
     assert run(tree, capsys, first)[0] == 0

@@ -102,6 +102,16 @@ struct Tile {
     long width;
     void operator()(long i, long v, Vector sum) const { store(to + i * width + v * W, sum); }
 };
+// Sums that wait in memory for the rest of them.
+struct Waiting {
+    float* to;
+    long width;
+    bool first;
+    void operator()(long i, long v, Vector sum) const {
+        float* place = to + i * width + v * W;
+        store(place, first ? sum : sum + load(place));
+    }
+};
 template <class T>
 struct Rows {
     T* to;

@@ -1,39 +1,87 @@
-// left^T right for bfloat16 matrices of many rows and few columns, as the gradients of weights are: [rows, M] and
-// [rows, N]. Both are read once, by blocks of rows; while one block is multiplied the next is fetched from memory, where
-// it lies row by row. Pairs of rows lie side by side in a block, as the instruction wants them. Sums are float32; their
-// order depends on the sizes alone.
+// left^T right for matrices of many rows and few columns, as the gradients of weights are: [rows, M] and [rows, N]. Both
+// are read once, by blocks of rows. Sums are float32; their order depends on the sizes alone.
 #include <optional>
 
-#include "amx.h"
 #include "interface.h"
-#include "parallel.h"
-
-#ifdef __AVX512BF16__
+#include "lanes.h"
 
 namespace {
 
-constexpr long STRIP = 32;  // columns of a block that lie together
-constexpr long TILE = 8;    // rows of sums in registers, each of a strip's columns
-
 long up(long n, long step) { return (n + step - 1) / step * step; }
 
-// The column of a strip that unpacking puts at a place.
-long column_at(long place) { return place / STRIP * STRIP + (place & 12) * 2 + (place & 16) / 4 + (place & 3); }
-
+template <class T>
 struct Matrix {
-    const BFloat16* data;
+    const T* data;
     long step, rows, columns;  // elements from row to row
 
     Matrix part(long row, long count, long column, long width) const {
         return {data + row * step + column, step, count, std::min(width, columns - column)};
     }
-    long strips() const { return up(columns, STRIP) / STRIP; }
 };
+
+// Blocks are widened to float32, whole vectors of columns.
+template <class T>
+struct Widened {
+    static constexpr long STRIP = W;  // columns of sums that lie together
+    static constexpr long ROWS = 1;   // of a block, or multiples of so many
+
+    // Ask for a row that is read soon.
+    static void fetch(const T* from, long n) {
+        for (long i = 0; i < n; i += 64 / (long)sizeof(T)) _mm_prefetch((const char*)(from + i), _MM_HINT_T1);
+    }
+    static void widen(const Matrix<T>& from, float* to) {
+        for (long row = 0; row < from.rows; row++, to += up(from.columns, W))
+            walk(from.columns, [&](long i, long count) { store(to + i, take(from.data + row * from.step + i, count)); });
+    }
+    // Write the product to sums [left.columns, right.columns in whole strips].
+    static void multiply(const Matrix<T>& left, const Matrix<T>& right, float* sums) {
+        static thread_local Scratch scratch;
+        long tall = up(left.columns, W), wide = up(right.columns, W);
+        long most = std::max(32L, std::min(256L, 98304 / (tall + wide)));
+        float* lefts = scratch.floats(most * (tall + wide));
+        for (long row = 0; row < left.rows; row += most) {
+            long count = std::min(most, left.rows - row);
+            widen(left.part(row, count, 0, left.columns), lefts);
+            widen(right.part(row, count, 0, right.columns), lefts + most * tall);
+            long next = std::min(most, left.rows - row - count);
+            for (long m = 0; m < left.columns; m += ::ROWS) {
+                long some = std::min((long)::ROWS, left.columns - m), end = next * (m + some) / left.columns;
+                product<Lanes<float>>(some, wide / W, count, {lefts + m, 1, tall}, lefts + most * tall,
+                                      Waiting{sums + m * wide, wide, row == 0});
+                for (long r = next * m / left.columns; r < end; r++)
+                    fetch(left.data + (row + count + r) * left.step, left.columns),
+                        fetch(right.data + (row + count + r) * right.step, right.columns);
+            }
+        }
+    }
+    // Round the sum of parts, `apart` elements from each other, to a matrix of rows x columns.
+    static void finish(const float* sums, long parts, long apart, long rows, long columns, T* out, long out_step) {
+        for (long row = 0; row < rows; row++, sums += up(columns, W))
+            map(columns, out + row * out_step, [&](long n, long) {
+                Vector total = load(sums + n);
+                for (long p = 1; p < parts; p++) total = total + load(sums + p * apart + n);
+                return total;
+            });
+    }
+};
+
+#ifdef __AVX512BF16__
+
+// Pairs of rows lie side by side in a block, as the processor multiplies them. While one block is multiplied the next is
+// fetched from memory, where it lies row by row.
+constexpr long STRIP = 32;  // columns of a block that lie together
+constexpr long TILE = 8;    // rows of sums in registers, each of a strip's columns
+
+using Pairs = Matrix<BFloat16>;
+long strips(const Pairs& of) { return up(of.columns, STRIP) / STRIP; }
+
+// The column of a strip that unpacking puts at a place.
+long column_at(long place) { return place / STRIP * STRIP + (place & 12) * 2 + (place & 16) / 4 + (place & 3); }
 
 // Ask for the lines of matrices one after the other.
 class Ahead {
   public:
-    Ahead(Matrix first, Matrix second) : now_(first), later_(second) {}
+    Ahead(Pairs first, Pairs second) : now_(first), later_(second) {}
     void one() {
         if (row_ == now_.rows) return;
         _mm_prefetch((const char*)(now_.data + row_ * now_.step + column_), _MM_HINT_T0);
@@ -43,16 +91,16 @@ class Ahead {
     }
 
   private:
-    Matrix now_, later_;
+    Pairs now_, later_;
     long row_ = 0, column_ = 0;
 };
 
 // Rows as pairs of numbers, a strip of columns at a time, `height` elements apart; rows beyond the last are zero.
-void pack(const Matrix& from, long pairs, uint32_t* to, long height) {
+void pack(const Pairs& from, long pairs, uint32_t* to, long height) {
     __m512i zeros = _mm512_setzero_si512();
     for (long pair = 0; pair < pairs; pair++) {
         const BFloat16* row = from.data + 2 * pair * from.step;
-        for (long s = 0; s < from.strips(); s++) {
+        for (long s = 0; s < strips(from); s++) {
             long left = from.columns - s * STRIP;
             __mmask32 some = left >= STRIP ? ~0u : (1u << left) - 1;
             __m512i a = zeros, b = zeros;
@@ -111,7 +159,7 @@ void multiply_by_tiles(long pairs, long left_strips, long right_strips, const ui
 #endif
 
 // Write the product to sums [left.columns, right.columns], both in whole strips and in the order of unpacking.
-void multiply(const Matrix& left, const Matrix& right, float* sums) {
+void multiply(const Pairs& left, const Pairs& right, float* sums) {
     static thread_local Scratch scratch;
     long together = 4;  // rows beyond the last are zeros
 #if HAS_AMX
@@ -119,9 +167,9 @@ void multiply(const Matrix& left, const Matrix& right, float* sums) {
     if (amx::granted()) use.emplace(), together = 2 * amx::PAIRS;
 #endif
     long most = std::max(128L, std::min(512L, 262144 / (left.columns + right.columns) / 32 * 32));
-    long height = (most / 2 + 1) * STRIP, step = right.strips() * STRIP;  // no power of two from strip to strip
-    uint32_t* lefts = (uint32_t*)scratch.floats((left.strips() + right.strips()) * height);
-    uint32_t* rights = lefts + left.strips() * height;
+    long height = (most / 2 + 1) * STRIP, step = strips(right) * STRIP;  // no power of two from strip to strip
+    uint32_t* lefts = (uint32_t*)scratch.floats((strips(left) + strips(right)) * height);
+    uint32_t* rights = lefts + strips(left) * height;
     for (long row = 0; row < left.rows; row += most) {
         long count = std::min(most, left.rows - row), next = std::min(most, left.rows - row - count);
         long pairs = up(count, together) / 2;
@@ -129,14 +177,14 @@ void multiply(const Matrix& left, const Matrix& right, float* sums) {
         pack(right.part(row, count, 0, right.columns), pairs, rights, height);
 #if HAS_AMX
         if (use) {
-            turn(left.strips(), pairs, lefts, height);
-            multiply_by_tiles(pairs, left.strips(), right.strips(), lefts, rights, height, sums, row > 0);
+            turn(strips(left), pairs, lefts, height);
+            multiply_by_tiles(pairs, strips(left), strips(right), lefts, rights, height, sums, row > 0);
             continue;
         }
 #endif
         Ahead ahead(left.part(row + count, next, 0, left.columns), right.part(row + count, next, 0, right.columns));
-        for (long n = 0; n < right.strips(); n++)
-            for (long m = 0; m < left.strips() * STRIP; m += TILE)
+        for (long n = 0; n < strips(right); n++)
+            for (long m = 0; m < strips(left) * STRIP; m += TILE)
                 tile(pairs, lefts + m / STRIP * height + m % STRIP, rights + n * height, sums + m * step + n * STRIP,
                      step, row > 0, ahead);
     }
@@ -161,14 +209,29 @@ void finish(const float* sums, long parts, long apart, long rows, long columns, 
     }
 }
 
-void product(const Matrix& left, const Matrix& right, BFloat16* out, long out_step) {
+struct Multiplied {
+    static constexpr long STRIP = ::STRIP, ROWS = 4;
+    static constexpr auto multiply = ::multiply;
+    static constexpr auto finish = ::finish;
+};
+template <class T>
+using Kernel = std::conditional_t<std::is_same_v<T, BFloat16>, Multiplied, Widened<T>>;
+#else
+template <class T>
+using Kernel = Widened<T>;
+#endif
+
+template <class T>
+void long_product(const Matrix<T>& left, const Matrix<T>& right, T* out, long out_step) {
+    using K = Kernel<T>;
     // In blocks whose sums a core's cache holds.
-    long height = left.strips(), width = right.strips();
-    while (height * width > 144) (height > width ? height : width) = (std::max(height, width) + 1) / 2;
-    height *= STRIP, width *= STRIP;
+    long height = parts(left.columns, K::STRIP), width = parts(right.columns, K::STRIP);
+    while (height * width * K::STRIP * K::STRIP > 147456)
+        (height > width ? height : width) = (std::max(height, width) + 1) / 2;
+    height *= K::STRIP, width *= K::STRIP;
     long down = (left.columns + height - 1) / height, across = (right.columns + width - 1) / width;
     long parts = down * across < 8 ? std::max(1L, std::min(8L, left.rows / 2048)) : 1;
-    long rows = up((left.rows + parts - 1) / parts, 4), area = height * width;
+    long rows = up((left.rows + parts - 1) / parts, K::ROWS), area = height * width;
     parts = (left.rows + rows - 1) / rows;
     Floats sums(parts > 1 ? down * across * parts * area : 0);
     auto block = [&](long task, auto f) {
@@ -176,27 +239,25 @@ void product(const Matrix& left, const Matrix& right, BFloat16* out, long out_st
         f(m, n, std::min(height, left.columns - m), std::min(width, right.columns - n), out + m * out_step + n);
     };
     for_tasks(down * across * parts, [&](long task) {
-        block(task / parts, [&](long m, long n, long tall, long wide, BFloat16* to) {
+        block(task / parts, [&](long m, long n, long tall, long wide, T* to) {
             static thread_local Scratch scratch;
             long row = task % parts * rows, count = std::min(rows, left.rows - row);
             float* own = parts > 1 ? sums + task * area : scratch.floats(area);
-            multiply(left.part(row, count, m, tall), right.part(row, count, n, wide), own);
-            if (parts == 1) finish(own, 1, 0, tall, wide, to, out_step);
+            K::multiply(left.part(row, count, m, tall), right.part(row, count, n, wide), own);
+            if (parts == 1) K::finish(own, 1, 0, tall, wide, to, out_step);
         });
     });
     if (parts == 1) return;
     for_tasks(down * across, [&](long task) {
-        block(task, [&](long, long, long tall, long wide, BFloat16* to) {
-            finish(sums + task * parts * area, parts, area, tall, wide, to, out_step);
+        block(task, [&](long, long, long tall, long wide, T* to) {
+            K::finish(sums + task * parts * area, parts, area, tall, wide, to, out_step);
         });
     });
 }
 
 }  // namespace
 
-#endif
-
-// Whether this file's kernel is there.
+// Whether bfloat16 numbers are multiplied in pairs.
 EXPORT int multiplies_bfloat16() {
 #ifdef __AVX512BF16__
     return 1;
@@ -205,14 +266,12 @@ EXPORT int multiplies_bfloat16() {
 #endif
 }
 
-// out [M, N] = left [rows, M]^T right [rows, N]; steps: elements from row to row.
-EXPORT int long_product(long rows, long columns, long right_columns, long step, long right_step, long out_step,
-                        const void* left, const void* right, void* out) {
-#ifdef __AVX512BF16__
-    Matrix first{(const BFloat16*)left, step, rows, columns}, second{(const BFloat16*)right, right_step, rows, right_columns};
-    product(first, second, (BFloat16*)out, out_step);
-    return 0;
-#else
-    return 1;
-#endif
+// out [M, N] = left [rows, M]^T right [rows, N], all in one format; steps: elements from row to row.
+EXPORT int long_product(int format, long rows, long columns, long right_columns, long step, long right_step,
+                        long out_step, const void* left, const void* right, void* out) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        long_product<T>({(const T*)left, step, rows, columns}, {(const T*)right, right_step, rows, right_columns},
+                        (T*)out, out_step);
+    });
 }

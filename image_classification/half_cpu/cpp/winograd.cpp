@@ -172,17 +172,6 @@ void convolve(const Tiles& tiles, const Images& source, const Images& result, co
     });
 }
 
-// Sums that wait in memory.
-struct Waiting {
-    float* to;
-    long width;
-    bool first;
-    void operator()(long i, long v, Vector sum) const {
-        float* place = to + i * width + v * W;
-        store(place, first ? sum : sum + load(place));
-    }
-};
-
 // Write the gradient of the filters as [result][tap][input]. False where a number of it is not finite.
 template <class T>
 bool filters_gradient(const Tiles& tiles, const Images& source, const Images& result, const T* x, const T* gradient,
