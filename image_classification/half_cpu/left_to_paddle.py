@@ -21,12 +21,13 @@ def _wide(tensor):
     return KINDS[type(tensor)] == TENSOR and tensor.dtype is FLOAT32
 
 
-def _always(x):
-    return True
-
-
 def _never(x):
     return False
+
+
+def _copies_no_gradient(x):
+    """The gradient of images would be copied, and written over; what such a function reads, others seldom do."""
+    return x.is_contiguous() or not asks_gradient(x)
 
 
 def _function_of_one(is_fast):
@@ -95,7 +96,7 @@ def _copy(place, with_gradients):
 # Paddle's elementwise functions use one thread. Where that is all there is, memory is what these wait for; of large
 # images that several operators may read only where nothing is recorded, or kernels do not sum their gradients.
 _FAST = {
-    **dict.fromkeys(("relu6", "hardtanh", "hardsigmoid", "softsign"), _always),  # what these read, others seldom do
+    **dict.fromkeys(("relu6", "hardtanh", "hardsigmoid", "softsign"), _copies_no_gradient),
     **dict.fromkeys(("clip", "square", "sqrt", "rsqrt", "scale"), lambda x: not (asks_gradient(x) and is_inner(x))),
     # gradients three to eight times as slow as the kernels'
     **dict.fromkeys(("relu", "leaky_relu", "hardswish", "abs"), lambda x: x.is_contiguous() and not asks_gradient(x)),
