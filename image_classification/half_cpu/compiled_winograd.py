@@ -17,8 +17,8 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
 
     In a format whose direct kernel multiplies in float32, too, it takes a third to two thirds of the time; where AMX
     multiplies float16 half to 0.9 for up to 128 channels, or more pixels, and else more; where oneDNN multiplies
-    bfloat16 twice as fast 0.66 to 0.93 with kept filters, else in a model more for filters of few channels and their
-    gradient; where AMX multiplies bfloat16 more than twice.
+    bfloat16 twice as fast 0.66 to 0.93, in a model more for the gradient of filters and for those of few channels;
+    where AMX multiplies bfloat16 more than twice.
     float32 results stay those of direct sums: these are twice as far from the exact ones, and depend on what is up to
     five pixels away.
     """
@@ -41,7 +41,7 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
         return False
     if not changes:
         return min(inputs, outputs) >= 48 and inputs * outputs <= 1024 * pixels and waste <= 1.4 and pixels >= 128
-    return min(inputs, outputs) >= 128 and inputs * outputs <= 16 * pixels and waste <= 1.2 and pixels >= 512
+    return min(inputs, outputs) >= 64 and inputs * outputs <= 16 * pixels and waste <= 1.2 and pixels >= 512
 
 
 def _size(inputs, outputs):
