@@ -147,8 +147,8 @@ def batch_norm(original, args, kwargs):
     values = bound(args, kwargs, _NAMES, ())
     if values is None:
         return NotImplemented
-    x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, _ = values
-    given = is_test or use_global_stats
+    x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, moves = values
+    given = use_global_stats or is_test and not moves  # a norm may use its batch's in evaluation too
     return _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given)
 
 
@@ -195,7 +195,7 @@ def conv_norm(original, args, kwargs):
     is_plain = paddle_names.is_plain
     if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
         return NotImplemented
-    mean, *_, data_format, given = paddle_names.norm_arguments(norm)
+    mean, variance, epsilon, _, data_format, given = paddle_names.norm_arguments(norm)
     arguments = paddle_names.convolution_arguments(conv)
     if not given or data_format != "NCHW" or norm.weight is None or norm.bias is None or arguments is None:
         return NotImplemented
@@ -212,8 +212,8 @@ def conv_norm(original, args, kwargs):
         x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
         residual = None if residual is None else in_dtype(residual, _FLOAT32)
         found = plan(x, weight, *arguments)
-    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, bias)]
-    affine = made_once(norm.weight.data_ptr(), ("affine", *others), lambda: _affine(norm, bias))
+    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, variance, bias)]
+    affine = made_once(norm.weight.data_ptr(), ("affine", epsilon, *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
     # Channels last, as the result: oneDNN takes the numbers for those of a single pixel, and computes by scalar loops.
     each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, channels, channels))

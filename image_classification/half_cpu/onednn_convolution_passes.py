@@ -94,7 +94,7 @@ def _describe(library, builder, name, *key):
     post_ops = key[4] if key[4:] else ()
     operands = [details[-1] for kind, *details in post_ops if kind == "binary"]
     # A residual is read number by number, each right before the result's is written: `sum` reads it there.
-    replaced = (2, 3 + operands.index(key[2])) if key[2] in operands else ()
+    replaced = (2, 3 + 2) if key[2] in operands[2:] else ()  # after the factors and addends of the channels
     numbers = [*_PASSES[name], *operand_numbers(post_ops)]
     return library.description(*_arguments(builder, name, *key)), numbers, replaced
 

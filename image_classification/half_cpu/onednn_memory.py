@@ -209,7 +209,7 @@ def _view(x, view, back, axes):
     return LinearMap.apply(x, lambda x: view(x, axes), lambda gradient: back(gradient, axes))
 
 
-def _unit_axes(back, step):
+def _unit_axes(back, places):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "axis"), ())
         if values is None or values[0].is_contiguous() or not servable(values[0]):
@@ -218,16 +218,32 @@ def _unit_axes(back, step):
         axes = [axes] if isinstance(axes, int) else axes
         if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes) or not axes:
             return NotImplemented
-        rank = x.ndim + max(step, 0) * len(axes)
-        axes = sorted(axis % rank if -rank <= axis < rank else rank for axis in axes)
-        if axes[-1] == rank or len(set(axes)) < len(axes) or step < 0 and any(x.shape[axis] != 1 for axis in axes):
-            return NotImplemented
-        return _view(x, original, back, axes)
+        axes = places(x.shape, axes)
+        return NotImplemented if axes is None else _view(x, original, back, axes)
 
     return kernel
 
 
-squeeze, unsqueeze = _unit_axes(paddle_names.unsqueeze, -1), _unit_axes(paddle_names.squeeze, 1)
+def _removed(shape, axes):
+    """Return which axes of size one go, in ascending order, or None for others."""
+    rank = len(shape)
+    if any(not -rank <= axis < rank or shape[axis] != 1 for axis in axes):
+        return None
+    found = sorted({axis % rank for axis in axes})
+    return found if len(found) == len(axes) else None
+
+
+def _inserted(shape, axes):
+    """Return where further axes are in the end, or None: they are inserted one after the other, in the order given."""
+    found = [False] * len(shape)
+    for axis in axes:
+        if not -len(found) - 1 <= axis <= len(found):
+            return None
+        found.insert(axis + len(found) + 1 if axis < 0 else axis, True)
+    return [place for place, is_new in enumerate(found) if is_new]
+
+
+squeeze, unsqueeze = _unit_axes(paddle_names.unsqueeze, _removed), _unit_axes(paddle_names.squeeze, _inserted)
 
 
 def without_axis(x, axis):

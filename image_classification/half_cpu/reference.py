@@ -96,8 +96,9 @@ def round_results(result, dtype, cast):
     """Return `result` with its float32 tensors rounded to `dtype`; other tensors stay."""
     kind = KINDS[type(result)]
     if kind == TENSOR:
-        # einsum returns caches that hold no data when no gradient is wanted.
-        return cast(result, dtype) if result.dtype is FLOAT32 and result._is_initialized() else result
+        # einsum returns caches that hold no data when no gradient is wanted; neither do empty tensors.
+        holds = result._is_initialized() or 0 in result.shape
+        return cast(result, dtype) if result.dtype is FLOAT32 and holds else result
     if kind == SEQUENCE:
         return type(result)([round_results(item, dtype, cast) for item in result])
     return result

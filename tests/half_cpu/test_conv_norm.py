@@ -11,7 +11,7 @@ from paddle import nn
 
 from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn_convolution_passes, onednn_primitives
-from image_classification.layers import ConvNorm, ConvSequence, norm_activation
+from image_classification.layers import ConvNorm, ConvSequence, conv_norm, norm_activation
 from tests.helpers.onednn_runs import ALL, FLOAT32, HALVES, ROUNDING, Calls, needs_onednn
 
 pytestmark = needs_onednn
@@ -238,3 +238,23 @@ def test_frozen_layers_return_the_same_bits_and_statistics_that_move_are_seen(dt
         assert (run() == expected).all() and (run() == expected).all()
     made.bn._mean.set_value(made.bn._mean + 1.0)
     assert not (run() == expected).all()
+
+
+def test_frozen_norms_that_share_their_parameters_keep_their_own_statistics():
+    """They differ in the variance, or in epsilon, alone."""
+    paddle.seed(0)
+    conv = nn.Conv2D(3, 8, 3, bias_attr=False)
+    norms = [nn.BatchNorm2D(8), nn.BatchNorm2D(8), nn.BatchNorm2D(8, epsilon=0.5)]
+    for norm in norms[1:]:
+        norm.weight, norm.bias, norm._mean = norms[0].weight, norms[0].bias, norms[0]._mean
+    norms[1]._variance.set_value(norms[1]._variance * 4.0)
+    norms[2]._variance = norms[0]._variance
+    every = nn.LayerList([conv, *norms])
+    every.eval()
+    x = paddle.randn([2, 3, 8, 8])
+    with paddle.no_grad():
+        expected = [norm(conv(x)).numpy() for norm in norms]
+        with half_cpu.frozen(every), half_cpu.dispatch():
+            found = [conv_norm(x, conv, norm).numpy() for norm in norms]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # float32 sums of 27 numbers in another order

@@ -124,3 +124,33 @@ def test_norm_with_a_hook_or_without_a_policy_stays_as_it_is():
     with build_precision("auto", dtype=BFLOAT16).forward_context():
         assert layers.product_norm(x, norm).dtype == paddle.float32
     assert seen == [paddle.float32]
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("use_global_stats", [None, False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_layer_takes_the_statistics_that_paddle_takes(training, use_global_stats, dtype):
+    """Among them those of the batch in an evaluation, the gradient of which Paddle's own kernel gets wrong."""
+    (x,) = tensors([(4, 8, 5, 3)], dtype, scale=3.0)
+    results = []
+    for backend in ("onednn", "reference"):
+        norm = paddle.nn.BatchNorm2D(8, use_global_stats=use_global_stats)
+        norm.training = training
+        with half_cpu.dispatch(backend=backend):
+            results.append([tensor.astype(FLOAT32).numpy() for tensor in (norm(x), norm._mean, norm._variance)])
+    unit = 2.0**-7 if dtype == BFLOAT16 else 2.0**-10  # a rounding to a half format, of either
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=unit, atol=1e-5)
+    of_the_batch = not use_global_stats if use_global_stats is not None else training
+    assert of_the_batch == (abs(results[0][0].mean()) < 0.01) == bool(results[0][1].any())
+
+
+def test_gradient_of_a_norm_by_its_batch_is_the_same_in_evaluation():
+    inputs = tensors([(4, 8, 5, 3), (8,), (8,)], FLOAT32)
+    gradients = [
+        run(lambda x, w, b, training=training: F.batch_norm(x, *statistics(8), w, b, training, use_global_stats=False),
+            inputs, "onednn")[1]
+        for training in (True, False)
+    ]  # fmt: skip
+    for one, other in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

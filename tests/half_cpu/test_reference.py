@@ -133,6 +133,17 @@ def test_result_dtype_follows_paddles_promotion(dtype):
         assert [tensor.dtype for tensor in tensors] == [wanted] * len(tensors)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_of_empty_tensors_are_half(dtype, backend):
+    empty, weight = paddle.zeros([0, 4]).astype(dtype), paddle.zeros([4, 3]).astype(dtype)
+    with half_cpu.dispatch(backend=backend):
+        results = [empty * 2.0, empty + empty, F.relu(empty), F.linear(empty, weight), weight[:0] * 2.0]
+        joined = paddle.concat([results[2], weight.T])
+    assert [result.dtype for result in (*results, joined)] == [weight.dtype] * 6
+    assert [result.shape for result in results] == [[0, 4], [0, 4], [0, 4], [0, 3], [0, 3]]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_half_times_python_number_uses_the_number_in_float32(dtype):
     x = paddle.randn([100]).astype(dtype)

@@ -243,6 +243,8 @@ CASES = {
     "pad-after-conv": ("pad3d", lambda x, w: F.pad(F.conv2d(x, w), [0, 1, 0, 1]), [(2, 8, 5, 7), (5, 8, 1, 1)], True),
     "unsqueeze-after-conv": (
         "unsqueeze", lambda x, w: F.conv2d(x, w).unsqueeze([0, -2]), [(2, 8, 5, 7), (5, 8, 1, 1)], True),
+    "unsqueeze-one-after-the-other": (
+        "unsqueeze", lambda x: x.transpose([1, 0, 2]).unsqueeze([3, 1, -1, 0]), [(3, 5, 33)], False),
     "squeeze-strided": ("squeeze", lambda x: x.transpose([1, 0, 2]).squeeze(1), [(1, 5, 33)], False),
     "squeeze-unsqueeze": (
         "squeeze", lambda x: F.relu(x.transpose([2, 0, 1]).unsqueeze(2).squeeze(-2)), [(3, 5, 33)], False),
