@@ -10,7 +10,7 @@ optimizer  "<parameter>/<slot>" -> array
 precision  mode, dtype and the scaler's state
 ema        the averaged weights, or nothing
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
-units      images of a batch and of a step, steps of an epoch: what the progress counts
+units      images of a batch, of a step, of the training set, steps of an epoch: what the progress counts
 run        what else the run folder holds then: this file's name, whether it is the best, metrics' length, the report
 rng        generators of Python, NumPy and Paddle, one entry a process
 config     the effective configuration as YAML
