@@ -102,7 +102,8 @@ class Trainer:
         self.ema = ema
         self.hooks: list[Hook] = []
         self.add_hooks(hooks)
-        self.progress = Progress(epoch=self.config.TRAIN.LAST_EPOCH)
+        done = self.config.TRAIN.LAST_EPOCH
+        self.progress = Progress(epoch=done, step=done * self.steps_per_epoch)
         self.mean = RunningMean()
         self.timer = Timer()
         self.evaluation: dict[str, Any] | None = None
