@@ -20,7 +20,7 @@ import paddle
 from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
-from .evaluation import evaluate
+from .evaluation import NoImages, evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
@@ -175,7 +175,12 @@ class Trainer:
         progress.batch = 0
         is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
-            self.evaluate()
+            try:
+                self.evaluate()
+            except NoImages:
+                progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
+                self.call("on_failed_evaluation")
+                raise
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
         self.mean = RunningMean()

@@ -271,6 +271,24 @@ def test_corrupt_image_with_permission_is_skipped_and_counted(folders):
     assert report_of(folders.parent / "out")["eval_images"] == 5
 
 
+def test_evaluation_without_a_readable_image_fails_and_the_training_so_far_continues_once_it_is_mended(folders):
+    broken = {path: path.read_bytes() for path in folders.glob("val/*/*.jpg")}
+    for path, content in broken.items():
+        path.write_bytes(content[:50])
+    words = on_folders(folders, "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True")
+    latest, expected = folders.parent / "out" / "latest", ["evaluation has no image", "SKIP_CORRUPT"]
+    assert_one_line(expected, *words)
+    elsewhere = f"-output={folders.parent / 'evaluated'}"
+    assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}")
+    for path, content in broken.items():
+        path.write_bytes(content)
+    out = run_well(*words, f"-resume={latest}")
+    assert "Validation Acc@1" in out and "Step[" not in out  # every step had been saved
+    report = report_of(folders.parent / "out")
+    assert (report["epochs"], report["steps"], report["eval_images"]) == (1, 3, 6)
+    assert (folders.parent / "out" / "best.pdparams").exists()
+
+
 def empty_class(root):
     for path in (root / "train" / "class_1").iterdir():
         path.unlink()

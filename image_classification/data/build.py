@@ -68,10 +68,12 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     The shares of the ranks may differ by one image; a rank may have none.
 
     Raises:
-        UserError: see :func:`build_dataset`.
+        UserError: see :func:`build_dataset`; also a data set without images.
     """
     data = config.DATA
     dataset = build_dataset(config, "val") if dataset is None else dataset
+    if not len(dataset):
+        raise UserError(f"DATA.DATA_PATH: {data.DATASET} at {data.DATA_PATH} has no image for the evaluation")
     transform = build_eval_transform(data)
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE

@@ -9,7 +9,8 @@ from .hook import Hook
 
 
 class CheckpointHook(Hook):
-    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested.
+    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, where a stop was requested, and before
+    a run ends because no image of its evaluation can be read.
 
     One that cannot be written ends the run, on every process; the one before is intact.
     Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it.
@@ -34,6 +35,9 @@ class CheckpointHook(Hook):
         unfinished = trainer.progress.batch < len(trainer.train_loader)
         if trainer.stopping or (unfinished and due and trainer.last_result.applied):
             self._save(trainer, "step")
+
+    def on_failed_evaluation(self, trainer):
+        self._save(trainer, "step")
 
     def after_epoch(self, trainer):
         epoch, config = trainer.progress.epoch, trainer.config
