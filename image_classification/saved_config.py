@@ -1,6 +1,7 @@
 """What the configuration in a checkpoint says against the one that the checkpoint is read for."""
 
 import functools
+import itertools
 
 from .config.yaml_text import load_yaml
 from .runtime import UserError
@@ -31,6 +32,36 @@ def check_rest_of_epoch(state, config, images, path):
                 "its rest would repeat images and leave others out; keep it as it was, or resume from the end of an "
                 "epoch"
             )
+
+
+def check_classes(text, config, where):
+    """Return when weights know the classes of the data in their order, or one of the two has no names.
+
+    Args:
+        text: the configuration in the checkpoint; None: the weights have none.
+        where: the flag and the file, for the error.
+
+    Raises:
+        UserError: every label, or some, would mean another class; the first that differs.
+    """
+    difference = differing_classes(text, config, where)
+    if difference:
+        way = "; with -cfg=<its run folder>/config.yaml the folders are numbered as it has them" if config.EVAL else ""
+        raise UserError(f"{where}: MODEL.CLASS_NAMES: {difference}{way}")
+
+
+def differing_classes(text, config, where):
+    """Return how the classes of weights differ from those of the data, as text; "" where nothing says that they do."""
+    saved, own = _at(_values(text, f"{where}: config") if text else {}, "MODEL.CLASS_NAMES"), config.MODEL.CLASS_NAMES
+    if not isinstance(saved, list) or not saved or not own:
+        return ""
+    pairs = list(enumerate(itertools.zip_longest(map(str, saved), own)))
+    different = [(index, *names) for index, names in pairs if names[0] != names[1]]
+    if not different:
+        return ""
+    index, before, now = different[0]
+    return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {config.DATA.DATASET} at "
+            f"{config.DATA.DATA_PATH}, {len(different)} of {len(pairs)} differ")  # fmt: skip
 
 
 def _values(text, where):

@@ -27,7 +27,7 @@ from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel
 from .progress import Progress, Resumed, RunningMean, Timer, recount
 from .runtime import UserError, get_logger
-from .saved_config import check_rest_of_epoch
+from .saved_config import check_classes, check_rest_of_epoch
 
 Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
 
@@ -266,6 +266,7 @@ class Trainer:
 
     def load_state(self, state, path):
         """Continue from what :meth:`state` returned, in this or in another precision mode."""
+        check_classes(state["config"], self.config, f"-resume: {path}")
         check_rest_of_epoch(state, self.config, len(self.train_loader.dataset), path)
         own = self.precision.model_state_dict(self.model)
         model = self.parallel.cut(state["model"])
