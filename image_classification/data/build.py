@@ -7,6 +7,7 @@ from ..runtime import UserError, cards_variable, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes
 from .dali import DaliLoader, check_supported
+from .decode import check_channels
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -115,6 +116,8 @@ def build_eval_transform(data):
 
 def _loader(config, dataset, transform, order, batch_size, world_size, training):
     data = config.DATA
+    if data.DATASET != "synthetic":  # whose arrays have as many channels as are asked for
+        check_channels(data.IMAGE_CHANNELS)
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(
