@@ -4,6 +4,7 @@ import functools
 import itertools
 
 from .config.yaml_text import load_yaml
+from .data.classes import place_of
 from .runtime import UserError
 
 ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
@@ -23,8 +24,7 @@ def check_rest_of_epoch(state, config, images, path):
     if not progress["batch"]:
         return
     pairs = [(key, _at(saved, key), functools.reduce(getattr, key.split("."), config)) for key in ORDER]
-    pairs.append((f"training images of DATA.DATA_PATH {config.DATA.DATA_PATH}", state.get("units", {}).get("images"),
-                  images))  # fmt: skip
+    pairs.append((f"training images of {place_of(config.DATA)}", state.get("units", {}).get("images"), images))
     for key, before, now in pairs:
         if before is not None and before != now:
             raise UserError(
@@ -60,8 +60,8 @@ def differing_classes(text, config, where):
     if not different:
         return ""
     index, before, now = different[0]
-    return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {config.DATA.DATASET} at "
-            f"{config.DATA.DATA_PATH}, {len(different)} of {len(pairs)} differ")  # fmt: skip
+    return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {place_of(config.DATA)}, "
+            f"{len(different)} of {len(pairs)} differ")  # fmt: skip
 
 
 def _values(text, where):

@@ -13,7 +13,7 @@ from tests.helpers.small_runs import build_net, config_of, trainer_of
 
 CHANGES = [
     ({"SEED": 5}, "SEED: was 3, now it is 5"),
-    ({"data": {"SYNTHETIC_IMAGES": 24}}, "training images of DATA.DATA_PATH /dataset/imagenet/: was 20, now it is 24"),
+    ({"data": {"SYNTHETIC_IMAGES": 24}}, "training images of synthetic: was 20, now it is 24"),
     ({"data": {"BALANCED": True}}, "DATA.BALANCED: was False, now it is True"),
     ({"train": {"REPEATED_AUG": 2}}, "TRAIN.REPEATED_AUG: was 1, now it is 2"),
 ]

@@ -5,7 +5,7 @@ import os
 
 from ..runtime import UserError, cards_variable, get_logger
 from .augmentation import image_steps, pixel_steps
-from .classes import describe_classes
+from .classes import describe_classes, place_of
 from .dali import DaliLoader, check_supported
 from .decode import check_channels
 from .loader import Loader
@@ -74,7 +74,7 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     data = config.DATA
     dataset = build_dataset(config, "val") if dataset is None else dataset
     if not len(dataset):
-        raise UserError(f"DATA.DATA_PATH: {data.DATASET} at {data.DATA_PATH} has no image for the evaluation")
+        raise UserError(f"DATA.DATA_PATH: {place_of(data)} has no image for the evaluation")
     transform = build_eval_transform(data)
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
