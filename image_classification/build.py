@@ -24,6 +24,7 @@ from .hooks import (
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
+from .saved_config import check_classes, differing_classes
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
 from .zoo import load_model, make_model
@@ -75,7 +76,9 @@ def build_parts(config, build_model, parallel):
     weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         # a training run may have another number of classes than its weights
-        weights = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL).source
+        loaded = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
+        weights = loaded.source
+        _look_at_classes(loaded, config)
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
@@ -94,6 +97,15 @@ def build_parts(config, build_model, parallel):
         criterion = Distillation(criterion, train.DISTILLATION_TYPE, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
     loaders = train_loader, eval_loader
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
+
+
+def _look_at_classes(loaded, config):
+    """Refuse to evaluate weights by labels of other classes than theirs; say so where they learn on with their head."""
+    where = f"-pretrained: {loaded.source}"
+    if config.EVAL:
+        check_classes(loaded.config, config, where)
+    elif not loaded.replaced and (difference := differing_classes(loaded.config, config, where)):
+        get_logger().warning(f"{where}: {difference}: the head starts as that of other classes")
 
 
 def build_teacher(config, device, parallel):

@@ -10,7 +10,7 @@ optimizer  "<parameter>/<slot>" -> array
 precision  mode, dtype and the scaler's state
 ema        the averaged weights, or nothing
 progress   epoch, batch, step, skipped steps, best accuracy, sums of the running epoch
-units      images of a batch and of a step, steps of an epoch: what the progress counts
+units      images of a batch, of a step, of the training set, steps of an epoch: what the progress counts
 run        what else the run folder holds then: this file's name, whether it is the best, metrics' length, the report
 rng        generators of Python, NumPy and Paddle, one entry a process
 config     the effective configuration as YAML
@@ -137,6 +137,15 @@ class Store:
         self.complete(latest, name, is_best)
         return self.folder / f"{name}.pdparams"
 
+    def save_best(self, state):
+        """Write ``best`` alone: that of the run which goes on here.
+
+        Raises:
+            UserError: the folder cannot be written to.
+        """
+        with self._writing():
+            save(self.folder / "best.pdparams", state)
+
     def complete(self, path, name, is_best=False):
         """Do what comes after ``latest`` was written, once or again; any other file than it changes nothing."""
         latest = self.folder / "latest.pdparams"
@@ -147,7 +156,7 @@ class Store:
             if is_best:
                 self._alias(latest, "best")
             if name != "step":
-                for old in [file for file in self._epochs() if file.stem <= name][: -self.keep]:
+                for old in [file for file in self._epochs() if _epoch(file.stem) <= _epoch(name)][: -self.keep]:
                     old.unlink()
 
     def _alias(self, path, name):
@@ -175,4 +184,8 @@ class Store:
     def _epochs(self):
         """Return the files of whole epochs, oldest first."""
         files = [path for path in self.folder.glob("epoch_*.pdparams") if re.fullmatch(r"epoch_\d+", path.stem)]
-        return sorted(files, key=lambda path: int(path.stem.split("_")[1]))
+        return sorted(files, key=lambda path: _epoch(path.stem))
+
+
+def _epoch(name):
+    return int(name.removeprefix("epoch_"))

@@ -244,6 +244,8 @@ _STATE = _record(
             "metrics_bytes": _or_none(_COUNT),
             "report": _record({}, others=(r"\w{1,40}", _or_none(_number(0, math.inf)))),
         }),
-        "units": _record({"images_per_batch": _SIZE, "images_per_step": _SIZE, "steps_per_epoch": _SIZE}),
+        "units": _record(
+            {"images_per_batch": _SIZE, "images_per_step": _SIZE, "steps_per_epoch": _SIZE}, {"images": _SIZE}
+        ),
     },
 )  # fmt: skip

@@ -7,7 +7,11 @@ import paddle
 
 from . import half_cpu
 from .metrics import Accumulator
-from .runtime import progress_bar
+from .runtime import UserError, progress_bar
+
+
+class NoImages(UserError):
+    """None of the images of an evaluation can be read; all processes raise it."""
 
 
 def evaluate(model, precision, loader, parallel, class_report=None):
@@ -15,6 +19,9 @@ def evaluate(model, precision, loader, parallel, class_report=None):
 
     The same on all processes. Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training
     criterion is, so that recipes can be compared. A ``class_report`` is filled on the way, on all processes.
+
+    Raises:
+        NoImages: there was none; the model is as before.
     """
     parallel.average_buffers(model)
     model.eval()
@@ -33,9 +40,12 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     model.train()
     total = Accumulator()
     total.merge(_sum(accumulator.sums, parallel))
+    result = total.result()
+    if not result["images"]:
+        raise NoImages("the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out")
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
-    return total.result() | {"seconds": time.monotonic() - start}
+    return result | {"seconds": time.monotonic() - start}
 
 
 def _sum(integers, parallel):

@@ -175,8 +175,8 @@ def resume(trainer):
     )
     output = trainer.config.OUTPUT
     is_own = output is not None and Path(output).resolve() == path.resolve().parent
-    # in its own folder a finished run is resumed to write what a kill left unwritten
-    if progress.epoch >= epochs and not (is_own and "run" in state):
+    # in its own folder a run that is finished, no more and no less, is resumed to write what a kill left unwritten
+    if progress.epoch > epochs or (progress.epoch == epochs and not (is_own and "run" in state)):
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
         )

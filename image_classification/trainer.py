@@ -20,13 +20,14 @@ import paddle
 from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
-from .evaluation import evaluate
+from .evaluation import NoImages, evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel
-from .progress import Progress, Resumed, RunningMean, Timer
+from .progress import Progress, Resumed, RunningMean, Timer, recount
 from .runtime import UserError, get_logger
+from .saved_config import check_classes, check_rest_of_epoch
 
 Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
 
@@ -101,7 +102,8 @@ class Trainer:
         self.ema = ema
         self.hooks: list[Hook] = []
         self.add_hooks(hooks)
-        self.progress = Progress(epoch=self.config.TRAIN.LAST_EPOCH)
+        done = self.config.TRAIN.LAST_EPOCH
+        self.progress = Progress(epoch=done, step=done * self.steps_per_epoch)
         self.mean = RunningMean()
         self.timer = Timer()
         self.evaluation: dict[str, Any] | None = None
@@ -173,7 +175,12 @@ class Trainer:
         progress.batch = 0
         is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
-            self.evaluate()
+            try:
+                self.evaluate()
+            except NoImages:
+                progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
+                self.call("on_failed_evaluation")
+                raise
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
         self.mean = RunningMean()
@@ -259,6 +266,8 @@ class Trainer:
 
     def load_state(self, state, path):
         """Continue from what :meth:`state` returned, in this or in another precision mode."""
+        check_classes(state["config"], self.config, f"-resume: {path}")
+        check_rest_of_epoch(state, self.config, len(self.train_loader.dataset), path)
         own = self.precision.model_state_dict(self.model)
         model = self.parallel.cut(state["model"])
         checkpoint.check_matches(own, model, path, "-resume")
@@ -280,7 +289,8 @@ class Trainer:
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
-        self._recount(state.get("units", self._units()))
+        accum_iter, batches = self.config.TRAIN.ACCUM_ITER, len(self.train_loader)
+        recount(self.progress, state.get("units", {}), self._units(), accum_iter, batches)
         if self.progress.batch:  # else the next epoch starts with empty sums
             self.mean.sums = sums
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
@@ -297,24 +307,5 @@ class Trainer:
             "images_per_batch": images,
             "images_per_step": images * self.config.TRAIN.ACCUM_ITER,
             "steps_per_epoch": self.steps_per_epoch,
+            "images": len(self.train_loader.dataset),
         }
-
-    def _recount(self, units):
-        """Express a progress counted in other units in this run's, so that no image of the epoch is left out.
-
-        Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
-        """
-        own, progress = self._units(), self.progress
-        if units == own:
-            return
-        images = progress.batch * units["images_per_batch"]
-        progress.batch = images // own["images_per_step"] * self.config.TRAIN.ACCUM_ITER
-        if progress.batch > len(self.train_loader):
-            raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
-        if units["images_per_step"] != own["images_per_step"]:
-            before = progress.step
-            progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])
-            get_logger().warning(
-                f"-resume: the total batch size was {units['images_per_step']}, now it is {own['images_per_step']}: "
-                f"step {before} counts as {progress.step}; another -batch_size or -accum_iter would keep the recipe"
-            )

@@ -238,6 +238,13 @@ def test_epochs_of_a_later_time_stay_when_an_older_one_is_continued(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("epoch*")) == ["epoch_0002.pdparams", "epoch_0005.pdparams"]
 
 
+def test_epochs_of_five_digits_come_after_those_of_four(tmp_path):
+    store = checkpoint.Store(tmp_path, keep=1)
+    for epoch in (9998, 9999, 10000, 10001):
+        store.save(make_state(epoch), f"epoch_{epoch:04d}")
+    assert [path.name for path in tmp_path.glob("epoch*")] == ["epoch_10001.pdparams"]
+
+
 def test_completing_a_commit_twice_changes_nothing_and_leaves_no_link_behind(tmp_path):
     store = checkpoint.Store(tmp_path, keep=1)
     store.save(make_state(1), "epoch_0001", is_best=True)

@@ -134,6 +134,16 @@ def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):
     assert not any("output" in path.parts or "ViT" in path.parts for path in new)
 
 
+def test_epochs_already_done_leave_the_schedule_of_those_to_come(tmp_path):
+    """Warm-up and decay of epoch 3 are those of a run that trained all three."""
+    rates = []
+    for name, done in (("whole", 0), ("rest", 2)):
+        run_well(*SMALL_VIT, "-num_epochs", 3, "-last_epoch", done, "-output", tmp_path / name)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        rates.append([(line["step"], line["lr"]) for line in lines if line["kind"] == "train" and line["epoch"] == 3])
+    assert rates[0] == rates[1] and len(rates[0]) == 3
+
+
 def test_default_output_is_a_new_dated_folder(tmp_path):
     run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
     run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
@@ -261,6 +271,24 @@ def test_corrupt_image_with_permission_is_skipped_and_counted(folders):
     assert report_of(folders.parent / "out")["eval_images"] == 5
 
 
+def test_evaluation_without_a_readable_image_fails_and_the_training_so_far_continues_once_it_is_mended(folders):
+    broken = {path: path.read_bytes() for path in folders.glob("val/*/*.jpg")}
+    for path, content in broken.items():
+        path.write_bytes(content[:50])
+    words = on_folders(folders, "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True")
+    latest, expected = folders.parent / "out" / "latest", ["evaluation has no image", "SKIP_CORRUPT"]
+    assert_one_line(expected, *words)
+    elsewhere = f"-output={folders.parent / 'evaluated'}"
+    assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}")
+    for path, content in broken.items():
+        path.write_bytes(content)
+    out = run_well(*words, f"-resume={latest}")
+    assert "Validation Acc@1" in out and "Step[" not in out  # every step had been saved
+    report = report_of(folders.parent / "out")
+    assert (report["epochs"], report["steps"], report["eval_images"]) == (1, 3, 6)
+    assert (folders.parent / "out" / "best.pdparams").exists()
+
+
 def empty_class(root):
     for path in (root / "train" / "class_1").iterdir():
         path.unlink()
@@ -351,6 +379,15 @@ def test_resume_of_a_finished_run_in_its_own_folder_writes_what_a_kill_left_unwr
     assert after == before | {"checkpoint": str(folder / "latest.pdparams")}
     assert f"top-1             {before['top1']:.4f}" in out
     assert (folder / "best.pdparams").exists()
+
+
+def test_resume_in_its_own_folder_with_fewer_epochs_than_are_done_changes_nothing(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained[0], folder)
+    before = contents(folder)
+    words = [*SMALL_VIT, "-amp", "-num_epochs", 1, "-resume", folder / "latest", "-output", folder]
+    assert_one_line(["2 epochs done, TRAIN.NUM_EPOCHS is 1: nothing to train"], *words)
+    assert contents(folder) == before
 
 
 def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):

@@ -32,6 +32,7 @@ class ArrayLoader:
 
     def __init__(self, batches):
         self.batches = batches
+        self.dataset = [label for _, labels in batches for label in labels]
         self.num_images = sum(len(labels) for _, labels in batches)
 
     def __len__(self):

@@ -60,6 +60,7 @@ def run(options):
 
     from image_classification import half_cpu
     from image_classification.amp import build_precision
+    from image_classification.config.schema import FLOAT32_MODES
     from image_classification.explain import heatmap
     from image_classification.preview import class_names, normalised
     from image_classification.zoo import load_model
@@ -73,6 +74,8 @@ def run(options):
     count = min(options.top_k, len(names))
     results = dict.fromkeys(paths)
     precision = build_precision("fp32")
+    if config.AMP.MODE not in FLOAT32_MODES:
+        print(f"AMP.MODE {config.AMP.MODE} is of the training: predictions are computed in float32", file=sys.stderr)
     with progress_bar(len(paths), "predict", "images") as bar, half_cpu.frozen(model):
         for start in range(0, len(paths), options.batch_size):
             crops = read_crops(config, paths[start : start + options.batch_size], results, bar)

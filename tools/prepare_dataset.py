@@ -27,7 +27,7 @@ def main(arguments):
     parser.add_argument("-check", action="store_true", help="decode every image, download nothing")
     parser.add_argument("-num_classes", type="count", help="as in MODEL.NUM_CLASSES (default: that of the data set)")
     options = parser.parse_args(arguments)
-    from image_classification.data import build_dataset
+    from image_classification.data import build_dataset, settle_classes
     from image_classification.data.sources import DOWNLOADS
 
     model = {"NUM_CLASSES": options.num_classes} if options.num_classes else {}
@@ -39,6 +39,8 @@ def main(arguments):
         config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
     for split in ("train", "val"):
         dataset = build_dataset(config, split)
+        if split == "train":
+            config = settle_classes(config, dataset)  # as a training does, so that it refuses what that refuses
         if options.check:
             num_corrupt += _check(dataset, split)
         print(f"{split}: {len(dataset)} images, {dataset.num_classes} classes")

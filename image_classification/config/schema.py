@@ -147,7 +147,9 @@ class Train:
     """Recipe: epochs, learning rate, regularisation, optimizer."""
 
     NUM_EPOCHS: int = option(300, "epochs of the whole run", minimum=1)
-    LAST_EPOCH: int = option(0, "epochs already done when the run starts without a checkpoint", minimum=0, recipe=False)
+    LAST_EPOCH: int = option(
+        0, "epochs, also of the schedule, already done where a run starts without a checkpoint", minimum=0, recipe=False
+    )
     WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0)
     WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
     BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)

@@ -11,7 +11,7 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a teacher that nobody asks, or no epoch that is left.
+            have none, a teacher that nobody asks, no epoch that is left, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
@@ -28,7 +28,11 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
     mode, dtype = config.AMP.MODE, of_command_line.AMP.DTYPE
     if amp and mode == "fp32":
         raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
-    if dtype and mode in FLOAT32_MODES and not config.AMP.OPTIONS:  # a level's properties may be changed one by one
+    plain = mode in FLOAT32_MODES and not config.AMP.OPTIONS  # a level's properties may be changed one by one
+    if of_command_line.EVAL_FP32 and (plain or not config.EVAL):
+        why = f"AMP.MODE {mode} computes in float32: add -amp" if config.EVAL else "compares evaluations: add -eval"
+        raise UserError(f"EVAL_FP32=True: {why}, or leave it out")
+    if dtype and plain:
         half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
         raise UserError(
             f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"

@@ -5,8 +5,9 @@ import os
 
 from ..runtime import UserError, cards_variable, get_logger
 from .augmentation import image_steps, pixel_steps
-from .classes import describe_classes
+from .classes import describe_classes, place_of
 from .dali import DaliLoader, check_supported
+from .decode import check_channels
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -68,10 +69,12 @@ def build_eval_loader(config, rank=0, world_size=1, dataset=None):
     The shares of the ranks may differ by one image; a rank may have none.
 
     Raises:
-        UserError: see :func:`build_dataset`.
+        UserError: see :func:`build_dataset`; also a data set without images.
     """
     data = config.DATA
     dataset = build_dataset(config, "val") if dataset is None else dataset
+    if not len(dataset):
+        raise UserError(f"DATA.DATA_PATH: {place_of(data)} has no image for the evaluation")
     transform = build_eval_transform(data)
     fixed = eval_order(len(dataset), rank, world_size)
     batch_size = data.BATCH_SIZE_EVAL or data.BATCH_SIZE
@@ -113,6 +116,8 @@ def build_eval_transform(data):
 
 def _loader(config, dataset, transform, order, batch_size, world_size, training):
     data = config.DATA
+    if data.DATASET != "synthetic":  # whose arrays have as many channels as are asked for
+        check_channels(data.IMAGE_CHANNELS)
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from ..config.schema import WITHOUT_FOLDER
 from ..runtime import UserError, get_logger
 
 MOST_NAMED = 5
@@ -22,7 +23,7 @@ def settle_classes(config, dataset):
     model, found = config.MODEL, dataset.num_classes
     names = tuple(map(str, dataset.class_names))
     names = () if names == tuple(map(str, range(found))) else names
-    where = f"{config.DATA.DATASET} at {config.DATA.DATA_PATH}"
+    where = place_of(config.DATA)
     if found == 1:
         raise UserError(f"DATA.DATA_PATH: {where} has one class, {dataset.class_names[0]}: nothing to tell apart")
     if found != model.NUM_CLASSES:
@@ -40,6 +41,11 @@ def settle_classes(config, dataset):
     names = names or (model.CLASS_NAMES if trained else ())
     settled = dataclasses.replace(model, NUM_CLASSES=found, CLASS_NAMES=names, CLASSES_GIVEN=True)
     return dataclasses.replace(config, MODEL=settled)
+
+
+def place_of(data):
+    """Return a data set as words for an error: its name, and its folder where it reads one."""
+    return data.DATASET if data.DATASET in WITHOUT_FOLDER else f"{data.DATASET} at {data.DATA_PATH}"
 
 
 def describe_classes(dataset):

@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
+from ..runtime import UserError
+
 # Every worker process decodes its own images: threads inside OpenCV would only fight with them.
 cv2.setNumThreads(0)
 
@@ -53,15 +55,23 @@ def decode(content, library="cv2", channels=3, reduction=1, upright=False):
 
     Raises:
         CorruptImage: the bytes are no image, end too early, or stand for more pixels than a photograph has.
+        UserError: another number of channels, which only an array that has as many can have.
     """
     if isinstance(content, np.ndarray):
         return set_channels(content, channels)
+    check_channels(channels)
     image_size(content)
     if library == "cv2":
         pixels = _decode_cv2(content, channels, reduction, upright)
         if pixels is not None:
             return set_channels(pixels, channels)
     return set_channels(_decode_pil(content, channels, upright), channels)
+
+
+def check_channels(channels):
+    """Raise UserError where pictures cannot have that many colour channels."""
+    if channels not in _PIL_MODES:
+        raise UserError(f"DATA.IMAGE_CHANNELS: expected 1 (grey) or 3 (RGB), as pictures are decoded, found {channels}")
 
 
 def set_channels(pixels, channels):
@@ -71,6 +81,7 @@ def set_channels(pixels, channels):
     present = pixels.shape[2]
     if present == channels:
         return pixels
+    check_channels(channels)
     if channels == 3:
         return np.repeat(pixels[:, :, :1], 3, axis=2) if present < 3 else pixels[:, :, :3]
     if present < 3:

@@ -9,9 +9,11 @@ from .hook import Hook
 
 
 class CheckpointHook(Hook):
-    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, and where a stop was requested.
+    """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, where a stop was requested, and before
+    a run ends because no image of its evaluation can be read.
 
     One that cannot be written ends the run, on every process; the one before is intact.
+    A run that continues in a new folder takes its best one along.
     Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it.
     """
 
@@ -19,6 +21,7 @@ class CheckpointHook(Hook):
 
     def __init__(self, run, linears=frozenset()):
         self.linears = linears
+        self.run = run
         self.weights = run.path / "best_weights.safetensors"
         self.store = checkpoint.Store(run.path, keep=1)
         self.path = None
@@ -28,12 +31,44 @@ class CheckpointHook(Hook):
         if trainer.resumed and trainer.parallel.is_main and "name" in trainer.resumed.run:
             run = trainer.resumed.run
             self.store.complete(trainer.resumed.path, run["name"], run["is_best"])
+        if trainer.resumed and trainer.progress.best_top1 is not None and not self.run.holds(trainer.resumed.path):
+            self._take_best_along(trainer)
+
+    def _take_best_along(self, trainer):
+        """Copy the best checkpoint from where the run was into its new folder; where it is gone, count anew."""
+        path, progress = trainer.resumed.path, trainer.progress
+        best = self._find_best(path, progress) if trainer.parallel.is_main else None
+        if best is not None:
+            self._write_weights(best)
+            self.store.save_best(best)
+            get_logger().info(f"-resume: the best so far, top-1 {progress.best_top1:.4f}, is copied from {path.parent}")
+        if not trainer.parallel.gather(best is not None)[0]:
+            get_logger().warning(
+                f"-resume: {path.parent} has not the best checkpoint that {path.name} knows of, top-1 "
+                f"{progress.best_top1:.4f}: the best is counted anew"
+            )
+            progress.best_top1 = None
+            trainer.resumed.run.get("report", {})["best_top1"] = None  # it would be handed on
+
+    def _find_best(self, path, progress):
+        """Return the state of the best checkpoint of the run that another one belongs to; None: not beside it."""
+        for candidate in (path.parent / "best.pdparams", path):
+            if candidate.exists():
+                state = checkpoint.load(candidate)
+                found = state["progress"]
+                is_best = state.get("run", {}).get("is_best", False)
+                if is_best and found["best_top1"] == progress.best_top1 and found["epoch"] <= progress.epoch:
+                    return state
+        return None
 
     def after_step(self, trainer):
         due = trainer.config.SAVE_STEPS and trainer.progress.step % trainer.config.SAVE_STEPS == 0
         unfinished = trainer.progress.batch < len(trainer.train_loader)
         if trainer.stopping or (unfinished and due and trainer.last_result.applied):
             self._save(trainer, "step")
+
+    def on_failed_evaluation(self, trainer):
+        self._save(trainer, "step")
 
     def after_epoch(self, trainer):
         epoch, config = trainer.progress.epoch, trainer.config
@@ -49,11 +84,14 @@ class CheckpointHook(Hook):
             start = time.monotonic()
             try:
                 if is_best:  # before the commit: a run that is killed in between comes here again
-                    evaluated = checkpoint.to_arrays(state["ema"] or state["model"])
-                    write_weights(self.weights, torch_tensors(evaluated, self.linears))
+                    self._write_weights(state)
                 self.path = self.store.save(state, name, is_best)
                 get_logger().info(f"saved {self.path} ({time.monotonic() - start:.1f} s)")
             except UserError as error:
                 failure = error
         if trainer.parallel.any(failure is not None):
             raise failure or UserError("rank 0 could not write the checkpoint")
+
+    def _write_weights(self, state):
+        evaluated = checkpoint.to_arrays(state["ema"] or state["model"])
+        write_weights(self.weights, torch_tensors(evaluated, self.linears))

@@ -26,6 +26,9 @@ class Hook:
 
     def after_evaluation(self, trainer): ...
 
+    def on_failed_evaluation(self, trainer):
+        """Instead of the evaluation that found no image; the run ends, and a resume begins with that evaluation."""
+
     def after_epoch(self, trainer): ...
 
     def after_train(self, trainer): ...

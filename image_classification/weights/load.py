@@ -17,7 +17,10 @@ MOST_NAMED = 4  # of each kind of difference, so that an error stays a line
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What loading did: `source` as it was named, of a folder its file; `replaced` are the head's fresh parameters."""
+    """What loading did: `source` as it was named, of a folder its file; `replaced` are the head's fresh parameters.
+
+    `config` is the text of the configuration that a checkpoint of this project has, else None.
+    """
 
     source: str
     path: str
@@ -26,6 +29,7 @@ class LoadReport:
     num_tensors: int
     replaced: tuple[str, ...]
     resized: tuple[str, ...]
+    config: str | None
 
 
 def load_pretrained(model, source, replace_head=False):
@@ -57,7 +61,9 @@ def load_pretrained(model, source, replace_head=False):
     for name, value in used.items():
         state[name].set_value(_float32(value))
     named = str(path) if os.path.isdir(source) else source
-    report = LoadReport(named, str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized))
+    report = LoadReport(
+        named, str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized), file.config
+    )
     _log(report)
     return report
 

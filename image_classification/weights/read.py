@@ -23,11 +23,15 @@ WRAPPERS = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
 
 
 class WeightFile(NamedTuple):
-    """The tensors of a file by name; `layout` is "torch" (a linear weight is [out, in]) or "paddle" ([in, out])."""
+    """The tensors of a file by name; `layout` is "torch" (a linear weight is [out, in]) or "paddle" ([in, out]).
+
+    `config` is the text of the configuration in a checkpoint of this project, else None.
+    """
 
     tensors: dict
     layout: str
     kind: str
+    config: str | None = None
 
 
 def read_weights(path):
@@ -55,7 +59,9 @@ def _read(path, file):
         return _finish(path, read_safetensors(path, content), (), "torch", "safetensors")
     if start[:1] == pickle.PROTO:
         found = read_pickle(path)
-        return _finish(path, _named(path, found.tree, np.ndarray), found.left_out, "paddle", "Paddle pickle")
+        config = found.tree.get("config") if isinstance(found.tree, dict) else None
+        file = _finish(path, _named(path, found.tree, np.ndarray), found.left_out, "paddle", "Paddle pickle")
+        return file._replace(config=config if isinstance(config, str) else None)
     hint = "; it is a web page, not weights" if start.lstrip()[:1] == b"<" else ""
     raise UserError(f"{path}: no weight file: expected safetensors, PyTorch .pth or Paddle .pdparams{hint}")
 

@@ -33,6 +33,12 @@ def test_number_that_was_set_and_is_wrong_is_one_line_with_what_was_found(photos
         settle_classes(config, build_dataset(config, "train"))
 
 
+def test_data_that_read_no_folder_are_named_without_one():
+    config = make_config(12, DATASET="digits")
+    with pytest.raises(UserError, match="MODEL.NUM_CLASSES: 12, but digits has 10 classes"):
+        settle_classes(config, build_dataset(config, "train"))
+
+
 def test_one_class_is_an_error(tmp_path):
     write_class_folders(tmp_path, {"cat": 9})
     config = not_given(make_config(DATASET="folder", DATA_PATH=tmp_path))

@@ -397,3 +397,20 @@ def _runs(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_pictures_of_two_or_four_channels_are_refused_and_synthetic_ones_are_not(channels):
+    values = [0.5] * channels
+    data = {"IMAGE_CHANNELS": channels, "IMAGENET_MEAN": values, "IMAGENET_STD": values, "NUM_WORKERS": 0}
+    for build in (build_train_loader, build_eval_loader):
+        with pytest.raises(UserError, match=f"DATA.IMAGE_CHANNELS: expected 1 .grey. or 3 .RGB., .*, found {channels}"):
+            build(make_config(DATASET="digits", IMAGE_SIZE=32, BATCH_SIZE=4, **data))
+        images, _ = next(iter(build(make_config(DATASET="synthetic", IMAGE_SIZE=8, BATCH_SIZE=4, **data))))
+        assert images.shape == (4, channels, 8, 8)
+
+
+def test_evaluation_of_no_image_is_refused():
+    nothing = ArrayDataset("nothing", np.zeros((0, 8, 8, 3), np.uint8), [], ["a", "b"])
+    with pytest.raises(UserError, match="DATA.DATA_PATH: list at /lists has no image for the evaluation"):
+        build_eval_loader(make_config(DATASET="list", DATA_PATH="/lists"), dataset=nothing)

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
-from image_classification.hooks import CheckpointHook
+import pytest
+
+from image_classification import checkpoint
+from image_classification.hooks import CheckpointHook, Hook
 from image_classification.run_folder import RunFolder
+from image_classification.weights import read_weights
 from tests.helpers.small_runs import config_of, trainer_of
 
 
@@ -61,3 +65,48 @@ def test_checkpoint_of_an_old_evaluation_is_not_the_best_again(tmp_path):
     """Evaluated after every second epoch: what is saved after the third is not the best for the second's sake."""
     names, _ = saved_by(tmp_path, [0.5, 0.4, 0.0, 0.0], SAVE_FREQ=1, VALIDATE_FREQ=2)
     assert [is_best for *_, is_best in names] == [False, True, False, False]
+
+
+class Accuracies(Hook):
+    """Evaluations that give these accuracies in turn."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def before_train(self, trainer):
+        def evaluate():
+            top1, best = self.values.pop(0), trainer.progress.best_top1
+            figures = {"top1": top1, "top5": 1.0, "loss": 1.0, "images": 10, "non_finite": 0}
+            trainer.evaluation = figures | {"is_best": best is None or top1 > best}
+            trainer.progress.best_top1 = top1 if best is None else max(best, top1)
+
+        trainer.evaluate = evaluate
+
+
+def resumed_elsewhere(tmp_path, prepare, later):
+    """Train two epochs, top-1 0.7 and 0.6, in one folder and a third in another; return (the trainer, that folder)."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    first = trainer_of(config_of(train={"NUM_EPOCHS": 2}), hooks=[CheckpointHook(RunFolder(old)), Accuracies(0.7, 0.6)])
+    old.mkdir()
+    first.fit()
+    prepare(old)
+    second = trainer_of(config_of(train={"NUM_EPOCHS": 3}), hooks=[CheckpointHook(RunFolder(new)), Accuracies(later)])
+    second.load_state(checkpoint.load(old / "latest.pdparams"), old / "latest.pdparams")
+    second.fit()
+    return second, new
+
+
+@pytest.mark.parametrize(("later", "epoch"), [(0.5, 1), (0.9, 3)])
+def test_run_that_continues_in_a_new_folder_has_its_best_there(tmp_path, later, epoch):
+    trainer, folder = resumed_elsewhere(tmp_path, lambda old: None, later)
+    best = checkpoint.load(folder / "best.pdparams")
+    assert (best["progress"]["epoch"], best["progress"]["best_top1"]) == (epoch, trainer.progress.best_top1)
+    weights = read_weights(folder / "best_weights.safetensors").tensors
+    assert (weights["conv.weight"] == best["model"]["conv.weight"]).all()
+
+
+def test_run_whose_best_did_not_stay_beside_its_checkpoint_counts_the_best_anew(tmp_path):
+    trainer, folder = resumed_elsewhere(tmp_path, lambda old: (old / "best.pdparams").unlink(), 0.5)
+    assert trainer.progress.best_top1 == 0.5
+    assert checkpoint.load(folder / "best.pdparams")["progress"]["epoch"] == 3

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 from tests.helpers.data_samples import cifar10_members, write_class_folders
 
@@ -51,3 +52,24 @@ def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
     assert result.returncode == 1
     assert "val/b/image_0002.jpg" in result.stdout and "val: 4 images, 2 classes" in result.stdout
     assert run("prepare_dataset.py", "imagenet2012", tmp_path / "none", "--check").stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(("classes", "words"), [
+    ({"train": ["a"], "val": ["a"]}, ["has one class, a: nothing to tell apart"]),
+    ({"train": ["a", "b"], "val": ["a", "c"]}, ["val/c: the training set has no class of this name"]),
+])  # fmt: skip
+def test_prepare_dataset_refuses_the_data_that_a_training_refuses(tmp_path, classes, words):
+    for split, names in classes.items():
+        write_class_folders(tmp_path / split, dict.fromkeys(names, 2))
+    result = run("prepare_dataset.py", "folder", tmp_path, "--check")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ") and all(word in result.stderr for word in words)
+
+
+def test_prepare_dataset_refuses_labels_of_the_evaluation_beyond_those_of_the_training(tmp_path):
+    write_class_folders(tmp_path, {"a": 2, "b": 2, "c": 2})
+    for split, last in (("train", "b"), ("val", "c")):
+        lines = [f"{name}/image_0001.jpg {label}" for label, name in enumerate("abc") if name <= last]
+        (tmp_path / f"{split}_list.txt").write_text("\n".join(lines))
+    result = run("prepare_dataset.py", "list", tmp_path, "--check")
+    assert result.returncode == 2 and "val_list.txt:3: label 2 is outside 0..1" in result.stderr

@@ -188,6 +188,16 @@ def test_predict_gives_the_models_own_scores(weights, photos, capsys):
     np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
 
 
+def test_predict_says_that_it_computes_in_float32_where_the_configuration_says_otherwise(weights, photos, capsys):
+    words = [VARIANT, str(photos), f"-pretrained={weights}", "-json"]
+    assert tool("predict").main(words) == 0
+    plain = capsys.readouterr()
+    assert tool("predict").main([*words, "-opts", "AMP.MODE=auto"]) == 0
+    mixed = capsys.readouterr()
+    assert mixed.out == plain.out and "float32" not in plain.err
+    assert mixed.err == plain.err + "AMP.MODE auto is of the training: predictions are computed in float32\n"
+
+
 @pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
 def test_predict_runs_the_layers_for_the_first_batches_only(weights, tmp_path, capsys, monkeypatch):
     for index in range(RECORDED + 3):

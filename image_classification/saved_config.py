@@ -1,0 +1,76 @@
+"""What the configuration in a checkpoint says against the one that the checkpoint is read for."""
+
+import functools
+import itertools
+
+from .config.yaml_text import load_yaml
+from .data.classes import place_of
+from .runtime import UserError
+
+ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
+
+
+def check_rest_of_epoch(state, config, images, path):
+    """Return when the running epoch of a checkpoint, if there is one, goes on here in the order in which it began.
+
+    Args:
+        state: a checkpoint; one of an older version says less, and what it does not say is not compared.
+        images: those of the training set here.
+
+    Raises:
+        UserError: the rest of the epoch would hold images that were seen and miss others; the first key that differs.
+    """
+    progress, saved = state["progress"], _values(state["config"], f"-resume: {path}: config")
+    if not progress["batch"]:
+        return
+    pairs = [(key, _at(saved, key), functools.reduce(getattr, key.split("."), config)) for key in ORDER]
+    pairs.append((f"training images of {place_of(config.DATA)}", state.get("units", {}).get("images"), images))
+    for key, before, now in pairs:
+        if before is not None and before != now:
+            raise UserError(
+                f"-resume: {path}: is within epoch {progress['epoch'] + 1}, and {key}: was {before}, now it is {now}: "
+                "its rest would repeat images and leave others out; keep it as it was, or resume from the end of an "
+                "epoch"
+            )
+
+
+def check_classes(text, config, where):
+    """Return when weights know the classes of the data in their order, or one of the two has no names.
+
+    Args:
+        text: the configuration in the checkpoint; None: the weights have none.
+        where: the flag and the file, for the error.
+
+    Raises:
+        UserError: every label, or some, would mean another class; the first that differs.
+    """
+    difference = differing_classes(text, config, where)
+    if difference:
+        way = "; with -cfg=<its run folder>/config.yaml the folders are numbered as it has them" if config.EVAL else ""
+        raise UserError(f"{where}: MODEL.CLASS_NAMES: {difference}{way}")
+
+
+def differing_classes(text, config, where):
+    """Return how the classes of weights differ from those of the data, as text; "" where nothing says that they do."""
+    saved, own = _at(_values(text, f"{where}: config") if text else {}, "MODEL.CLASS_NAMES"), config.MODEL.CLASS_NAMES
+    if not isinstance(saved, list) or not saved or not own:
+        return ""
+    pairs = list(enumerate(itertools.zip_longest(map(str, saved), own)))
+    different = [(index, *names) for index, names in pairs if names[0] != names[1]]
+    if not different:
+        return ""
+    index, before, now = different[0]
+    return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {place_of(config.DATA)}, "
+            f"{len(different)} of {len(pairs)} differ")  # fmt: skip
+
+
+def _values(text, where):
+    values = load_yaml(text, where)
+    return values if isinstance(values, dict) else {}
+
+
+def _at(values, key):
+    """Return what nested values have under a dotted key; None: nothing."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values

@@ -1,0 +1,108 @@
+"""What a checkpoint's configuration says against the one that it is resumed or evaluated with."""
+
+import pytest
+
+from image_classification import checkpoint
+from image_classification.build import build_parts
+from image_classification.evaluate_only import load_resumed_weights
+from image_classification.hooks import Hook
+from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import UserError, get_logger
+from tests.helpers.data_samples import write_class_folders
+from tests.helpers.small_runs import build_net, config_of, trainer_of
+
+CHANGES = [
+    ({"SEED": 5}, "SEED: was 3, now it is 5"),
+    ({"data": {"SYNTHETIC_IMAGES": 24}}, "training images of synthetic: was 20, now it is 24"),
+    ({"data": {"BALANCED": True}}, "DATA.BALANCED: was False, now it is True"),
+    ({"train": {"REPEATED_AUG": 2}}, "TRAIN.REPEATED_AUG: was 1, now it is 2"),
+]
+
+
+class StopAfter(Hook):
+    def __init__(self, steps):
+        self.steps = steps
+
+    def after_update(self, trainer):
+        trainer.stop_requested = trainer.progress.step == self.steps < trainer.steps_per_epoch
+
+    def after_evaluation(self, trainer):
+        trainer.stop_requested = True
+
+
+def state_after(steps):
+    trainer = trainer_of(config_of(train={"NUM_EPOCHS": 2}), hooks=[StopAfter(steps)])
+    trainer.fit()
+    return checkpoint.to_arrays(trainer.state())
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=lambda value: value if isinstance(value, str) else "")
+def test_epoch_whose_order_would_change_is_refused_within_it_and_continues_from_its_end(change, words):
+    def resume(steps):
+        trainer = trainer_of(config_of(**({"train": {"NUM_EPOCHS": 2}} | change)))
+        trainer.load_state(state_after(steps), "there")
+        return trainer
+
+    with pytest.raises(UserError) as error:
+        resume(3)
+    assert f"-resume: there: is within epoch 1, and {words}: " in str(error.value)
+    assert "resume from the end of an epoch" in str(error.value)
+    assert resume(5).progress.batch == 0
+
+
+def test_moved_data_and_other_augmentation_continue_within_the_epoch():
+    trainer = trainer_of(config_of(data={"DATA_PATH": "/elsewhere", "HFLIP": 0.0}, train={"NUM_EPOCHS": 2}))
+    trainer.load_state(state_after(3), "there")
+    assert trainer.progress.batch == 3
+
+
+def test_state_of_an_older_version_that_does_not_know_its_images_continues():
+    state = state_after(3)
+    del state["units"]["images"]
+    trainer = trainer_of(config_of(train={"NUM_EPOCHS": 2}))
+    trainer.load_state(state, "there")
+    assert trainer.progress.batch == 3
+
+
+@pytest.fixture
+def animals(tmp_path):
+    """Return (a checkpoint of cat, dog, owl; a folder where they are called bee, cat, dog)."""
+    for name, classes in (("first", ("cat", "dog", "owl")), ("second", ("bee", "cat", "dog"))):
+        for split in ("train", "val"):
+            write_class_folders(tmp_path / name / split, dict.fromkeys(classes, 2))
+    path = tmp_path / "latest.pdparams"
+    checkpoint.save(path, trainer_of(config_on(tmp_path / "first", False)).state())
+    return path, tmp_path / "second"
+
+
+def config_on(folder, is_eval, **model):
+    data = {"DATASET": "folder", "DATA_PATH": str(folder), "IMAGE_SIZE": 8, "BATCH_SIZE": 4, "NUM_WORKERS": 0}
+    return config_of(data, {"NUM_EPOCHS": 2}, MODEL={"NUM_CLASSES": 3, **model}, EVAL=is_eval)
+
+
+WORDS = "latest.pdparams: MODEL.CLASS_NAMES: class 0 is cat there and bee in folder at .*second, 3 of 3 differ"
+
+
+def test_resume_with_other_classes_than_the_checkpoints_is_refused(animals):
+    path, folder = animals
+    trainer = trainer_of(config_on(folder, False))
+    with pytest.raises(UserError, match=f"-resume: .*{WORDS}"):
+        trainer.load_state(checkpoint.load(path), path)
+
+
+def test_evaluation_of_a_checkpoint_of_other_classes_is_refused(animals):
+    path, folder = animals
+    parts = build_parts(config_on(folder, True, RESUME=str(path)), build_net, SingleProcess())
+    with pytest.raises(UserError, match=f"-resume: .*{WORDS}; with -cfg="):
+        load_resumed_weights(parts)
+    with pytest.raises(UserError, match=f"-pretrained: .*{WORDS}; with -cfg="):
+        build_parts(config_on(folder, True, PRETRAINED=str(path)), build_net, SingleProcess())
+    build_parts(config_on(folder.parent / "first", True, PRETRAINED=str(path)), build_net, SingleProcess())
+
+
+def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    path, folder = animals
+    parts = build_parts(config_on(folder, False, PRETRAINED=str(path)), build_net, SingleProcess())
+    assert (parts.model.fc.weight.numpy() == checkpoint.load(path)["model"]["fc.weight"]).all()
+    assert "class 0 is cat there and bee in folder" in caplog.text and "starts as that of other classes" in caplog.text
