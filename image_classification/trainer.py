@@ -24,7 +24,7 @@ from .evaluation import evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
-from .parallel.protocol import Parallel
+from .parallel.protocol import Parallel, running_statistics
 from .progress import Progress, Resumed, RunningMean, Timer
 from .runtime import UserError, get_logger
 
@@ -227,11 +227,24 @@ class Trainer:
     def _evaluate_classes(self) -> dict[str, Any]:
         if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
             self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
+        self._average_statistics()
         with self.ema.applied(self.model):
             return evaluate(self.model, self.precision, self.eval_loader, self.parallel, self.class_report)
 
+    def _average_statistics(self) -> None:
+        """Give all replicas the mean of their running statistics: the model's, and those of its moving average.
+
+        In place, so that what is evaluated is what is saved, and a run goes on from the numbers of its checkpoint.
+        """
+        own, average = running_statistics(self.model), self.ema.state_dict()
+        self.parallel.average([*own.values(), *(average[name] for name in own if name in average)])
+
     def state(self) -> dict[str, Any]:
-        """Return the complete state of the run; every process must call it."""
+        """Return the complete state of the run; every process must call it.
+
+        The replicas' running statistics become their mean, here too, not only in what is returned.
+        """
+        self._average_statistics()
         mean_sums = self.mean.flush()
         named = self.precision.master_params(self.model)
         return {

@@ -1,0 +1,104 @@
+"""Running statistics of replicas that see other images: what is evaluated, saved and trained on with is one state."""
+
+import tempfile
+
+import numpy
+from paddle import nn
+
+from image_classification import checkpoint
+from image_classification.freeze import freeze
+from image_classification.hooks import CheckpointHook, Hook
+from image_classification.parallel.protocol import running_statistics
+from image_classification.parallel.single import SingleProcess
+from image_classification.ResNet.resnet import build_model as build_resnet
+from image_classification.run_folder import RunFolder
+from tests.helpers.small_runs import build_net, config_of, trainer_of
+
+from .checks_parity import TINY_RESNET, context_of
+
+
+class Keep(Hook):
+    """Keeps the checkpoint of the first epoch, on every process, as soon as it is written."""
+
+    priority = 91
+
+    def __init__(self, path):
+        self.path = path
+
+    def after_epoch(self, trainer):
+        if trainer.progress.epoch == 1:
+            self.saved = checkpoint.load(self.path)
+
+
+def means(topology):
+    """Return running mean, weight and frozen weight of a BatchNorm after each replica had its own mean and weight."""
+    context = context_of(topology)
+    layer = nn.BatchNorm2D(2)
+    layer._mean.set_value(numpy.float32([1, 10]) * (context.data.index + 1))
+    layer.weight.set_value(numpy.float32([5, 5]) * (context.data.index + 1))
+    layer.bias.set_value(numpy.float32([0.1, 1 / 7]))
+    layer._variance.set_value(numpy.float32([0.1, 1 / 7]))
+    layer.weight.stop_gradient = layer.bias.stop_gradient = True
+    context.average(list(running_statistics(layer).values()))
+    same = [getattr(layer, name).numpy().tobytes() == numpy.float32([0.1, 1 / 7]).tobytes()
+            for name in ("bias", "_variance")]  # fmt: skip
+    return layer._mean.tolist(), layer.weight.tolist(), same
+
+
+def build_deep(num_classes: int = 4, in_channels: int = 3):
+    """Return a model that has blocks enough for a pipeline."""
+    return build_resnet(**TINY_RESNET | {"num_classes": num_classes, "in_channels": in_channels})
+
+
+def _trainer(context, average, every, hooks=(), mode=None):
+    train = {"NUM_EPOCHS": 3, "MODEL_EMA": average, "MODEL_EMA_DECAY": 0.9, "FREEZE": ["conv*"]}
+    data = {"BATCH_SIZE": 4 // context.data_size, "SYNTHETIC_IMAGES": 24}
+    amp = {"MODE": mode, "DTYPE": "bfloat16"} if mode else {}
+    config = config_of(data, train, amp, VALIDATE_FREQ=every, SAVE_FREQ=1)
+    return trainer_of(config, build_deep if "pipeline 2" in context.describe() else build_net, context, hooks)
+
+
+def evaluated_and_saved(topology, average):
+    """Return the loss of a run's last evaluation, and that of its checkpoint's weights in one process."""
+    context = context_of(topology)
+    with tempfile.TemporaryDirectory() as own:
+        folder = context.gather(own)[0]
+        trainer = _trainer(context, average == "ema", 1, [CheckpointHook(RunFolder(folder))])
+        trainer.fit()
+        saved = checkpoint.load(f"{folder}/latest.pdparams")
+        context.gather(None)
+    alone = _trainer(SingleProcess(), False, 1)
+    alone.precision.load_model_state_dict(alone.model, saved["ema"] or saved["model"])
+    alone.progress.epoch = 3
+    alone.fit()
+    return trainer.evaluation["loss"], alone.evaluation["loss"]
+
+
+def resumed(topology, mode):
+    """Return the tensors in which a run differs from one that went on from its first epoch's checkpoint."""
+    context = context_of(topology)
+    with tempfile.TemporaryDirectory() as own:
+        folder = context.gather(own)[0]
+        keep = Keep(f"{folder}/latest.pdparams")
+        straight = _trainer(context, True, 9, [CheckpointHook(RunFolder(folder)), keep], mode)
+        straight.fit()
+        expected = checkpoint.to_arrays(straight.state())
+        again = _trainer(context, True, 9, [CheckpointHook(RunFolder(folder))], mode)
+        again.load_state(keep.saved, keep.path)
+        again.fit()
+        got = checkpoint.to_arrays(again.state())
+        context.gather(None)
+    return [f"{part}.{name}" for part in ("model", "ema", "optimizer") for name, value in expected[part].items()
+            if numpy.asarray(value).tobytes() != numpy.asarray(got[part][name]).tobytes()]  # fmt: skip
+
+
+def frozen(topology):
+    """Return what a frozen model but for its head and its average have moved, of the frozen tensors, in a run."""
+    context = context_of(topology)
+    trainer = _trainer(context, True, 1)
+    assert freeze(trainer.model, ["bn.*"]) == 2
+    before = checkpoint.to_arrays(trainer.ema.state_dict())
+    trainer.fit()
+    after = {"model": trainer.model.state_dict(), "ema": trainer.ema.state_dict()}
+    return [f"{part}.{name}" for part, state in after.items() for name, value in checkpoint.to_arrays(state).items()
+            if not name.startswith("fc.") and value.tobytes() != before[name].tobytes()]  # fmt: skip
