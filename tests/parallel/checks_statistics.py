@@ -74,6 +74,14 @@ def evaluated_and_saved(topology, average):
     return trainer.evaluation["loss"], alone.evaluation["loss"]
 
 
+def _tensors(trainer):
+    """Return the bytes of what this process holds, and of what it would save."""
+    parts = {"own": trainer.model.state_dict(), "own average": trainer.ema.state_dict()}
+    parts |= {part: value for part, value in trainer.state().items() if part in ("model", "ema", "optimizer")}
+    return {f"{part} {name}": numpy.asarray(value).tobytes()
+            for part, values in parts.items() for name, value in checkpoint.to_arrays(values).items()}  # fmt: skip
+
+
 def resumed(topology, mode):
     """Return the tensors in which a run differs from one that went on from its first epoch's checkpoint."""
     context = context_of(topology)
@@ -82,14 +90,13 @@ def resumed(topology, mode):
         keep = Keep(f"{folder}/latest.pdparams")
         straight = _trainer(context, True, 9, [CheckpointHook(RunFolder(folder)), keep], mode)
         straight.fit()
-        expected = checkpoint.to_arrays(straight.state())
+        expected = _tensors(straight)
         again = _trainer(context, True, 9, [CheckpointHook(RunFolder(folder))], mode)
         again.load_state(keep.saved, keep.path)
         again.fit()
-        got = checkpoint.to_arrays(again.state())
+        got = _tensors(again)
         context.gather(None)
-    return [f"{part}.{name}" for part in ("model", "ema", "optimizer") for name, value in expected[part].items()
-            if numpy.asarray(value).tobytes() != numpy.asarray(got[part][name]).tobytes()]  # fmt: skip
+    return [name for name, value in expected.items() if value != got[name]]
 
 
 def frozen(topology):
