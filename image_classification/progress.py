@@ -8,6 +8,8 @@ from typing import Any, cast
 import numpy as np
 import paddle
 
+from .runtime import UserError, get_logger
+
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
 
 
@@ -22,6 +24,26 @@ class Progress:
     skipped_in_a_row: int = 0
     best_top1: float | None = None  # before the first evaluation
     seconds: float = 0.0
+
+
+def recount(
+    progress: Progress, units: dict[str, int], own: dict[str, int], accum_iter: int, num_batches: int
+) -> None:
+    """Express a progress counted in other units in this run's own, so that no image of the epoch is left out.
+
+    Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
+    """
+    images = progress.batch * units["images_per_batch"]
+    progress.batch = images // own["images_per_step"] * accum_iter
+    if progress.batch > num_batches:
+        raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
+    if units["images_per_step"] != own["images_per_step"]:
+        before = progress.step
+        progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])
+        get_logger().warning(
+            f"-resume: the total batch size was {units['images_per_step']}, now it is {own['images_per_step']}: "
+            f"step {before} counts as {progress.step}; another -batch_size or -accum_iter would keep the recipe"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ from .evaluation import evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
-from .parallel.protocol import Parallel, running_statistics
-from .progress import Progress, Resumed, RunningMean, Timer
+from .parallel.protocol import Parallel, average_statistics
+from .progress import Progress, Resumed, RunningMean, Timer, recount
 from .runtime import UserError, get_logger
 
 Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
@@ -227,24 +227,16 @@ class Trainer:
     def _evaluate_classes(self) -> dict[str, Any]:
         if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
             self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
-        self._average_statistics()
+        average_statistics(self.parallel, self.model, self.ema.state_dict())
         with self.ema.applied(self.model):
             return evaluate(self.model, self.precision, self.eval_loader, self.parallel, self.class_report)
-
-    def _average_statistics(self) -> None:
-        """Give all replicas the mean of their running statistics: the model's, and those of its moving average.
-
-        In place, so that what is evaluated is what is saved, and a run goes on from the numbers of its checkpoint.
-        """
-        own, average = running_statistics(self.model), self.ema.state_dict()
-        self.parallel.average([*own.values(), *(average[name] for name in own if name in average)])
 
     def state(self) -> dict[str, Any]:
         """Return the complete state of the run; every process must call it.
 
         The replicas' running statistics become their mean, here too, not only in what is returned.
         """
-        self._average_statistics()
+        average_statistics(self.parallel, self.model, self.ema.state_dict())
         mean_sums = self.mean.flush()
         named = self.precision.master_params(self.model)
         return {
@@ -293,7 +285,8 @@ class Trainer:
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
-        self._recount(state.get("units", self._units()))
+        if (units := state.get("units", self._units())) != self._units():
+            recount(self.progress, units, self._units(), self.config.TRAIN.ACCUM_ITER, len(self.train_loader))
         if self.progress.batch:  # else the next epoch starts with empty sums
             self.mean.sums = sums
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
@@ -311,23 +304,3 @@ class Trainer:
             "images_per_step": images * self.config.TRAIN.ACCUM_ITER,
             "steps_per_epoch": self.steps_per_epoch,
         }
-
-    def _recount(self, units):
-        """Express a progress counted in other units in this run's, so that no image of the epoch is left out.
-
-        Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
-        """
-        own, progress = self._units(), self.progress
-        if units == own:
-            return
-        images = progress.batch * units["images_per_batch"]
-        progress.batch = images // own["images_per_step"] * self.config.TRAIN.ACCUM_ITER
-        if progress.batch > len(self.train_loader):
-            raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
-        if units["images_per_step"] != own["images_per_step"]:
-            before = progress.step
-            progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])
-            get_logger().warning(
-                f"-resume: the total batch size was {units['images_per_step']}, now it is {own['images_per_step']}: "
-                f"step {before} counts as {progress.step}; another -batch_size or -accum_iter would keep the recipe"
-            )

@@ -115,3 +115,12 @@ def running_statistics(model: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
     written = set(map(id, itertools.chain(statistics, model.buffers())))
     state = model.state_dict().items()
     return {name: tensor for name, tensor in state if id(tensor) in written and tensor.is_floating_point()}
+
+
+def average_statistics(parallel: Parallel, model: paddle.nn.Layer, average: Mapping[str, paddle.Tensor]) -> None:
+    """Give all replicas the mean of their running statistics: the model's, and those of its moving average.
+
+    In place, so that what is evaluated is what is saved, and a run goes on from the numbers of its checkpoint.
+    """
+    own = running_statistics(model)
+    parallel.average([*own.values(), *(average[name] for name in own if name in average)])
