@@ -6,7 +6,6 @@ import numpy
 from paddle import nn
 
 from image_classification import checkpoint
-from image_classification.freeze import freeze
 from image_classification.hooks import CheckpointHook, Hook
 from image_classification.parallel.protocol import running_statistics
 from image_classification.parallel.single import SingleProcess
@@ -50,11 +49,11 @@ def build_deep(num_classes: int = 4, in_channels: int = 3):
     return build_resnet(**TINY_RESNET | {"num_classes": num_classes, "in_channels": in_channels})
 
 
-def _trainer(context, average, every, hooks=(), mode=None):
-    train = {"NUM_EPOCHS": 3, "MODEL_EMA": average, "MODEL_EMA_DECAY": 0.9, "FREEZE": ["conv*"]}
+def _trainer(context, average, every, hooks=(), mode=None, frozen=("conv*",), sync_bn=False):
+    train = {"NUM_EPOCHS": 3, "MODEL_EMA": average, "MODEL_EMA_DECAY": 0.9, "FREEZE": list(frozen)}
     data = {"BATCH_SIZE": 4 // context.data_size, "SYNTHETIC_IMAGES": 24}
     amp = {"MODE": mode, "DTYPE": "bfloat16"} if mode else {}
-    config = config_of(data, train, amp, VALIDATE_FREQ=every, SAVE_FREQ=1)
+    config = config_of(data, train, amp, VALIDATE_FREQ=every, SAVE_FREQ=1, PARALLEL={"SYNC_BN": sync_bn})
     return trainer_of(config, build_deep if "pipeline 2" in context.describe() else build_net, context, hooks)
 
 
@@ -99,11 +98,10 @@ def resumed(topology, mode):
     return [name for name, value in expected.items() if value != got[name]]
 
 
-def frozen(topology):
-    """Return what a frozen model but for its head and its average have moved, of the frozen tensors, in a run."""
+def frozen(topology, kind=""):
+    """Return which frozen tensors of a model, and of its average, a training of its head moved."""
     context = context_of(topology)
-    trainer = _trainer(context, True, 1)
-    assert freeze(trainer.model, ["bn.*"]) == 2
+    trainer = _trainer(context, True, 1, frozen=["!fc.*"], sync_bn=kind == "sync_bn")
     before = checkpoint.to_arrays(trainer.ema.state_dict())
     trainer.fit()
     after = {"model": trainer.model.state_dict(), "ema": trainer.ema.state_dict()}

@@ -202,9 +202,9 @@ def test_run_goes_on_with_the_statistics_of_its_checkpoint(results, size, topolo
     assert results == [[]] * size
 
 
-@pytest.mark.check("checks_statistics:frozen:dp{size}")
-@pytest.mark.parametrize("size", [2, 3])
-def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results, size):
+@pytest.mark.check("checks_statistics:frozen:dp{size}:{kind}")
+@pytest.mark.parametrize(("size", "kind"), [(2, ""), (3, ""), (2, "sync_bn")])
+def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results, size, kind):
     assert results == [[]] * size
 
 
