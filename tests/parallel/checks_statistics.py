@@ -1,19 +1,22 @@
 """Running statistics of replicas that see other images: what is evaluated, saved and trained on with is one state."""
 
+import json
 import tempfile
+from pathlib import Path
 
 import numpy
 from paddle import nn
 
 from image_classification import checkpoint
-from image_classification.hooks import CheckpointHook, Hook
+from image_classification.hooks import CheckpointHook, Hook, RecordHook
 from image_classification.parallel.protocol import running_statistics
 from image_classification.parallel.single import SingleProcess
 from image_classification.ResNet.resnet import build_model as build_resnet
 from image_classification.run_folder import RunFolder
-from tests.helpers.small_runs import build_net, config_of, trainer_of
+from image_classification.ViT.vit import build_model as build_vit
+from tests.helpers.small_runs import build_net, build_plain_net, config_of, trainer_of
 
-from .checks_parity import TINY_RESNET, context_of
+from .checks_parity import TINY_RESNET, TINY_VIT, context_of
 
 
 class Keep(Hook):
@@ -55,6 +58,57 @@ def _trainer(context, average, every, hooks=(), mode=None, frozen=("conv*",), sy
     amp = {"MODE": mode, "DTYPE": "bfloat16"} if mode else {}
     config = config_of(data, train, amp, VALIDATE_FREQ=every, SAVE_FREQ=1, PARALLEL={"SYNC_BN": sync_bn})
     return trainer_of(config, build_deep if "pipeline 2" in context.describe() else build_net, context, hooks)
+
+
+def train_lines(topology):
+    """Return loss and top-1 of each train line of a run and of one process with the same whole batches.
+
+    A third run of the same topology stopped within the second epoch and was resumed: its lines, too.
+    """
+    context = context_of(topology)
+
+    def lines(parallel, folder, stop=(), resume=None):
+        run = RunFolder(folder)
+        hooks = [CheckpointHook(run), *([RecordHook(run)] if parallel.is_main else []), *stop]
+        build = build_shared if "tp" in topology else build_plain_net
+        trainer = trainer_of(config_for(parallel), build, parallel, hooks)
+        if resume:
+            trainer.load_state(checkpoint.load(resume), Path(resume))
+        trainer.fit()
+        if parallel.is_main:
+            found = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+            return [[line["step"], line["loss"], line["top1"]] for line in found if line["kind"] == "train"]
+
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(context.gather(own)[0])
+        together = lines(context, folder / "together")
+        lines(context, folder / "stopped", [Stop(9)])
+        resumed = lines(context, folder / "stopped", resume=folder / "stopped" / "latest.pdparams")
+        alone = lines(SingleProcess(), folder / "alone") if context.is_main else None
+        context.gather(None)
+    return together, resumed, alone
+
+
+class Stop(Hook):
+    """Requests the end of a run, on one process, before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def before_step(self, trainer):
+        if trainer.progress.step + 1 == self.step and not trainer.parallel.is_main:
+            trainer.request_stop("the test")
+
+
+def config_for(parallel):
+    """Return a configuration of six steps an epoch whose batches are the same on any number of replicas."""
+    data = {"BATCH_SIZE": 4 // parallel.data_size, "SYNTHETIC_IMAGES": 24}
+    return config_of(data, {"NUM_EPOCHS": 2, "BASE_LR": 1e-3}, VALIDATE_FREQ=9, REPORT_FREQ=2, SAVE_STEPS=5)
+
+
+def build_shared(num_classes: int = 4, in_channels: int = 3):
+    """Return a model with layers that processes share."""
+    return build_vit(**TINY_VIT | {"num_classes": num_classes, "in_channels": in_channels, "image_size": 8, "depth": 1})
 
 
 def evaluated_and_saved(topology, average):
