@@ -26,6 +26,7 @@ def dry_run(parts, trainer):
         parts.train_loader.set_epoch(0)
         parts.model.train()
         trainer.train_step(parts.train_loader.iterate(0), min(config.TRAIN.ACCUM_ITER, len(parts.train_loader)))
+        trainer.mean.exchange(parts.parallel)
         result = trainer.last_result
         what = "applied" if result.applied else f"skipped ({result.first_bad} is not finite)"
         logger.info(

@@ -36,8 +36,8 @@ class EMA:
     """The average ``decay * average + (1 - decay) * value`` of named tensors (Polyak & Juditsky 1992).
 
     Parameters and floating-point buffers are averaged in float32, whatever the model is stored in: half precision would
-    round an update of ``1 - decay`` away. Integer buffers are copied. The caller calls :meth:`update` after real steps
-    only, never after a skipped one.
+    round an update of ``1 - decay`` away. What does not change keeps its bits. Integer buffers are copied. The caller
+    calls :meth:`update` after real steps only, never after a skipped one.
 
     Args:
         decay: at least 0 and below 1.
@@ -66,7 +66,8 @@ class EMA:
         for name, value in tensors.items():
             average = self._average[name]
             if average.is_floating_point():
-                average.scale_(self.decay).add_(value.detach().astype("float32") * (1 - self.decay))
+                # a step towards the value, not a sum of two parts, whose rounding moves what is frozen
+                average.add_((value.detach().astype("float32") - average).scale_(1 - self.decay))
             else:
                 paddle.assign(value.detach(), average)
 

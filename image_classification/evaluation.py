@@ -17,13 +17,13 @@ class NoImages(UserError):
 def evaluate(model, precision, loader, parallel, class_report=None):
     """Return ``{"top1", "top5", "loss", "images", "non_finite", "seconds"}`` over every image exactly once.
 
-    The same on all processes. Accuracies are fractions 0-1; the loss is plain cross entropy whatever the training
-    criterion is, so that recipes can be compared. A ``class_report`` is filled on the way, on all processes.
+    The same on all processes, which must hold the same weights and running statistics. Accuracies are fractions 0-1;
+    the loss is plain cross entropy whatever the training criterion is, so that recipes can be compared. A
+    ``class_report`` is filled on the way, on all processes.
 
     Raises:
         NoImages: there was none; the model is as before.
     """
-    parallel.average_buffers(model)
     model.eval()
     start = time.monotonic()
     accumulator = Accumulator()

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import paddle
 
+from .parallel.protocol import Parallel
 from .runtime import UserError, get_logger
 
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
@@ -62,11 +63,13 @@ class Resumed:
 class RunningMean:
     """Mean loss and top-1 of the running epoch, read from the device only when someone asks.
 
-    Without any finite loss both are NaN.
+    Of this process's images, and of the other replicas' as far as they were known at the last :meth:`exchange`. Without
+    any finite loss both are NaN.
     """
 
     def __init__(self):
         self.sums = np.zeros(3)  # loss x images, correct, images
+        self.others = np.zeros(3)  # the same of the other replicas
         self._pending: list[tuple[paddle.Tensor, Any, int]] = []
         self.last_loss = 0.0
 
@@ -82,14 +85,27 @@ class RunningMean:
         self._pending.clear()
         return self.sums
 
+    def exchange(self, parallel: Parallel) -> np.ndarray:
+        """Learn the other replicas' sums, return those of all; ``last_loss`` becomes the mean of theirs. A collective.
+        """
+        own = self.flush()
+        *total, last, replicas = parallel.sum([*own.tolist(), self.last_loss, 1])
+        self.others, self.last_loss = np.array(total) - own, last / replicas
+        return np.array(total)
+
+    def start(self, total: np.ndarray, is_main: bool) -> None:
+        """Go on from the sums of all replicas: those of `is_main`, who counts them as its own."""
+        nothing = np.zeros(3)
+        self.sums, self.others = (total, nothing) if is_main else (nothing, total)
+
     @property
     def loss(self) -> float:
-        loss, _, count = self.flush()
+        loss, _, count = self.flush() + self.others
         return float(loss / count) if count else math.nan
 
     @property
     def top1(self) -> float:
-        _, correct, count = self.flush()
+        _, correct, count = self.flush() + self.others
         return float(correct / count) if count else math.nan
 
 

@@ -24,7 +24,7 @@ from .evaluation import NoImages, evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
-from .parallel.protocol import Parallel
+from .parallel.protocol import Parallel, average_statistics
 from .progress import Progress, Resumed, RunningMean, Timer, recount
 from .runtime import UserError, get_logger
 from .saved_config import check_classes, check_rest_of_epoch
@@ -166,11 +166,12 @@ class Trainer:
         while progress.batch < num_batches:
             self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch))
             progress.seconds = time.monotonic() - start
+            if self.reports():
+                self.mean.exchange(self.parallel)
             self.stopping = self.parallel.any(self.stop_requested)
             self.call("after_step")
             if self.stopping:
                 return
-        self.mean.sums = np.array(self.parallel.sum(self.mean.flush().tolist()))  # of all replicas
         progress.epoch += 1
         progress.batch = 0
         is_last = progress.epoch == self.config.TRAIN.NUM_EPOCHS
@@ -184,6 +185,15 @@ class Trainer:
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
         self.mean = RunningMean()
+
+    @property
+    def epoch_step(self) -> int:
+        """How many steps of the running epoch are done, skipped ones too."""
+        return math.ceil(self.progress.batch / self.config.TRAIN.ACCUM_ITER)
+
+    def reports(self) -> bool:
+        """Return whether this step is written down; the running mean is that of all replicas then."""
+        return self.epoch_step % self.config.REPORT_FREQ == 0 or self.epoch_step == self.steps_per_epoch
 
     def train_step(self, batches: Iterator[Batch], window: int) -> None:
         """Make one optimizer step of ``window`` micro-batches."""
@@ -234,12 +244,18 @@ class Trainer:
     def _evaluate_classes(self) -> dict[str, Any]:
         if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
             self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
+        average_statistics(self.parallel, self.model, self.ema.state_dict())
         with self.ema.applied(self.model):
             return evaluate(self.model, self.precision, self.eval_loader, self.parallel, self.class_report)
 
     def state(self) -> dict[str, Any]:
-        """Return the complete state of the run; every process must call it."""
-        mean_sums = self.mean.flush()
+        """Return the complete state of the run; every process must call it.
+
+        The replicas' running statistics become their mean, here too, not only in what is returned.
+        """
+        average_statistics(self.parallel, self.model, self.ema.state_dict())
+        mean_sums = self.mean.exchange(self.parallel)
+        self.mean.start(mean_sums, self.parallel.is_main)  # the order of additions that a resumed run has
         named = self.precision.master_params(self.model)
         return {
             "format": checkpoint.FORMAT,
@@ -292,7 +308,7 @@ class Trainer:
         accum_iter, batches = self.config.TRAIN.ACCUM_ITER, len(self.train_loader)
         recount(self.progress, state.get("units", {}), self._units(), accum_iter, batches)
         if self.progress.batch:  # else the next epoch starts with empty sums
-            self.mean.sums = sums
+            self.mean.start(sums, self.parallel.is_main)
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
             self.parallel.set_rng_state(state["rng"][self.parallel.rank])
         else:  # draws that some processes must share cannot be taken from others

@@ -37,6 +37,16 @@ def test_average_follows_the_formula_for_weights_and_buffers():
         np.testing.assert_allclose(value.numpy(), expected[name], atol=1e-6, err_msg=name)  # float32, five steps
 
 
+def test_average_of_what_does_not_change_keeps_its_bits():
+    layer = model()
+    layer[1]._mean.set_value(np.float32([0.1, 1 / 3, -7.3, 1e-6]))
+    before = {name: tensor.numpy().tobytes() for name, tensor in layer.state_dict().items()}
+    ema = EMA(0.9998, layer.state_dict())
+    for _ in range(5):
+        ema.update(layer.state_dict())
+    assert {name: tensor.numpy().tobytes() for name, tensor in ema.state_dict().items()} == before
+
+
 def test_average_without_start_begins_at_the_first_update():
     layer = model()
     ema = EMA(0.9)

@@ -396,7 +396,7 @@ def test_loss_of_an_epoch_is_that_of_all_replicas():
 
     class WithAnother(SingleProcess):
         def sum(self, values):
-            return [own + other for own, other in zip(values, (12.0, 1.0, 4.0), strict=True)]
+            return [own + other for own, other in zip(values, (12.0, 1.0, 4.0, 3.0, 1.0), strict=True)]
 
     said = []
     trainer = make_trainer(make_batches(1, 4))

@@ -1,6 +1,5 @@
 """What a run says while it trains."""
 
-import math
 import time
 from datetime import timedelta
 
@@ -23,7 +22,11 @@ class TotalBatchSizeHook(Hook):
 
 
 class LogHook(Hook):
-    """Log lines every REPORT_FREQ steps and after each long silence, a progress bar on a terminal, a line an epoch."""
+    """Log lines every REPORT_FREQ steps and after each long silence, a progress bar on a terminal, a line an epoch.
+
+    Loss and top-1 are those of all replicas every REPORT_FREQ steps; after a silence, of the others' images up to the
+    last such step.
+    """
 
     priority = 10
 
@@ -48,15 +51,13 @@ class LogHook(Hook):
 
     def after_step(self, trainer):
         self.bar.update(trainer.progress.batch - self.bar.n)
-        step = math.ceil(trainer.progress.batch / trainer.config.TRAIN.ACCUM_ITER)
         if not trainer.last_result.applied:
             self.logger.info(
                 f"step skipped: gradients of {trainer.last_result.first_bad} are not finite, loss scale is now "
                 f"{trainer.precision.loss_scale:g} ({trainer.progress.skipped_steps} skipped so far)"
             )
-        due = step % trainer.config.REPORT_FREQ == 0 or step == trainer.steps_per_epoch
-        if due or (self.bar.disable and time.monotonic() - self.last_line > SILENT_SECONDS):
-            self.logger.info(step_line(trainer, step))
+        if trainer.reports() or (self.bar.disable and time.monotonic() - self.last_line > SILENT_SECONDS):
+            self.logger.info(step_line(trainer, trainer.epoch_step))
             self.last_line = time.monotonic()
             self.bar.set_postfix_str(f"loss {trainer.mean.loss:.4f}, top1 {trainer.mean.top1:.4f}")
 

@@ -36,8 +36,7 @@ class RecordHook(Hook):
         run["metrics_bytes"] = self.run.sync_metrics()
 
     def after_step(self, trainer):
-        step = math.ceil(trainer.progress.batch / trainer.config.TRAIN.ACCUM_ITER)
-        if step % trainer.config.REPORT_FREQ and step != trainer.steps_per_epoch:
+        if not trainer.reports():
             return
         record = {
             "loss": trainer.mean.loss,

@@ -205,14 +205,15 @@ class Context(Parallel):
         paddle.seed(seed + 1 + place)
         tensor.seed_dropout(seed + 1 + num_places + place * self.tensor.size + self.tensor.index)
 
-    def average_buffers(self, model):
-        """Replace BatchNorm's running statistics by their mean over the data ranks."""
-        if self.data.size == 1:
+    @paddle.no_grad()
+    def average(self, tensors):
+        if self.data.size == 1 or not tensors:
             return
-        for buffer in model.state_dict().values():
-            if buffer.stop_gradient and buffer.is_floating_point():
-                mean = self.data.all_reduce(buffer.astype("float32") / self.data.size)
-                paddle.assign(mean.astype(buffer.dtype), buffer)
+        # float64: thirds of float32 numbers that are the same everywhere add up to that number again
+        flat = paddle.concat([own.astype("float64").flatten() for own in tensors]) / self.data.size
+        means = paddle.split(self.data.all_reduce(flat), [own.size for own in tensors])
+        for own, mean in zip(tensors, means, strict=True):
+            paddle.assign(mean.reshape(own.shape).astype(own.dtype), own)
 
     def any(self, flag):
         return bool(self.world.vote([int(flag)])[0])

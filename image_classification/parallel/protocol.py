@@ -1,5 +1,6 @@
 """What a training loop asks of the other processes of its run, whether there are any or none."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -7,6 +8,7 @@ import paddle
 
 from ..amp.gradients import Named
 from ..amp.precision import Reduction
+from ..amp.storage import BATCH_NORMS, STATISTICS
 
 
 class Parallel(Protocol):
@@ -84,8 +86,11 @@ class Parallel(Protocol):
         """Return the logits of the whole model, on every process."""
         ...
 
-    def average_buffers(self, model: paddle.nn.Layer) -> None:
-        """Replace running statistics by their mean over the processes that saw other images."""
+    def average(self, tensors: Sequence[paddle.Tensor]) -> None:
+        """Replace floating-point tensors by their mean over the processes that saw other images.
+
+        In place; those that are the same everywhere keep their bits.
+        """
         ...
 
     def merge(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,3 +105,22 @@ class Parallel(Protocol):
 def count_parameters(model: paddle.nn.Layer) -> int:
     """Return the number of trainable parameters of a model."""
     return sum(param.size for param in model.parameters() if not param.stop_gradient)
+
+
+def running_statistics(model: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
+    """Return what passes of training may write into a model, of its state: BatchNorm's statistics, floating buffers."""
+    norms = (layer for layer in model.sublayers(include_self=True) if isinstance(layer, BATCH_NORMS))
+    # to Paddle the statistics are parameters, as frozen weights are; a stage of a pipeline has those of its own norms
+    statistics = (tensor for norm in norms for name, tensor in norm.named_parameters() if name in STATISTICS)
+    written = set(map(id, itertools.chain(statistics, model.buffers())))
+    state = model.state_dict().items()
+    return {name: tensor for name, tensor in state if id(tensor) in written and tensor.is_floating_point()}
+
+
+def average_statistics(parallel: Parallel, model: paddle.nn.Layer, average: Mapping[str, paddle.Tensor]) -> None:
+    """Give all replicas the mean of their running statistics: the model's, and those of its moving average.
+
+    In place, so that what is evaluated is what is saved, and a run goes on from the numbers of its checkpoint.
+    """
+    own = running_statistics(model)
+    parallel.average([*own.values(), *(average[name] for name in own if name in average)])

@@ -60,7 +60,7 @@ class SingleProcess(Parallel):
     def predict(self, model, images):
         return half_cpu.replay(model, images)
 
-    def average_buffers(self, model):
+    def average(self, tensors):
         pass
 
     def merge(self, state):

@@ -8,24 +8,30 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
+from ..amp.storage import BATCH_NORMS
+from ..runtime import UserError
+from .group import Group
+
 
 class SyncBatchNorm(nn.BatchNorm2D):
-    """Takes over parameters, running statistics and settings of a plain BatchNorm; any number of spatial axes.
+    """What a plain BatchNorm becomes (`convert_sync_batch_norm`); any number of spatial axes, channels first.
 
     Every process may have another number of images. The gradients of weight and bias are the local sums, as data
-    parallelism expects. Statistics are computed in float32, the output has the dtype of the input.
+    parallelism expects. Statistics are computed in float32, the output has the dtype of the input. A layer whose
+    statistics are frozen normalises with them in training, too.
     """
 
-    def __init__(self, plain, group):
-        super().__init__(plain._num_features, plain._momentum, plain._epsilon)
-        self.weight, self.bias = plain.weight, plain.bias
-        self._mean, self._variance = plain._mean, plain._variance
-        self.group = group
+    group: Group
 
     def forward(self, x):
-        if not self.training:
-            return F.batch_norm(x, self._mean, self._variance, self.weight, self.bias, epsilon=self._epsilon)
-        out, mean, variance = _Normalize.apply(x, self.weight, self.bias, self._epsilon, self.group)
+        if self._use_global_stats or not self.training:
+            return F.batch_norm(
+                x, self._mean, self._variance, self.weight, self.bias, self.training, epsilon=self._epsilon,
+                use_global_stats=self._use_global_stats,
+            )  # fmt: skip
+        weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
+        bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
+        out, mean, variance = _Normalize.apply(x, weight, bias, self._epsilon, self.group)
         with paddle.no_grad():
             # Paddle's running variance is the biased one, as in F.batch_norm.
             for running, batch in ((self._mean, mean), (self._variance, variance)):
@@ -35,11 +41,24 @@ class SyncBatchNorm(nn.BatchNorm2D):
 
 
 def convert_sync_batch_norm(model, group):
-    """Replace every BatchNorm below `model` in place by one that spans `group`; parameter names do not change."""
-    for parent in model.sublayers(include_self=True):
-        for name, layer in list(parent.named_children()):
-            if type(layer) in (nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D):
-                setattr(parent, name, SyncBatchNorm(layer, group))
+    """Make every BatchNorm of `model` one that spans `group`; names do not change.
+
+    The layers become another class and stay the same objects: parameters, settings, hooks, whatever they hold remain.
+
+    Raises:
+        UserError: a kind of BatchNorm, or an order of axes, that has no statistics over processes.
+    """
+    for name, layer in model.named_sublayers(include_self=True):
+        if not isinstance(layer, BATCH_NORMS):
+            continue
+        if type(layer) not in (nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D):
+            allowed, found = "BatchNorm1D, BatchNorm2D or BatchNorm3D", type(layer).__name__
+        elif not layer._data_format.startswith("NC"):
+            allowed, found = "channels first", layer._data_format
+        else:
+            layer.__class__, layer.group = SyncBatchNorm, group
+            continue
+        raise UserError(f"PARALLEL.SYNC_BN: {name or 'the model'} is {found}, which is not {allowed}")
 
 
 class _Normalize(PyLayer):
@@ -51,13 +70,14 @@ class _Normalize(PyLayer):
         scale = paddle.rsqrt(variance + epsilon)
         normalized = (wide - mean.reshape(shape)) * scale.reshape(shape)
         out = normalized * weight.astype("float32").reshape(shape) + bias.astype("float32").reshape(shape)
-        ctx.save_for_backward(normalized, weight, bias, scale)
-        ctx.shape, ctx.count, ctx.group, ctx.dtype = shape, count, group, x.dtype
+        ctx.save_for_backward(normalized, weight, scale)
+        ctx.shape, ctx.count, ctx.group = shape, count, group
+        ctx.inputs = [(tensor.dtype, tensor.stop_gradient) for tensor in (x, weight, bias)]
         return out.astype(x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx, d_out, d_mean, d_variance):
-        normalized, weight, bias, scale = ctx.saved_tensor()
+        normalized, weight, scale = ctx.saved_tensor()
         shape = ctx.shape
         d_out = d_out.astype("float32")
         d_bias = _channel_sums(d_out)
@@ -65,7 +85,8 @@ class _Normalize(PyLayer):
         totals = ctx.group.all_reduce(paddle.concat([d_bias, d_weight]))
         mean_d, mean_dn = (part.reshape(shape) / ctx.count for part in paddle.split(totals, 2))
         d_x = (d_out - mean_d - normalized * mean_dn) * (weight.astype("float32") * scale).reshape(shape)
-        return d_x.astype(ctx.dtype), d_weight.astype(weight.dtype), d_bias.astype(bias.dtype)
+        wide = zip((d_x, d_weight, d_bias), ctx.inputs, strict=True)
+        return tuple(None if frozen else gradient.astype(dtype) for gradient, (dtype, frozen) in wide)
 
 
 def _statistics(x, shape, group):

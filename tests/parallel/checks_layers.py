@@ -10,13 +10,11 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification import amp, half_cpu
-from image_classification.evaluation import evaluate
+from image_classification import half_cpu
 from image_classification.layers import Mlp, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
 from image_classification.parallel import tensor, watch
 from image_classification.parallel.group import Group
-from image_classification.parallel.single import SingleProcess
 from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 from image_classification.transformer import Attention, TransformerBlock
 from tests.helpers.small_runs import runs_of
@@ -187,34 +185,6 @@ def gate():
     return seconds, len(received)
 
 
-def buffers(topology):
-    """Return running mean and weight of a BatchNorm after each replica had its own and they were averaged."""
-    context = context_of(topology)
-    layer = nn.BatchNorm2D(2)
-    layer._mean.set_value(numpy.float32([1, 10]) * (context.data.index + 1))
-    layer.weight.set_value(numpy.float32([5, 5]) * (context.data.index + 1))
-    context.average_buffers(layer)
-    return layer._mean.tolist(), layer.weight.tolist()
-
-
-def evaluation(topology):
-    """Return the results of an evaluation where each replica has other running statistics, and of one with the mean."""
-    context = context_of(topology)
-    replicas = context.data.size
-    statistics = [numpy.float32([1, -2, 3]) * (index + 1) for index in range(replicas)]
-    images = numpy.random.default_rng(3).standard_normal([6, 3, 4, 4], dtype="float32")
-    labels = numpy.arange(6) % 3
-
-    def evaluated(mean, parallel):
-        model = nn.Sequential(nn.BatchNorm2D(3), nn.AdaptiveAvgPool2D(1), nn.Flatten())
-        model[0]._mean.set_value(mean)
-        own = slice(parallel.data_rank, None, parallel.data_size)
-        result = evaluate(model, amp.build_precision("fp32"), Batches([(images[own], labels[own])]), parallel)
-        return [result["loss"], result["top1"], result["images"]]
-
-    return evaluated(statistics[context.data.index], context), evaluated(sum(statistics) / replicas, SingleProcess())
-
-
 def replayed(topology):
     """Return how often the layers ran in an evaluation of six batches, and whether each gave the bits of the layers."""
     context = context_of(topology)
@@ -229,14 +199,6 @@ def replayed(topology):
         expected = [model(images) for images in batches]
     same = [a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(found, expected, strict=True)]
     return [runs_of_six, all(same)]
-
-
-class Batches(list):
-    """The loader's interface over arrays."""
-
-    @property
-    def num_images(self):
-        return sum(len(labels) for _, labels in self)
 
 
 def dropout(topology):

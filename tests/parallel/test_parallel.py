@@ -177,18 +177,45 @@ def test_gate_waits_for_the_last_and_survives_signals(results):
     assert signals > 0
 
 
-@pytest.mark.check("checks_layers:buffers:dp2", size=2)
-def test_running_statistics_are_averaged_and_weights_left_alone(results):
-    for rank, (mean, weight) in enumerate(results):
-        assert mean == [1.5, 15.0]
+@pytest.mark.check("checks_statistics:means:dp{size}")
+@pytest.mark.parametrize("size", [2, 3])
+def test_running_statistics_are_averaged_and_weights_left_alone(results, size):
+    for rank, (mean, weight, same) in enumerate(results):
+        assert mean == [(size + 1) / 2, 5.0 * (size + 1)]
         assert weight == [5.0 * (rank + 1)] * 2
+        assert same == [True, True]  # a frozen weight, a statistic that is the same everywhere
 
 
-@pytest.mark.check("checks_layers:evaluation:dp2", size=2)
-def test_evaluation_uses_the_mean_of_the_replicas_running_statistics(results):
+@pytest.mark.check("checks_statistics:evaluated_and_saved:dp2:{average}", size=2)
+@pytest.mark.parametrize("average", ["ema", "none"])
+def test_checkpoint_of_replicas_holds_the_statistics_that_were_evaluated(results, average):
     for together, alone in results:
-        assert together == alone
-        assert alone[2] == 6
+        assert together == pytest.approx(alone, rel=1e-6)  # a batch of another size may be summed in another order
+
+
+@pytest.mark.check("checks_statistics:resumed:{topology}:{mode}")
+@pytest.mark.parametrize(
+    ("size", "topology", "mode"),
+    [(2, "dp2", ""), (2, "sh2", ""), (2, "dp2", "naive"), (4, "dp2pp2", "")],
+)
+def test_run_goes_on_with_the_statistics_of_its_checkpoint(results, size, topology, mode):
+    assert results == [[]] * size
+
+
+@pytest.mark.check("checks_statistics:train_lines:{topology}")
+@pytest.mark.parametrize(("size", "topology"), [(2, "dp2"), (2, "sh2"), (4, "dp2tp2")])
+def test_train_lines_are_those_of_all_replicas_images(results, size, topology):
+    together, resumed, alone = results[0]
+    assert [step for step, _, _ in together] == [2, 4, 6, 8, 10, 12]
+    for line, expected, again in zip(together, alone, resumed, strict=True):
+        assert line == pytest.approx(expected, rel=1e-5)  # a batch of another size may be summed in another order
+        assert line == pytest.approx(again, rel=1e-6)
+
+
+@pytest.mark.check("checks_statistics:frozen:dp{size}:{kind}")
+@pytest.mark.parametrize(("size", "kind"), [(2, ""), (3, ""), (2, "sync_bn")])
+def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results, size, kind):
+    assert results == [[]] * size
 
 
 @pytest.mark.parametrize(("topology", "runs"), [("dp2", RECORDED + 1), ("tp2", 6)])

@@ -2,10 +2,12 @@
 
 import numpy
 import paddle
+import pytest
 from paddle import nn
 
 from image_classification.parallel.group import Group
-from image_classification.parallel.sync_batch_norm import convert_sync_batch_norm
+from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
+from image_classification.runtime import UserError
 
 
 def expected(x, weight, bias, d_out, epsilon):
@@ -38,3 +40,73 @@ def test_sums_of_many_images_are_as_exact_as_paddles_batch_norm():
     errors = {name: numpy.linalg.norm(got[name].numpy() - value) / numpy.linalg.norm(value)
               for name, value in exact.items()}  # fmt: skip
     assert {name: error for name, error in errors.items() if error > 5e-7} == {}  # Paddle's own: up to 3e-7
+
+
+ALONE = Group("alone", [0], 0)
+
+
+def train(model, x):
+    """Return output and gradients, {name: array}, of one step in training."""
+    image = paddle.to_tensor(x, stop_gradient=False)
+    out = model(image)
+    (out * out).sum().backward()
+    found = {"out": out, "x": image.grad} | {name: value.grad for name, value in model.named_parameters()}
+    found |= {f"moved {name}": value for name, value in model.state_dict().items()}
+    return {name: value.numpy() for name, value in found.items() if value is not None}
+
+
+SETTINGS = {
+    "momentum-epsilon": lambda: nn.BatchNorm2D(3, momentum=0.3, epsilon=0.1),
+    "global-statistics": lambda: nn.BatchNorm2D(3, use_global_stats=True),
+    "without-weight": lambda: nn.BatchNorm2D(3, weight_attr=False),
+    "without-bias": lambda: nn.BatchNorm2D(3, bias_attr=False),
+    "one-axis": lambda: nn.BatchNorm1D(3, data_format="NC"),
+    "three-axes": lambda: nn.BatchNorm3D(3, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+@pytest.mark.parametrize("make", SETTINGS.values(), ids=SETTINGS)
+def test_converted_layer_alone_does_what_the_plain_one_does(make, frozen):
+    plain, model = nn.Sequential(make()), nn.Sequential(make())
+    for each in (plain, model):
+        each[0]._mean.set_value(numpy.float32([0.5, -1, 2]))
+        if getattr(each[0], frozen or "none", None) is not None:
+            getattr(each[0], frozen).stop_gradient = True
+    convert_sync_batch_norm(model, ALONE)
+    assert isinstance(model[0], SyncBatchNorm)
+    spatial = {nn.BatchNorm1D: [], nn.BatchNorm2D: [5, 5], nn.BatchNorm3D: [3, 2, 2]}[type(plain[0])]
+    x = numpy.random.default_rng(2).standard_normal([8, 3, *spatial], dtype="float32")
+    got, expected_ = train(model, x), train(plain, x)
+    assert f"0.{frozen}" not in got and got.keys() >= expected_.keys()  # Paddle's needs both to give one a gradient
+    for name, value in expected_.items():
+        numpy.testing.assert_allclose(got[name], value, rtol=1e-5, atol=2e-5, err_msg=name)  # sums of 200 numbers
+
+
+def test_converted_layer_learns_behind_a_frozen_one():
+    model = nn.Sequential(nn.BatchNorm2D(3))
+    convert_sync_batch_norm(model, ALONE)
+    model(paddle.randn([4, 3, 2, 2])).sum().backward()  # of images no gradient is asked for
+    assert model[0].bias.grad.tolist() == [16.0] * 3
+
+
+def test_conversion_keeps_the_layer_its_hooks_and_its_mode():
+    layer, seen = nn.BatchNorm2D(3), []
+    layer.register_forward_post_hook(lambda *call: seen.append("out"))
+    layer.eval()
+    shared = nn.Sequential(layer, nn.Sequential(layer))
+    names = list(shared.state_dict())
+    convert_sync_batch_norm(shared, ALONE)
+    assert shared[0] is layer and shared[1][0] is layer and not layer.training
+    assert list(shared.state_dict()) == names
+    shared(paddle.randn([2, 3, 2, 2]))
+    assert seen == ["out"] * 2
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: nn.BatchNorm2D(3, data_format="NHWC"), "PARALLEL.SYNC_BN: 0 is NHWC, which is not channels first"),
+    (lambda: type("Own", (nn.BatchNorm2D,), {})(3), "PARALLEL.SYNC_BN: 0 is Own, which is not BatchNorm1D"),
+])  # fmt: skip
+def test_layer_that_has_no_statistics_over_processes_is_an_error(make, message):
+    with pytest.raises(UserError, match=message):
+        convert_sync_batch_norm(nn.Sequential(make()), ALONE)
