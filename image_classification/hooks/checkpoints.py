@@ -1,5 +1,6 @@
 """When a complete state is saved."""
 
+import contextlib
 import time
 
 from .. import checkpoint
@@ -53,7 +54,7 @@ class CheckpointHook(Hook):
     def _find_best(self, path, progress):
         """Return the state of the best checkpoint of the run that another one belongs to; None: not beside it."""
         for candidate in (path.parent / "best.pdparams", path):
-            if candidate.exists():
+            with contextlib.suppress(UserError):  # not there, or damaged: the training itself needs it not
                 state = checkpoint.load(candidate)
                 found = state["progress"]
                 is_best = state.get("run", {}).get("is_best", False)
