@@ -11,7 +11,7 @@ from .hook import Hook
 
 class CheckpointHook(Hook):
     """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, where a stop was requested, and before
-    a run ends because no image of its evaluation can be read.
+    a run ends because images of its evaluation cannot be read.
 
     One that cannot be written ends the run, on every process; the one before is intact.
     A run that continues in a new folder takes its best one along.
