@@ -178,9 +178,10 @@ class Trainer:
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
             try:
                 self.evaluate()
-            except NoImages:
-                progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
-                self.call("on_failed_evaluation")
+            except UserError as error:  # one of several processes alone cannot save
+                if isinstance(error, NoImages) or self.parallel.world_size == 1:
+                    progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
+                    self.call("on_failed_evaluation")
                 raise
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")

@@ -271,12 +271,16 @@ def test_corrupt_image_with_permission_is_skipped_and_counted(folders):
     assert report_of(folders.parent / "out")["eval_images"] == 5
 
 
-def test_evaluation_without_a_readable_image_fails_and_the_training_so_far_continues_once_it_is_mended(folders):
-    broken = {path: path.read_bytes() for path in folders.glob("val/*/*.jpg")}
+@pytest.mark.parametrize(("pattern", "skip", "expected"), [
+    ("val/*/*.jpg", True, ["evaluation has no image", "SKIP_CORRUPT"]),
+    ("val/class_0/1.jpg", False, ["class_0/1.jpg: corrupt image"]),
+])  # fmt: skip
+def test_evaluation_that_cannot_read_its_images_fails_and_a_resume_begins_with_it(folders, pattern, skip, expected):
+    broken = {path: path.read_bytes() for path in folders.glob(pattern)}
     for path, content in broken.items():
         path.write_bytes(content[:50])
-    words = on_folders(folders, "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True")
-    latest, expected = folders.parent / "out" / "latest", ["evaluation has no image", "SKIP_CORRUPT"]
+    words = on_folders(folders, "-opts", "DATA.NUM_WORKERS=1", f"DATA.SKIP_CORRUPT={skip}")
+    latest = folders.parent / "out" / "latest"
     assert_one_line(expected, *words)
     elsewhere = f"-output={folders.parent / 'evaluated'}"
     assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}")

@@ -1,5 +1,6 @@
 """When a complete state is saved."""
 
+import contextlib
 import time
 
 from .. import checkpoint
@@ -10,7 +11,7 @@ from .hook import Hook
 
 class CheckpointHook(Hook):
     """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, where a stop was requested, and before
-    a run ends because no image of its evaluation can be read.
+    a run ends because images of its evaluation cannot be read.
 
     One that cannot be written ends the run, on every process; the one before is intact.
     A run that continues in a new folder takes its best one along.
@@ -53,7 +54,7 @@ class CheckpointHook(Hook):
     def _find_best(self, path, progress):
         """Return the state of the best checkpoint of the run that another one belongs to; None: not beside it."""
         for candidate in (path.parent / "best.pdparams", path):
-            if candidate.exists():
+            with contextlib.suppress(UserError):  # not there, or damaged: the training itself needs it not
                 state = checkpoint.load(candidate)
                 found = state["progress"]
                 is_best = state.get("run", {}).get("is_best", False)

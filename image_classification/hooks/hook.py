@@ -27,7 +27,10 @@ class Hook:
     def after_evaluation(self, trainer): ...
 
     def on_failed_evaluation(self, trainer):
-        """Instead of the evaluation that found no image; the run ends, and a resume begins with that evaluation."""
+        """Where no image of an evaluation can be read, and in a run of one process where any cannot.
+
+        The run ends; a resume begins with that evaluation.
+        """
 
     def after_epoch(self, trainer): ...
 

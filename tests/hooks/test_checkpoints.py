@@ -106,7 +106,18 @@ def test_run_that_continues_in_a_new_folder_has_its_best_there(tmp_path, later, 
     assert (weights["conv.weight"] == best["model"]["conv.weight"]).all()
 
 
-def test_run_whose_best_did_not_stay_beside_its_checkpoint_counts_the_best_anew(tmp_path):
-    trainer, folder = resumed_elsewhere(tmp_path, lambda old: (old / "best.pdparams").unlink(), 0.5)
+def remove(path):
+    path.unlink()
+
+
+def cut(path):
+    content = path.read_bytes()
+    remove(path)  # its other names are links
+    path.write_bytes(content[:1000])
+
+
+@pytest.mark.parametrize("harm", [remove, cut])
+def test_run_whose_best_did_not_stay_beside_its_checkpoint_counts_the_best_anew(tmp_path, harm):
+    trainer, folder = resumed_elsewhere(tmp_path, lambda old: harm(old / "best.pdparams"), 0.5)
     assert trainer.progress.best_top1 == 0.5
     assert checkpoint.load(folder / "best.pdparams")["progress"]["epoch"] == 3

@@ -22,6 +22,8 @@ BEFORE, AFTER = 3, 5
 class Steps:
     """The loader's interface over this process's share of every step."""
 
+    dataset = range((BEFORE + AFTER) * BATCH)
+
     def __init__(self, parallel, window):
         self.batches = [part for step in range(BEFORE + AFTER) for part in share(parallel, step, window)]
 
