@@ -27,9 +27,18 @@ class Progress:
     seconds: float = 0.0
 
 
-def recount(
-    progress: Progress, units: dict[str, int], own: dict[str, int], accum_iter: int, batches: int
-) -> None:
+def units(config: Any, replicas: int, steps_per_epoch: int, images: int) -> dict[str, int]:
+    """Return what a batch and a step of a progress stand for over all replicas; `images`: those of the training set."""
+    images_per_batch = config.DATA.BATCH_SIZE * replicas
+    return {
+        "images_per_batch": images_per_batch,
+        "images_per_step": images_per_batch * config.TRAIN.ACCUM_ITER,
+        "steps_per_epoch": steps_per_epoch,
+        "images": images,
+    }
+
+
+def recount(progress: Progress, units: dict[str, int], own: dict[str, int], batches: int) -> None:
     """Express a progress counted in other units in this run's, so that no image of the epoch is left out.
 
     Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
@@ -39,7 +48,7 @@ def recount(
     """
     if own | units == own:
         return
-    images = progress.batch * units["images_per_batch"]
+    images, accum_iter = progress.batch * units["images_per_batch"], own["images_per_step"] // own["images_per_batch"]
     progress.batch = images // own["images_per_step"] * accum_iter
     if progress.batch > batches:
         raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")

@@ -25,7 +25,7 @@ from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel, average_statistics
-from .progress import Progress, Resumed, RunningMean, Timer, recount
+from .progress import Progress, Resumed, RunningMean, Timer, recount, units
 from .runtime import UserError, get_logger
 from .saved_config import check_classes, check_rest_of_epoch
 
@@ -306,8 +306,7 @@ class Trainer:
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
-        accum_iter, batches = self.config.TRAIN.ACCUM_ITER, len(self.train_loader)
-        recount(self.progress, state.get("units", {}), self._units(), accum_iter, batches)
+        recount(self.progress, state.get("units", {}), self._units(), len(self.train_loader))
         if self.progress.batch:  # else the next epoch starts with empty sums
             self.mean.start(sums, self.parallel.is_main)
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
@@ -317,12 +316,5 @@ class Trainer:
             get_logger().info(f"-resume: saved by {state['topology']}; dropout goes on with new draws")
         self.resumed = Resumed(path, state.get("run", {}))
 
-    def _units(self):
-        """Return what a batch and a step of ``progress`` stand for, over all replicas."""
-        images = self.config.DATA.BATCH_SIZE * self.parallel.data_size
-        return {
-            "images_per_batch": images,
-            "images_per_step": images * self.config.TRAIN.ACCUM_ITER,
-            "steps_per_epoch": self.steps_per_epoch,
-            "images": len(self.train_loader.dataset),
-        }
+    def _units(self) -> dict[str, int]:
+        return units(self.config, self.parallel.data_size, self.steps_per_epoch, len(self.train_loader.dataset))
