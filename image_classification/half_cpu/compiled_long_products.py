@@ -21,8 +21,8 @@ def pays(data_type, rows, columns, right_columns):
     """Return whether left^T right of [rows, columns] and [rows, right_columns] is faster here than otherwise.
 
     oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
-    with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of widened formats there are as many
-    columns to pack as to multiply: 0.76 to 0.97, unless AMX multiplies float16.
+    with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of formats that are widened the other
+    kernel packs few columns as long as it multiplies them: 0.76 to 0.97, unless AMX multiplies float16.
     """
     fewest = min(columns, right_columns)
     if data_type in formats():

@@ -38,11 +38,18 @@ class CheckpointHook(Hook):
     def _take_best_along(self, trainer):
         """Copy the best checkpoint from where the run was into its new folder; where it is gone, count anew."""
         path, progress = trainer.resumed.path, trainer.progress
-        best = self._find_best(path, progress) if trainer.parallel.is_main else None
+        best, failure = self._find_best(path, progress) if trainer.parallel.is_main else None, None
         if best is not None:
-            self._write_weights(best)
-            self.store.save_best(best)
-            get_logger().info(f"-resume: the best so far, top-1 {progress.best_top1:.4f}, is copied from {path.parent}")
+            try:
+                self._write_weights(best)
+                self.store.save_best(best)
+            except UserError as error:
+                failure = error
+            else:
+                get_logger().info(
+                    f"-resume: the best so far, top-1 {progress.best_top1:.4f}, is copied from {path.parent}"
+                )
+        self._fail_together(trainer, failure)
         if not trainer.parallel.gather(best is not None)[0]:
             get_logger().warning(
                 f"-resume: {path.parent} has not the best checkpoint that {path.name} knows of, top-1 "
@@ -90,6 +97,11 @@ class CheckpointHook(Hook):
                 get_logger().info(f"saved {self.path} ({time.monotonic() - start:.1f} s)")
             except UserError as error:
                 failure = error
+        self._fail_together(trainer, failure)
+
+    @staticmethod
+    def _fail_together(trainer, failure):
+        """Raise rank 0's failure, on every process, if there is one: none waits for another that is gone."""
         if trainer.parallel.any(failure is not None):
             raise failure or UserError("rank 0 could not write the checkpoint")
 

@@ -7,6 +7,7 @@ import pytest
 from image_classification import checkpoint
 from image_classification.hooks import CheckpointHook, Hook
 from image_classification.run_folder import RunFolder
+from image_classification.runtime import UserError
 from image_classification.weights import read_weights
 from tests.helpers.small_runs import config_of, trainer_of
 
@@ -121,3 +122,19 @@ def test_run_whose_best_did_not_stay_beside_its_checkpoint_counts_the_best_anew(
     trainer, folder = resumed_elsewhere(tmp_path, lambda old: harm(old / "best.pdparams"), 0.5)
     assert trainer.progress.best_top1 == 0.5
     assert checkpoint.load(folder / "best.pdparams")["progress"]["epoch"] == 3
+
+
+@pytest.mark.parametrize(("is_main", "message"), [(True, "best_weights"), (False, "rank 0 could not write")])
+def test_best_that_rank_0_cannot_copy_ends_the_run_on_every_process(tmp_path, is_main, message, monkeypatch):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    trainer_of(config_of(train={"NUM_EPOCHS": 1}), hooks=[CheckpointHook(RunFolder(old)), Accuracies(0.7)]).fit()
+    (new / "best_weights.safetensors").mkdir(parents=True)
+    trainer = trainer_of(config_of(train={"NUM_EPOCHS": 2}))
+    trainer.load_state(checkpoint.load(old / "latest.pdparams"), old / "latest.pdparams")
+    votes = []
+    monkeypatch.setattr(trainer.parallel, "is_main", is_main)
+    monkeypatch.setattr(trainer.parallel, "any", lambda flag: votes.append(flag) or True)
+    with pytest.raises(UserError, match=message):
+        CheckpointHook(RunFolder(new)).before_train(trainer)
+    assert votes == [is_main]
