@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from image_classification import checkpoint
-from image_classification.hooks import CheckpointHook, Hook
+from image_classification.hooks import CheckpointHook, Hook, ReportHook
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError
 from image_classification.weights import read_weights
@@ -138,3 +138,24 @@ def test_best_that_rank_0_cannot_copy_ends_the_run_on_every_process(tmp_path, is
     with pytest.raises(UserError, match=message):
         CheckpointHook(RunFolder(new)).before_train(trainer)
     assert votes == [is_main]
+
+
+def test_report_of_a_run_that_counts_the_best_anew_claims_no_best(tmp_path):
+    trainers, reports = [], []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        run, report = RunFolder(tmp_path / name), {"device": "cpu", "epochs": 0, "top1": None, "top5": None,
+                                                   "eval_images": None}  # fmt: skip
+        hooks = [CheckpointHook(run), ReportHook(run, report), Accuracies(0.7)]
+        trainers.append(trainer_of(config_of(train={"NUM_EPOCHS": 1}), hooks=hooks))
+        reports.append(report)
+    trainers[0].fit()
+    (tmp_path / "old" / "best.pdparams").unlink()
+    path = tmp_path / "old" / "latest.pdparams"
+    for is_best, top1 in ((True, 0.7), (False, None)):  # the best is the resumed checkpoint itself, or is gone
+        state = checkpoint.load(path)
+        state["run"]["is_best"] = is_best
+        trainers[1].load_state(state, path)
+        checkpoint.save(path, state)
+        trainers[1].call("before_train")
+        assert reports[1]["best_top1"] == trainers[1].progress.best_top1 == top1
