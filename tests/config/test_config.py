@@ -233,6 +233,7 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["-teacher_model_path=x"], "-teacher_model_path=x: TRAIN.DISTILLATION_TYPE is none"),
         ("", ["-last_epoch=3", "-num_epochs=3"], "-last_epoch=3: TRAIN.NUM_EPOCHS is 3: nothing to train"),
         ("", ["-eval", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: AMP.MODE fp32 computes in float32: add -amp"),
+        ("", ["-last_epoch=2", "-resume=run"], "-last_epoch=2: the checkpoint of -resume knows how many"),
         ("", ["-amp", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: compares evaluations: add -eval"),
     ],
 )
