@@ -120,8 +120,8 @@ def conv_norm(x, conv: nn.Layer, norm: nn.Layer, activation: Callable | None = N
     return _conv_norm(x, getattr(conv, "weight", None), conv, norm, activation, residual)
 
 
-# With gradients in two: the backward pass needs what goes into the norm. The weight stands here for a policy's casts.
-@composite("conv_norm", casts_as="conv2d", then=("depthwise_conv2d", "batch_norm", "add"), inference_only=True)
+# The weight stands here for a policy's casts.
+@composite("conv_norm", casts_as="conv2d", then=("depthwise_conv2d", "batch_norm", "add"))
 def _conv_norm(x, weight, conv, norm, activation, residual):
     return norm_activation(conv(x), norm, activation, residual)
 

@@ -70,18 +70,23 @@ def _served(scope, kernel, casts_as, then, result_as, function, args, kwargs):
             return NotImplemented
         kwargs = {**kwargs, "dtype": DTYPES[wanted]}
     args, kwargs = branched(scope, args, kwargs, tensors)
+    found = None
     if casts_as is not None and scope.policy_cast is not None:
         wanted, *others = (scope.policy_cast(name, tensors) for name in casts_as.split())
         if any(other != wanted for other in others):
             return NotImplemented
         if wanted in scope.half_dtypes:
-            change = _replace_first_tensors if then else replace_tensors
-            args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
+            found = scope.kernel_of_both(kernel, wanted, tensors) if paddle.is_grad_enabled() else None
+            if found is not None:  # which rounds the second tensor, as a cast would
+                del tensors[1]
+            else:
+                change = _replace_first_tensors if then else replace_tensors
+                args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
         elif wanted is not None and (half or wanted != "float32") and not scope.mixes(kernel, wanted, tensors):
             return NotImplemented
         if then and not _stays(scope.policy_cast, (*then, *map(_operator, args)), tensors):
             return NotImplemented
-    found = scope.composite_kernel(kernel, half)
+    found = found or scope.composite_kernel(kernel, half)
     if found is None:
         return NotImplemented
     active.scope = None

@@ -86,6 +86,7 @@ KERNELS = {
 ROUNDING = {
     "conv2d": functools.partial(onednn_convolution.conv2d, rounds=True),
     "depthwise_conv2d": functools.partial(onednn_convolution.depthwise_conv2d, rounds=True),
+    "conv_norm": functools.partial(onednn_batch_norm.conv_norm, rounds=True),
 }
 
 # Where the compiled library is; what both have, oneDNN is asked for first.

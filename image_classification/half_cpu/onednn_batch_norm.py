@@ -11,6 +11,7 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .composites import ACTIVATIONS
+from .onednn_convolution import Convolution
 from .onednn_convolution_passes import plan, run, runs_in_float32
 from .onednn_memory import (
     channels_last,
@@ -154,57 +155,72 @@ def batch_norm(original, args, kwargs):
 
 def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, activation=None, residual=None):
     """Return what the operator returns, its first result after the sum and the activation; nobody reads the last."""
-    if not servable(x) or x.ndim != 4 or data_format != "NCHW" or scale is None or shift is None:
-        return NotImplemented
-    if not servable(scale, shift) or not servable(mean, variance) or mean.dtype is not _FLOAT32:
+    if not servable(x) or x.ndim != 4 or not _are_served(scale, shift, mean, variance, data_format):
         return NotImplemented
     momentum = None if given else float(momentum)
     out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), momentum, activation, residual)
     return out, mean, variance, None, None, None
 
 
+def _are_served(scale, shift, mean, variance, data_format):
+    if data_format != "NCHW" or scale is None or shift is None or mean.dtype is not _FLOAT32:
+        return False
+    return servable(scale, shift) and servable(mean, variance)
+
+
 def norm_activation(original, args, kwargs):
     """Kernel of ``norm_activation(x, norm, activation, residual)`` for a plain BatchNorm."""
     values = bound(args, kwargs, ("x", "norm", "activation", "residual"), (None, None))
-    if values is None or not compiled.formats():
+    if values is None:
         return NotImplemented
     x, norm, activation, residual = values
-    if not paddle_names.is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
+    if not _fits(norm, activation, x.dtype, x.shape, residual):
         return NotImplemented
-    activation = ACTIVATIONS.get(activation)
-    if residual is not None and (
-        residual.dtype is not x.dtype or residual.shape != x.shape or activation not in _BY_THEIR_RESULT
-    ):
-        return NotImplemented
-    arguments = (*paddle_names.norm_arguments(norm), activation, residual)
+    arguments = (*paddle_names.norm_arguments(norm), ACTIVATIONS.get(activation), residual)
     result = _normalised(x, norm.weight, norm.bias, *arguments)
     return result if result is NotImplemented else result[0]
+
+
+def _fits(norm, activation, dtype, shape, residual):
+    """Return whether the kernel has what follows images of a shape: a plain BatchNorm, a sum and an activation."""
+    if not compiled.formats() or not paddle_names.is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
+        return False
+    if residual is None:
+        return True
+    is_alike = residual.dtype is dtype and tuple(residual.shape) == tuple(shape)
+    return is_alike and ACTIVATIONS.get(activation) in _BY_THEIR_RESULT
 
 
 def _knows(activation):
     return activation is None or activation in ACTIVATIONS
 
 
-def conv_norm(original, args, kwargs):
-    """Kernel of ``_conv_norm(x, weight, conv, norm, activation, residual)`` for plain layers, without gradients, where
-    the norm's statistics are given."""
+def conv_norm(original, args, kwargs, rounds=False):
+    """Kernel of ``_conv_norm(x, weight, conv, norm, activation, residual)`` for plain layers: without gradients in one
+    pass, where the norm's statistics are given; with them one operator after the other, and then it `rounds` filters,
+    float32 ones with half images."""
     values = bound(args, kwargs, ("x", "weight", "conv", "norm", "activation", "residual"), (None, None))
     if values is None:
         return NotImplemented
     x, weight, conv, norm, activation, residual = values
-    is_plain = paddle_names.is_plain
+    trains, is_plain = paddle.is_grad_enabled(), paddle_names.is_plain
     if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
         return NotImplemented
-    mean, variance, epsilon, _, data_format, given = paddle_names.norm_arguments(norm)
-    arguments = paddle_names.convolution_arguments(conv)
-    if not given or data_format != "NCHW" or norm.weight is None or norm.bias is None or arguments is None:
+    statistics = paddle_names.norm_arguments(norm)
+    mean, variance, epsilon, _, data_format, given = statistics
+    arguments, scale, shift, bias = paddle_names.convolution_arguments(conv), norm.weight, norm.bias, conv.bias
+    if not (given or trains) or arguments is None or not _are_served(scale, shift, mean, variance, data_format):
         return NotImplemented
     found = plan(x, weight, *arguments)
-    bias = conv.bias
-    if found is None or weight.dtype is not x.dtype or norm.weight.shape != weight.shape[:1]:
+    if found is None or scale.shape != weight.shape[:1] or weight.dtype is not x.dtype and not (rounds and trains):
         return NotImplemented
-    if bias is not None and bias.dtype is not x.dtype:
+    if bias is not None and (trains or bias.dtype is not x.dtype):
         return NotImplemented  # it makes the sum float32
+    if trains:
+        if not _fits(norm, activation, x.dtype, found.shape, residual):
+            return NotImplemented
+        x = Convolution.apply(x, weight, found)
+        return _normalised(x, scale, shift, *statistics, ACTIVATIONS.get(activation), residual)[0]
     if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != found.shape):
         return NotImplemented
     dtype, x, weight = x.dtype, channels_last(x), contiguous(weight)
@@ -212,8 +228,8 @@ def conv_norm(original, args, kwargs):
         x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
         residual = None if residual is None else in_dtype(residual, _FLOAT32)
         found = plan(x, weight, *arguments)
-    others = [None if tensor is None else tensor.data_ptr() for tensor in (norm.bias, mean, variance, bias)]
-    affine = made_once(norm.weight.data_ptr(), ("affine", epsilon, *others), lambda: _affine(norm, bias))
+    others = [None if tensor is None else tensor.data_ptr() for tensor in (shift, mean, variance, bias)]
+    affine = made_once(scale.data_ptr(), ("affine", epsilon, *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
     # Channels last, as the result: oneDNN takes the numbers for those of a single pixel, and computes by scalar loops.
     each = Layout(onednn.FLOAT32, (1, channels, 1, 1), (channels, 1, channels, channels))

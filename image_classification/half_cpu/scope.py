@@ -62,9 +62,9 @@ class Scope:
                 return self.widening[kernel]
             return self.kernels[kernel] if self.mixes(kernel, wanted, tensors) else None
         rounding = self.rounding.get(kernel)
-        if rounding is None or tensors[0].dtype is not DTYPES[wanted] or tensors[1].dtype is not FLOAT32:
+        if rounding is None or len(tensors) < 2 or tensors[0].dtype is not DTYPES[wanted]:
             return None
-        return rounding
+        return rounding if tensors[1].dtype is FLOAT32 else None
 
     def mixes(self, kernel, wanted, tensors):
         """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""
