@@ -10,10 +10,6 @@ from .metrics import Accumulator
 from .runtime import UserError, progress_bar
 
 
-class NoImages(UserError):
-    """None of the images of an evaluation can be read; all processes raise it."""
-
-
 def evaluate(model, precision, loader, parallel, class_report=None):
     """Return ``{"top1", "top5", "loss", "images", "non_finite", "seconds"}`` over every image exactly once.
 
@@ -22,27 +18,33 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     ``class_report`` is filled on the way, on all processes.
 
     Raises:
-        NoImages: there was none; the model is as before.
+        UserError: there was no image, or one that cannot be read, on every process, which can all go on.
     """
     model.eval()
-    start = time.monotonic()
+    start, failure = time.monotonic(), None
     accumulator = Accumulator()
     bar = progress_bar(loader.num_images, "evaluate", "img", parallel.is_main)
-    with paddle.no_grad(), half_cpu.frozen(model), bar:
-        for images, labels in loader:
-            with precision.forward_context():
-                logits = parallel.predict(model, paddle.to_tensor(images))
-            logits = logits.astype("float32")
-            accumulator.add(logits, labels)
-            if class_report is not None:
-                class_report.add(logits, labels)
-            bar.update(len(labels))
+    try:
+        with paddle.no_grad(), half_cpu.frozen(model), bar:
+            for images, labels in loader:
+                with precision.forward_context():
+                    logits = parallel.predict(model, paddle.to_tensor(images))
+                logits = logits.astype("float32")
+                accumulator.add(logits, labels)
+                if class_report is not None:
+                    class_report.add(logits, labels)
+                bar.update(len(labels))
+    except UserError as error:
+        failure = error
     model.train()
+    failures = [text for text in parallel.gather(failure and str(failure)) if text]
+    if failures:
+        raise failure or UserError(failures[0])
     total = Accumulator()
     total.merge(_sum(accumulator.sums, parallel))
     result = total.result()
     if not result["images"]:
-        raise NoImages("the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out")
+        raise UserError("the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out")
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
     return result | {"seconds": time.monotonic() - start}

@@ -20,7 +20,7 @@ import paddle
 from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
-from .evaluation import NoImages, evaluate
+from .evaluation import evaluate
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
@@ -178,10 +178,9 @@ class Trainer:
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
             try:
                 self.evaluate()
-            except UserError as error:  # one of several processes alone cannot save
-                if isinstance(error, NoImages) or self.parallel.world_size == 1:
-                    progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
-                    self.call("on_failed_evaluation")
+            except UserError:
+                progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
+                self.call("on_failed_evaluation")
                 raise
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")

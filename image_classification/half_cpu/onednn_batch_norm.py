@@ -206,8 +206,7 @@ def conv_norm(original, args, kwargs, rounds=False):
     trains, is_plain = paddle.is_grad_enabled(), paddle_names.is_plain
     if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
         return NotImplemented
-    statistics = paddle_names.norm_arguments(norm)
-    mean, variance, epsilon, _, data_format, given = statistics
+    mean, variance, epsilon, momentum, data_format, given = paddle_names.norm_arguments(norm)
     arguments, scale, shift, bias = paddle_names.convolution_arguments(conv), norm.weight, norm.bias, conv.bias
     if not (given or trains) or arguments is None or not _are_served(scale, shift, mean, variance, data_format):
         return NotImplemented
@@ -220,7 +219,8 @@ def conv_norm(original, args, kwargs, rounds=False):
         if not _fits(norm, activation, x.dtype, found.shape, residual):
             return NotImplemented
         x = Convolution.apply(x, weight, found)
-        return _normalised(x, scale, shift, *statistics, ACTIVATIONS.get(activation), residual)[0]
+        following = ACTIVATIONS.get(activation), residual
+        return _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, *following)[0]
     if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != found.shape):
         return NotImplemented
     dtype, x, weight = x.dtype, channels_last(x), contiguous(weight)

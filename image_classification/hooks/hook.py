@@ -27,7 +27,7 @@ class Hook:
     def after_evaluation(self, trainer): ...
 
     def on_failed_evaluation(self, trainer):
-        """Where no image of an evaluation can be read, and in a run of one process where any cannot.
+        """Where an evaluation has no image, or one that a process cannot read.
 
         The run ends; a resume begins with that evaluation.
         """

@@ -52,3 +52,26 @@ def test_evaluation_on_several_processes_equals_one(tmp_path, num_processes):
         assert together[0].pop(name) == pytest.approx(alone[0].pop(name), rel=1e-5)
     assert alone == together
     assert alone[0]["images"] == NUM_IMAGES
+
+
+@pytest.mark.parametrize("broken", ["0.png", "3.png"])  # one of each process's
+def test_image_that_one_process_cannot_read_costs_no_step_and_a_resume_begins_with_it(tmp_path, broken):
+    images = make_images(tmp_path / "images")
+    (images / "train_list.txt").write_text("".join(f"val/{index}.png {index % 10}\n" for index in range(10, 14)))
+    path = images / "val" / broken
+    content = path.read_bytes()
+    path.write_bytes(content[:50])
+    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", "-cfg=./configs/vit_tiny_digits.yaml", "-batch_size=2"]
+    command += ["-dataset=imagenet2012", f"-data_path={images}", "-num_epochs=1", f"-output={tmp_path / 'out'}"]
+    command += ["-num_classes=10", "-opts", "DATA.NUM_WORKERS=0"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(f"{broken}: corrupt image") == 1
+    path.write_bytes(content)
+    command.insert(2, f"-resume={tmp_path / 'out' / 'latest'}")
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Step[" not in done.stdout
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["epochs"], report["steps"], report["eval_images"]) == (1, 1, NUM_IMAGES)
