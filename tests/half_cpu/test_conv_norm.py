@@ -161,6 +161,45 @@ def test_statistics_and_results_in_training_are_those_of_the_layers_one_by_one()
     assert (found[0][1] == found[1][1]).all() and (found[0][2] == found[1][2]).all()
 
 
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("mode", ["fp32", "auto", "O1", "O2", "naive"])
+def test_conv_norm_with_gradients_has_the_bits_of_convolution_and_norm_and_calls_no_layer(mode, dtype, monkeypatch):
+    if (mode == "fp32") != (dtype == FLOAT32):
+        return
+    called = []
+    monkeypatch.setattr(nn.Conv2D, "forward", _noting(nn.Conv2D.forward, called))
+    for shape, has_residual, trains in itertools.product(("square", "depthwise"), (False, True), (False, True)):
+        found = []
+        for hooked in (False, True):
+            precision = amp.build_precision(mode, None if mode == "fp32" else dtype)
+            made = precision.convert_model(layer(shape))
+            made.train() if trains else made.eval()
+            if hooked:  # then the layer is called, and its result may have other readers
+                made.conv.register_forward_post_hook(lambda *arguments: None)
+            channels = SHAPES[shape][0]
+            x = paddle.randn([2, 56, 54, channels]).transpose([0, 3, 1, 2])  # beside it more than branches.LARGE
+            x, residual = x.astype(dtype), paddle.ones([2, 48, 56, 54], dtype) if has_residual else None
+            x.stop_gradient = False
+            before = len(called)
+            with precision.forward_context():
+                out = made(x * 1, residual)
+                loss = out.astype(FLOAT32).square().mean()
+            loss.backward()
+            assert len(called) - before == hooked
+            parameters = [each if each.grad is None else each.grad for each in made.parameters()]  # statistics among them
+            found.append([tensor.astype(FLOAT32).numpy() for tensor in (out, x.grad, *parameters)])
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def _noting(function, called):
+    def noting(*arguments):
+        called.append(arguments)
+        return function(*arguments)
+
+    return noting
+
+
 class Watched(nn.BatchNorm2D):
     """A norm of another kind, as a tool puts it there."""
 
