@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 
 from .config.yaml_text import load_yaml
 from .data.classes import place_of
@@ -62,6 +63,13 @@ def differing_classes(text, config, where):
     index, before, now = different[0]
     return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {place_of(config.DATA)}, "
             f"{len(different)} of {len(pairs)} differ")  # fmt: skip
+
+
+def classes_alone(text, where):
+    """Return the part of a configuration that names the classes, as text, for weights that leave the run; None: it
+    names none."""
+    names = _at(_values(text, where), "MODEL.CLASS_NAMES")
+    return json.dumps({"MODEL": {"CLASS_NAMES": names}}) if names else None  # which YAML reads
 
 
 def _values(text, where):

@@ -1,13 +1,21 @@
 """What a checkpoint's configuration says against the one that it is resumed or evaluated with."""
 
+import json
+
+import numpy as np
 import pytest
 
 from image_classification import checkpoint
 from image_classification.build import build_parts
 from image_classification.evaluate_only import load_resumed_weights
 from image_classification.hooks import Hook
+from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
+from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
+from image_classification.saved_config import differing_classes
+from image_classification.weights import read_weights
+from image_classification.weights.safetensors import CONFIG
 from tests.helpers.data_samples import write_class_folders
 from tests.helpers.small_runs import build_net, config_of, trainer_of
 
@@ -106,3 +114,29 @@ def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog
     parts = build_parts(config_on(folder, False, PRETRAINED=str(path)), build_net, SingleProcess())
     assert (parts.model.fc.weight.numpy() == checkpoint.load(path)["model"]["fc.weight"]).all()
     assert "class 0 is cat there and bee in folder" in caplog.text and "starts as that of other classes" in caplog.text
+
+
+def test_best_weights_know_their_classes_and_nothing_else_of_the_run(animals):
+    path, folder = animals
+    hook = CheckpointHook(RunFolder(path.parent), frozenset({"fc.weight"}))
+    trainer_of(config_on(folder.parent / "first", False), hooks=[hook]).fit()
+    weights = path.parent / "best_weights.safetensors"
+    with pytest.raises(UserError, match=f"-pretrained: .*{WORDS.replace('latest.pdparams', weights.name)}; with -cfg="):
+        build_parts(config_on(folder, True, PRETRAINED=str(weights)), build_net, SingleProcess())
+    build_parts(config_on(folder.parent / "first", True, PRETRAINED=str(weights)), build_net, SingleProcess())
+    content = weights.read_bytes()
+    metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    assert metadata.keys() == {"format", CONFIG}  # where the data lie is nobody's business
+    assert json.loads(metadata[CONFIG]) == {"MODEL": {"CLASS_NAMES": ["cat", "dog", "owl"]}}
+
+
+@pytest.mark.parametrize("metadata", [{"config": "MODEL: [{"}, {CONFIG: 3}, {CONFIG: "3"}, {CONFIG: "{}"}, [], "x"])
+def test_metadata_of_others_is_no_configuration(tmp_path, metadata):
+    path = tmp_path / "w.safetensors"
+    array = np.ones(3, "float32")
+    header = {"__metadata__": metadata, "w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + array.tobytes())
+    file = read_weights(path)
+    assert (file.tensors["w"] == array).all()
+    assert differing_classes(file.config, config_of(MODEL={"CLASS_NAMES": ["cat"]}), "there") == ""

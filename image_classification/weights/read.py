@@ -25,7 +25,7 @@ WRAPPERS = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
 class WeightFile(NamedTuple):
     """The tensors of a file by name; `layout` is "torch" (a linear weight is [out, in]) or "paddle" ([in, out]).
 
-    `config` is the text of the configuration in a checkpoint of this project, else None.
+    `config` is the text of the configuration, or of a part of it, in a file of this project, else None.
     """
 
     tensors: dict
@@ -56,7 +56,8 @@ def _read(path, file):
     if start.startswith(LEGACY_MAGIC):
         return _finish(path, *_of_torch(path, read_legacy(path, file, content)), "torch", "PyTorch legacy")
     if len(start) > 8 and start[8:9] == b"{":
-        return _finish(path, read_safetensors(path, content), (), "torch", "safetensors")
+        tensors, config = read_safetensors(path, content)
+        return _finish(path, tensors, (), "torch", "safetensors")._replace(config=config)
     if start[:1] == pickle.PROTO:
         found = read_pickle(path)
         config = found.tree.get("config") if isinstance(found.tree, dict) else None

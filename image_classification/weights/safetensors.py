@@ -17,6 +17,7 @@ DTYPES = {
 }  # fmt: skip
 # The library allows 100 MB, which as JSON can become 2 GB of objects; a tensor takes some 100 bytes.
 HEADER_LIMIT = 8 << 20
+CONFIG = "image_classification.config"  # others call what they please "config"
 
 
 def decode(raw, dtype):
@@ -32,7 +33,7 @@ def size_of(dtype):
 
 
 def read_safetensors(path, content):
-    """Return {name: array} of a file's content.
+    """Return ({name: array}, the text `CONFIG` of the metadata or None) of a file's content.
 
     Raises:
         UserError: the header is cut or malformed, or the tensors are not exactly what follows it.
@@ -45,7 +46,8 @@ def read_safetensors(path, content):
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is damaged: its header is no JSON ({str(error)[:80]})") from None
     data = content[8 + size :]
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    config = metadata.get(CONFIG) if isinstance(metadata, dict) else None
     places = {name: _place(path, name, entry) for name, entry in header.items()}
     position = 0
     for name, (_, _, begin, end) in sorted(places.items(), key=lambda item: item[1][2:]):
@@ -54,7 +56,9 @@ def read_safetensors(path, content):
         position = end
     if position != len(data):
         raise UserError(f"{path}: is damaged or cut: its tensors have {position} bytes, {len(data)} follow the header")
-    return {name: decode(data[begin:end], dtype).reshape(shape) for name, (dtype, shape, begin, end) in places.items()}
+    return {
+        name: decode(data[begin:end], dtype).reshape(shape) for name, (dtype, shape, begin, end) in places.items()
+    }, config if isinstance(config, str) else None
 
 
 def _unique(pairs):

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..files.pickle_file import dump_pickle
 from ..runtime import UserError, atomic_write
+from .safetensors import CONFIG
 
 SAFETENSORS_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
 TORCH_STORAGES = {
@@ -35,8 +36,11 @@ def writer_of(path):
     return writers[ending]
 
 
-def write_weights(path, tensors):
+def write_weights(path, tensors, config=None):
     """Write named arrays in the format of the file's ending; the layout of the arrays is the caller's business.
+
+    Args:
+        config: text that safetensors alone hold beside the arrays, the part of the configuration that belongs to them.
 
     Raises:
         UserError: as :func:`writer_of`.
@@ -44,11 +48,11 @@ def write_weights(path, tensors):
     write = writer_of(path)
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     with atomic_write(path) as file:
-        write(file, arrays)
+        write(file, arrays, *(() if config is None else (config,)))
 
 
-def _safetensors(file, arrays):
-    header = {"__metadata__": {"format": "pt"}}
+def _safetensors(file, arrays, config=None):
+    header = {"__metadata__": {"format": "pt"} | ({} if config is None else {CONFIG: config})}
     begin = 0
     for name, array in arrays.items():
         end = begin + array.nbytes

@@ -186,7 +186,8 @@ def test_conv_norm_with_gradients_has_the_bits_of_convolution_and_norm_and_calls
                 loss = out.astype(FLOAT32).square().mean()
             loss.backward()
             assert len(called) - before == hooked
-            parameters = [each if each.grad is None else each.grad for each in made.parameters()]  # statistics among them
+            # the statistics, which get no gradients, are parameters, too
+            parameters = [each if each.grad is None else each.grad for each in made.parameters()]
             found.append([tensor.astype(FLOAT32).numpy() for tensor in (out, x.grad, *parameters)])
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(one, other)
