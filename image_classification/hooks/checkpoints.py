@@ -16,7 +16,8 @@ class CheckpointHook(Hook):
 
     One that cannot be written ends the run, on every process; the one before is intact.
     A run that continues in a new folder takes its best one along.
-    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it, and its classes' names.
+    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it, and
+    the names of its classes.
     """
 
     priority = 90
