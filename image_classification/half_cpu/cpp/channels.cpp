@@ -25,7 +25,10 @@ void run(bool small, long tasks, F f) {
 // Rows of channels: call f(first, last, part) for each part of the rows.
 template <class F>
 void for_parts(const Shape& s, F f) {
-    run(s.small(), s.parts(), [&](long p) { f(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p); });
+    run(s.small(), s.parts(), [=](long p) {
+        const F own = f;
+        own(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p);
+    });
 }
 
 constexpr long GROUP = 8;  // rows that are read side by side, so that sums are read and written once for all of them
@@ -65,12 +68,13 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     }
     long parts = s.parts();
     Floats partial(parts * 2 * C);
-    for_parts(s, [&](long first, long last, long p) {
-        float *means = partial + p * 2 * C, *squares = means + C;
+    float* all_parts = partial;
+    for_parts(s, [=](long first, long last, long p) {
+        float *means = all_parts + p * 2 * C, *squares = means + C;
         memset(means, 0, 2 * C * sizeof(float));
-        for_groups(first, last, [&](long r, auto many) {
+        for_groups(first, last, [=](long r, auto many) {
             float share = (float)many / (r - first + many), weight = (r - first) * share;
-            walk(C, [&](long c, long count) {
+            walk(C, [=](long c, long count) {
                 Vector values[GROUP], total = all(0.0f), deviations = all(0.0f);
                 for (long k = 0; k < many; k++) {
                     const T* next = x + (r + k) * C + c;
@@ -102,23 +106,26 @@ void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     });
 }
 
-// y = factor[c] * x + addend[c] and the like: write f(index, count, channel's values) of all elements.
+// y = factor[c] * x + addend[c] and the like: write f(index, count, channel's values) of all elements. What f has is kept
+// in registers if it is captured by value: a store might change what others can reach.
 template <class T, class F>
 void map_elements(const Shape& s, T* to, F f) {
-    long C = s.channels;
-    if (s.inner == 1) {
+    long C = s.channels, inner = s.inner, outer = s.outer;
+    if (inner == 1) {
         long rows = std::max(1L, 8192 / C);
-        run(s.small(), (s.outer + rows - 1) / rows, [&](long task) {
-            for (long r = task * rows; r < std::min(s.outer, (task + 1) * rows); r++)
-                map(C, to + r * C, [&](long c, long count) {
-                    return f(r * C + c, count, [&](const float* values) { return take(values + c, count); });
+        run(s.small(), (outer + rows - 1) / rows, [=](long task) {
+            const F own = f;
+            for (long r = task * rows; r < std::min(outer, (task + 1) * rows); r++)
+                map(C, to + r * C, [=](long c, long count) {
+                    return own(r * C + c, count, [=](const float* values) { return take(values + c, count); });
                 });
         });
         return;
     }
-    run(s.small(), s.outer * C, [&](long plane) {
-        map(s.inner, to + plane * s.inner, [&](long i, long count) {
-            return f(plane * s.inner + i, count, [&](const float* values) { return all(values[plane % C]); });
+    run(s.small(), outer * C, [=](long plane) {
+        const F own = f;
+        map(inner, to + plane * inner, [=](long i, long count) {
+            return own(plane * inner + i, count, [=](const float* values) { return all(values[plane % C]); });
         });
     });
 }
@@ -128,9 +135,10 @@ template <class T, class A>
 void batch_norm(const Shape& s, float epsilon, bool given, A activation, const T* x, const float* scale,
                 const float* shift, T* y, float* mean, float* variance, const T* residual) {
     if (!given) statistics(s, x, mean, variance);
-    Floats factor(s.channels);
-    for (long c = 0; c < s.channels; c++) factor[c] = scale[c] / std::sqrt(variance[c] + epsilon);
-    map_elements(s, y, [&](long at, long count, auto of) {
+    Floats factors(s.channels);
+    for (long c = 0; c < s.channels; c++) factors[c] = scale[c] / std::sqrt(variance[c] + epsilon);
+    const float* factor = factors;
+    map_elements(s, y, [=](long at, long count, auto of) {
         Vector v = fma(take(x + at, count) - of(mean), of(factor), of(shift));
         if (residual) v = v + take(residual + at, count);
         return activation.forward(v);
@@ -148,7 +156,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
     Floats root(4 * wide);
     float *slope = root + wide, *addend = slope + wide, *factor = addend + wide, n = (float)s.outer * s.inner;
     for (long c = 0; c < C; c++) root[c] = 1.0f / std::sqrt(variance[c] + epsilon), factor[c] = scale[c] * root[c];
-    auto arriving = [&](long at, long count, Vector deviation, auto of) {
+    auto arriving = [=](long at, long count, Vector deviation, auto of) {
         Vector g = take(gradient + at, count);
         if (!passed) return activation.backward(fma(deviation, of(factor), of(shift)), g);
         g = activation.backward(take(y + at, count), g);
@@ -158,12 +166,13 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
     if (s.inner == 1) {
         long parts = s.parts();
         Floats partial(parts * 2 * C);
-        for_parts(s, [&](long first, long last, long p) {
-            float *dots = partial + p * 2 * C, *sums = dots + C;
+        float* all_parts = partial;
+        for_parts(s, [=](long first, long last, long p) {
+            float *dots = all_parts + p * 2 * C, *sums = dots + C;
             memset(dots, 0, 2 * C * sizeof(float));
             // With the sums in registers where rows are so short that reading many of them by columns reads whole lines.
             constexpr long MANY = 4;
-            auto columns = [&](long c, auto many, long begin, long end, long count) {
+            auto columns = [=](long c, auto many, long begin, long end, long count) {
                 Vector dot[decltype(many)::value], total[decltype(many)::value];
                 for (long k = 0; k < many; k++) {
                     dot[k] = take(dots + c + k * W, count);
@@ -173,7 +182,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
                     for (long k = 0; k < many; k++) {
                         long at = c + k * W;
                         Vector deviation = take(x + r * C + at, count) - take(mean + at, count);
-                        Vector g = arriving(r * C + at, count, deviation, [&](auto* of) { return take(of + at, count); });
+                        Vector g = arriving(r * C + at, count, deviation, [=](auto* of) { return take(of + at, count); });
                         dot[k] = fma(g, deviation, dot[k]);
                         total[k] = total[k] + g;
                     }
@@ -186,8 +195,9 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
             using Many = std::integral_constant<long, MANY>;
             long rows = C > MANY * W ? 1 : 2 * GROUP;
             for (long r = first; r < last; r += rows) {
-                if (C == MANY * W) columns(0, Many(), r, std::min(last, r + rows), W);
-                else walk(C, [&](long c, long count) { columns(c, One(), r, std::min(last, r + rows), count); });
+                long end = std::min(last, r + rows), c = 0;
+                for (; c + MANY * W <= C; c += MANY * W) columns(c, Many(), r, end, W);
+                walk(C - c, [=](long k, long count) { columns(c + k, One(), r, end, count); });
             }
         });
         for (long c = 0; c < C; c++) {
@@ -225,7 +235,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
         slope[c] = given ? 0 : scale_gradient[c] * root[c] / n;
         addend[c] = given ? 0 : shift_gradient[c] / n;
     }
-    map_elements(s, out, [&](long at, long count, auto of) {
+    map_elements(s, out, [=](long at, long count, auto of) {
         Vector deviation = take(x + at, count) - of(mean), g;
         if (passed) g = take(passed + at, count);
         else g = activation.backward(fma(deviation, of(factor), of(shift)), take(gradient + at, count));
