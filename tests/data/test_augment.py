@@ -95,6 +95,11 @@ def test_magnitudes_are_those_of_the_published_tables(name, step, bins, wide, ex
     assert magnitude_of(name, step, bins, (53, 37), wide) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(("step", "bins", "threshold"), [(10, 31, 170.0), (20, 31, 85.0), (3, 10, 170.0)])
+def test_solarize_inverts_pixels_of_the_threshold_itself(step, bins, threshold):
+    assert magnitude_of("Solarize", step, bins, (53, 37)) == threshold  # not 170.00000000000003
+
+
 def test_auto_augment_has_the_25_pairs_of_each_paper_table():
     imagenet, cifar = AUTO_AUGMENT_POLICIES["imagenet"], AUTO_AUGMENT_POLICIES["cifar10"]
     assert len(imagenet) == len(cifar) == 25
@@ -231,8 +236,9 @@ def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():
     assert (bright < 100).mean() < 0.01 and (dark > 155).mean() < 0.01  # three standard deviations: 0.13 %
 
 
-def test_simple_crop_keeps_the_scale_of_the_short_side():
-    image = photo(40, 60)
+@pytest.mark.parametrize("width", [60, 61])  # 48 pixels, and 48.8, of which torchvision takes 48
+def test_simple_crop_keeps_the_scale_of_the_short_side(width):
+    image = photo(40, width)
     resized = Image.fromarray(image).resize((48, 32), Image.Resampling.BILINEAR)
     padded = np.pad(np.asarray(resized), ((4, 4), (4, 4), (0, 0)), mode="reflect")
     windows = {padded[t : t + 32, x : x + 32].tobytes() for t in range(9) for x in range(25)}
