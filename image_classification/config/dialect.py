@@ -96,7 +96,7 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
     of_file = [(name, _own_keys(name, mapping, facts, said)) for name, mapping in layers]
     effective: dict[str, Any] = {}
     for _, mapping in [*of_defaults, *((name, nested(flat)) for name, flat in of_file)]:
-        effective |= dict(_flat(mapping))
+        effective |= dict(flattened(mapping))
     rules = _rules(effective, build_model)
     note = f"{source} is PaddleViT's; where it is silent, the defaults of PaddleViT's config.py hold"
     return (
@@ -106,14 +106,14 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
 
 
 def _type_of(layers: Iterable[Layer]) -> Any:
-    found = [dict(_flat(mapping)).get(MARKER) for _, mapping in layers]
+    found = [dict(flattened(mapping)).get(MARKER) for _, mapping in layers]
     return next((kind for kind in reversed(found) if kind is not None), None)
 
 
 def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[str, None]) -> dict[str, Any]:
     """Return {our dotted key: value} of one file; what has another name or no effect here is added to `said`."""
     flat: dict[str, Any] = {}
-    for key, value in _flat(mapping):
+    for key, value in flattened(mapping):
         if key in facts.without_effect:
             said[f"{key}: {facts.without_effect[key]}"] = None
         elif key in facts.fixed:
@@ -145,10 +145,10 @@ def _rules(effective: Mapping[str, Any], build_model: Callable[..., Any] | None)
     return nested(rules)
 
 
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
