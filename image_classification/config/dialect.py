@@ -73,7 +73,8 @@ def read_facts(folder: Path) -> Facts | None:
         rest = dict(mapping)
         types += [name.lower() for name in rest.pop("TYPES", [])]
         for section, table in tables.items():
-            table |= rest.pop(section, {})
+            for key, entry in rest.pop(section, {}).items():
+                table[key] = {**table.get(key, {}), **entry} if section == "VALUES" else entry
         defaults.append((source, rest))
     return Facts(types, defaults, *tables.values())
 
@@ -126,7 +127,9 @@ def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[
             if name != key:
                 said[f"{key}: {name}"] = None
             known = facts.values.get(key, {})
-            value = known.get(value, value) if isinstance(value, str | int | float) else value
+            if isinstance(value, str | int | float) and value in known:
+                said[f"{key} {value}: {known[value]}"] = None
+                value = known[value]
             flat[name] = [value] if key == JITTER and not isinstance(value, list) else value
     return flat
 

@@ -222,6 +222,19 @@ def test_random_erasing_fills_one_box_of_the_asked_size(mode):
     np.testing.assert_allclose(filled.std(0), expected_std, atol=0.5)
 
 
+def test_random_erasing_with_a_colour_draws_one_for_each_box():
+    """timm's `rand`: a normal number for each channel, over boxes of the images' mean and standard deviation."""
+    mean, std = np.array([0.3, 0.5, 0.6]), np.array([0.05, 0.1, 0.1])
+    erasing, colours = RandomErasing(1.0, "colour", mean, std, area=(0.2, 0.3), ratio=(1.0, 1.0)), []
+    for seed in range(500):
+        result = erasing(np.zeros((20, 20, 3), np.uint8), np.random.default_rng(seed))
+        colours += np.unique(result[result.any(axis=2)], axis=0).tolist()
+    assert len(colours) == 500
+    # five deviations of a mean of 500 draws, and of their spread
+    np.testing.assert_allclose(np.mean(colours, axis=0), mean * 255, atol=5 * 25.5 / 500**0.5)
+    np.testing.assert_allclose(np.std(colours, axis=0), std * 255, rtol=5 / 1000**0.5)
+
+
 def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():
     """A bright mean and a wide noise: half of the values lie above 255; one that wrapped around would be black."""
     erasing = RandomErasing(1.0, "pixel", (0.98, 0.98, 0.02), (0.2, 0.2, 0.2), area=(0.5, 0.6), ratio=(1.0, 1.0))
