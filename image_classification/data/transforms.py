@@ -65,9 +65,9 @@ def random_crop_box(height, width, scale, ratio, rng):
             return top, left, crop_height, crop_width
     crop_height, crop_width = height, width
     if width / height < ratio[0]:
-        crop_height = round(width / ratio[0])
+        crop_height = max(1, round(width / ratio[0]))
     elif width / height > ratio[1]:
-        crop_width = round(height * ratio[1])
+        crop_width = max(1, round(height * ratio[1]))
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
