@@ -33,7 +33,7 @@ class RandomErasing:
 
     Args:
         mode: ``pixel`` fills with noise of the images' own mean and standard deviation, ``colour`` with one such draw
-            (timm's ``rand``), ``random`` with even noise 0-255 (the paper's RE-R), ``mean`` with the mean colour (RE-M),
+            (timm's ``rand``), ``random`` with even noise 0-255 (the paper's RE-R), ``mean`` with the mean (RE-M),
             which is 0 after normalisation (timm's ``const``). Noise ends at black and white, timm's does not.
         mean, std: of the channels, images scaled to 0-1.
     """
