@@ -85,9 +85,10 @@ class ClassReport:
         self.calibration = np.zeros((3, bins), "int64")  # images, correct ones, confidence in units
 
     def add(self, logits, labels):
-        """Add a batch: logits [B, C], labels int64 [B]."""
+        """Add a batch: logits [B, C], labels int64 [B]; an image with a NaN is wrong: taken for the next class."""
         logits, labels = _logits(logits), _labels(labels)
-        predictions = logits.argmax(axis=1)
+        broken = np.isnan(logits).any(axis=1)  # whose largest logit NumPy finds at the NaN
+        predictions = np.where(broken, (labels + 1) % logits.shape[1], logits.argmax(axis=1))
         np.add.at(self.confusion, (labels, predictions), 1)
         confidence = np.nan_to_num(np.exp(-cross_entropy(logits, predictions)))  # [B]
         bins = self.calibration.shape[1]

@@ -102,6 +102,16 @@ def test_confusion_and_per_class_accuracy_equal_scikit_learn():
     np.testing.assert_allclose(report.per_class_accuracy(), recall_score(LABELS, LOGITS.argmax(1), average=None))
 
 
+def test_image_with_a_nan_is_wrong_in_its_class_too():
+    """As in top-1; the index of a NaN is what argmax finds, so class 0 would be right wherever all is NaN."""
+    logits, labels = np.full((3, 3), np.nan, "float32"), np.array([0, 1, 2])
+    logits[1] = [0, 9, np.nan]
+    report = ClassReport(3)
+    report.add(logits, labels)
+    assert topk_correct(logits, labels)[0] == np.trace(report.confusion) == report.calibration[1].sum() == 0
+    assert report.per_class_accuracy().tolist() == [0, 0, 0] and report.confusion.sum() == 3
+
+
 def test_worst_classes_come_first_and_empty_ones_are_left_out():
     report = ClassReport(4)
     logits = np.eye(4, dtype="float32")[[0, 1, 1, 0, 0]]

@@ -268,6 +268,13 @@ def test_drop_path_zeroes_whole_samples_and_scales_the_others():
     assert layer(x) is x
 
 
+def test_volo_drops_the_paths_that_its_authors_drop():
+    with paddle.LazyGuard():
+        model = builder("VOLO")(drop_path=0.17)  # 4 outlookers, to which their code hands no rate, then 14 blocks
+    rates = [layer.p for layer in model.sublayers() if isinstance(layer, DropPath)]
+    np.testing.assert_allclose([rate for rate in rates if rate], np.arange(4, 18) / 100, rtol=1e-12)
+
+
 def test_dropout_of_zero_returns_its_input_itself():
     x = paddle.ones([2, 3])
     assert Dropout(0.0)(x) is x

@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, linear, rearrange, residual
+from image_classification.layers import Dropout, Mlp, linear, rearrange, residual
 from image_classification.model import Column, Count, Draw, Row
 from image_classification.runtime import UserError
 
@@ -71,16 +71,15 @@ class OutlookAttention(nn.Layer):
 
 
 class Outlooker(nn.Layer):
-    """Outlook attention and an MLP, each with a shortcut, [B, H, W, C] -> [B, H, W, C]."""
+    """Outlook attention and an MLP, each with a shortcut, [B, H, W, C] -> [B, H, W, C]; no path is dropped."""
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, attention_dropout: float, drop_path: float):
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, attention_dropout: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, epsilon=1e-5)
         self.attn = OutlookAttention(dim, num_heads, attention_dropout)
         self.norm2 = nn.LayerNorm(dim, epsilon=1e-5)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = residual(x, self.attn(self.norm1(x)), drop_path=self.drop_path)
-        return residual(x, self.mlp(self.norm2(x)), drop_path=self.drop_path)
+        x = residual(x, self.attn(self.norm1(x)))
+        return residual(x, self.mlp(self.norm2(x)))

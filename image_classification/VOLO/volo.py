@@ -120,10 +120,10 @@ class Volo(Model):
         dim = embed_dims[-1]
         self.patch_embed = PatchEmbed(in_channels, stem_width, embed_dims[0])
         self.pos_embed = self.create_parameter([1, *self.grid, dim], default_initializer=TRUNC_NORMAL)
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
+        rates = iter(drop_path_rates(drop_path, sum(depths))[depths[0] :])  # the authors' outlookers drop nothing
         options = zip(embed_dims, depths, num_heads, mlp_ratios, strict=True)
         first, depth, heads, ratio = next(options)
-        outlookers = [Outlooker(first, heads, ratio, attention_dropout, next(rates)) for _ in range(depth)]
+        outlookers = [Outlooker(first, heads, ratio, attention_dropout) for _ in range(depth)]
         self.network = nn.LayerList([nn.Sequential(*outlookers), Downsample(first, dim)])
         for _, depth, heads, ratio in options:
             self.network.append(nn.Sequential(*(

@@ -11,6 +11,7 @@ from .dialect import family_of_file, is_foreign, nested, translate
 from .merge import Builder, build_config, read_yaml, split_smoke
 from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
+from .unread import check_read
 from .yaml_text import load_yaml
 
 # flag -> (key it sets, what the help text adds to the key's own)
@@ -140,6 +141,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         raise UserError(f"RUNTIME.SMOKE: {path} has no SMOKE section, so there is no small version of it")
     of_command_line = build_config(layers[of_files:], build_model)
     check_switches(config, of_command_line, arguments.amp)
+    check_read(config, () if notes else files, layers[of_files:])
     config = with_one_source_of_weights(config, of_command_line)
     given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
     config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))

@@ -73,7 +73,8 @@ def read_facts(folder: Path) -> Facts | None:
         rest = dict(mapping)
         types += [name.lower() for name in rest.pop("TYPES", [])]
         for section, table in tables.items():
-            table |= rest.pop(section, {})
+            for key, entry in rest.pop(section, {}).items():
+                table[key] = {**table.get(key, {}), **entry} if section == "VALUES" else entry
         defaults.append((source, rest))
     return Facts(types, defaults, *tables.values())
 
@@ -96,7 +97,7 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
     of_file = [(name, _own_keys(name, mapping, facts, said)) for name, mapping in layers]
     effective: dict[str, Any] = {}
     for _, mapping in [*of_defaults, *((name, nested(flat)) for name, flat in of_file)]:
-        effective |= dict(_flat(mapping))
+        effective |= dict(flattened(mapping))
     rules = _rules(effective, build_model)
     note = f"{source} is PaddleViT's; where it is silent, the defaults of PaddleViT's config.py hold"
     return (
@@ -106,14 +107,14 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
 
 
 def _type_of(layers: Iterable[Layer]) -> Any:
-    found = [dict(_flat(mapping)).get(MARKER) for _, mapping in layers]
+    found = [dict(flattened(mapping)).get(MARKER) for _, mapping in layers]
     return next((kind for kind in reversed(found) if kind is not None), None)
 
 
 def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[str, None]) -> dict[str, Any]:
     """Return {our dotted key: value} of one file; what has another name or no effect here is added to `said`."""
     flat: dict[str, Any] = {}
-    for key, value in _flat(mapping):
+    for key, value in flattened(mapping):
         if key in facts.without_effect:
             said[f"{key}: {facts.without_effect[key]}"] = None
         elif key in facts.fixed:
@@ -126,7 +127,9 @@ def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[
             if name != key:
                 said[f"{key}: {name}"] = None
             known = facts.values.get(key, {})
-            value = known.get(value, value) if isinstance(value, str | int | float) else value
+            if isinstance(value, str | int | float) and value in known:
+                said[f"{key} {value}: {known[value]}"] = None
+                value = known[value]
             flat[name] = [value] if key == JITTER and not isinstance(value, list) else value
     return flat
 
@@ -145,10 +148,10 @@ def _rules(effective: Mapping[str, Any], build_model: Callable[..., Any] | None)
     return nested(rules)
 
 
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -126,7 +126,7 @@ class Optimizer:
     """Rule that turns gradients into updates."""
 
     NAME: str = option("AdamW", "the rule; SGD has no momentum", choices=OPTIMIZERS)
-    EPS: float = option(1e-8, "AdamW, Adam, RMSProp, LAMB: added to the denominator", minimum=0)
+    EPS: float = option(1e-8, "AdamW, Adam, LAMB: added to the denominator; RMSProp: under its root", minimum=0)
     BETAS: tuple[float, float] = option(
         (0.9, 0.999), "AdamW, Adam, LAMB, Lion: decay of the two averages",
         minimum=0, below=1,
@@ -169,7 +169,9 @@ class Train:
     TRIVIAL_AUGMENT: bool = option(False, "TrivialAugment")
     THREE_AUGMENT: bool = option(False, "DeiT III's 3-Augment: grey, solarize or blur")
     RANDOM_ERASE_PROB: float = option(0.0, "random erasing: probability", minimum=0, maximum=1)
-    RANDOM_ERASE_MODE: str = option("pixel", "random erasing: what fills the box", choices=("pixel", "random", "mean"))
+    RANDOM_ERASE_MODE: str = option(
+        "pixel", "random erasing: what fills the box", choices=("pixel", "colour", "random", "mean")
+    )
     REPEATED_AUG: int = option(1, "differently augmented copies of each image that stand side by side", minimum=1)
     MIXUP_ALPHA: float = option(0.0, "Mixup: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)
     CUTMIX_ALPHA: float = option(0.0, "CutMix: lambda ~ Beta(alpha, alpha), one a batch; 0: off", minimum=0)

@@ -32,8 +32,9 @@ class RandomErasing:
     """A random box filled with noise, or with the mean colour (Zhong et al., 2017); works on uint8 pixels.
 
     Args:
-        mode: ``pixel`` fills with noise of the images' own mean and standard deviation, ``random`` with even noise
-            0-255 (the paper's RE-R), ``mean`` with the mean colour (RE-M), which is 0 after normalisation.
+        mode: ``pixel`` fills with noise of the images' own mean and standard deviation, ``colour`` with one such draw
+            (timm's ``rand``), ``random`` with even noise 0-255 (the paper's RE-R), ``mean`` with the mean (RE-M),
+            which is 0 after normalisation (timm's ``const``). Noise ends at black and white, timm's does not.
         mean, std: of the channels, images scaled to 0-1.
     """
 
@@ -58,6 +59,8 @@ class RandomErasing:
             fill = rng.integers(0, 256, shape)
         elif self.mode == "pixel":
             fill = self.mean + self.std * rng.standard_normal(shape)
+        elif self.mode == "colour":
+            fill = self.mean + self.std * rng.standard_normal(shape[2])
         else:
             fill = self.mean
         pixels = np.array(pixels)

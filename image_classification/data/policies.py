@@ -33,7 +33,7 @@ def magnitude_of(name, step, num_bins, image_size, wide=False):
     if name == "Posterize":
         return 8 - round(step / ((num_bins - 1) / (6 if wide else 4)))
     if name == "Solarize":
-        return 255.0 * (1 - share)
+        return 255.0 - 255.0 * step / (num_bins - 1)  # whole where it should be: pixels of that value are inverted
     if name == "Rotate":
         return share * (135.0 if wide else 30.0)
     if name in _COLOUR:

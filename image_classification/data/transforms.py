@@ -65,9 +65,9 @@ def random_crop_box(height, width, scale, ratio, rng):
             return top, left, crop_height, crop_width
     crop_height, crop_width = height, width
     if width / height < ratio[0]:
-        crop_height = round(width / ratio[0])
+        crop_height = max(1, round(width / ratio[0]))
     elif width / height > ratio[1]:
-        crop_width = round(height * ratio[1])
+        crop_width = max(1, round(height * ratio[1]))
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
@@ -146,7 +146,7 @@ class TrainTransform:
         size = self.image_size
         pixels = decode(content, self.library, self.channels, upright=self.upright)
         if self.crop == "simple":  # DeiT III: short side to the size, 4 pixels of mirrored border, a window of the size
-            height, width = short_side(*pixels.shape[:2], size, round)
+            height, width = short_side(*pixels.shape[:2], size, self.library)
             pixels = resize(pixels, height, width, self.interpolation, self.library)
             return self._window(np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="reflect"), rng)
         if self.crop == "pad":  # the CIFAR recipe of He et al. (2015): pad, then cut the size out at a random place
@@ -228,11 +228,11 @@ class EvalTransform:
         """Return the (height, width) to which an image is scaled before its centre is cut out."""
         if not self.keep_aspect:
             return self.resize_size, self.resize_size
-        # torchvision truncates the long side, PaddleClas rounds it
-        return short_side(height, width, self.resize_size, int if self.library == "pil" else round)
+        return short_side(height, width, self.resize_size, self.library)
 
 
-def short_side(height, width, size, to_integer):
+def short_side(height, width, size, library):
     """Return (height, width) scaled so that the shorter one is ``size``."""
+    to_integer = int if library == "pil" else round  # torchvision truncates the long side, PaddleClas rounds it
     long = to_integer(size * max(height, width) / min(height, width))
     return (size, long) if height <= width else (long, size)

@@ -6,7 +6,7 @@ import re
 from ..runtime import UserError
 
 OWN_NAMES = "our own names"
-COUNTERS = (r".*\.num_batches_tracked", "StructuredToParameterName@@")  # PyTorch's and Paddle's
+COUNTERS = (r".*\.num_batches_tracked", "n_averaged", "StructuredToParameterName@@")  # PyTorch's two and Paddle's
 BATCH_NORM = ((re.compile(r"(.*)\.running_mean"), r"\1._mean"), (re.compile(r"(.*)\.running_var"), r"\1._variance"))
 
 

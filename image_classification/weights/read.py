@@ -6,6 +6,7 @@ as float32, which holds each of its values exactly.
 
 import mmap
 import pickle
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from .safetensors import read_safetensors
 from .torch_file import LEGACY_MAGIC, ZIP_MAGIC, read_legacy, read_zip
 
 # Where a training state keeps the model; the average is what its authors evaluate.
-WRAPPERS = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
+AVERAGES = ("ema", "model_ema", "state_dict_ema")
+WRAPPERS = (*AVERAGES, "model", "state_dict")
+AROUND = re.compile(r"^(module\.|_orig_mod\.)+")  # what PyTorch's parallel and compiled modules put before a name
 
 
 class WeightFile(NamedTuple):
@@ -57,7 +60,7 @@ def _read(path, file):
         return _finish(path, *_of_torch(path, read_legacy(path, file, content)), "torch", "PyTorch legacy")
     if len(start) > 8 and start[8:9] == b"{":
         tensors, config = read_safetensors(path, content)
-        return _finish(path, tensors, (), "torch", "safetensors")._replace(config=config)
+        return _finish(path, _unwrapped(path, tensors), (), "torch", "safetensors")._replace(config=config)
     if start[:1] == pickle.PROTO:
         found = read_pickle(path)
         config = found.tree.get("config") if isinstance(found.tree, dict) else None
@@ -88,21 +91,28 @@ def _named(path, tree, kind):
         return {}
     for key in WRAPPERS:
         if isinstance(tree.get(key), dict) and tree[key]:  # an average may not have begun
+            if key in AVERAGES:
+                get_logger().info("%s: its averaged weights are taken: %s", path, key)
             return _named(path, tree[key], kind)
-    tensors = {}
-    for name, value in tree.items():
-        if type(value) in (tuple, list) and len(value) == 2:
-            value = value[1]  # paddle.save's (parameter's own name, array)
-        if type(value) is kind and isinstance(name, str):
-            short = name.removeprefix("module.")
-            if short in tensors:
-                raise UserError(f"{path}: refused: it holds two tensors of the name {brief(short)}")
-            tensors[short] = value
+    values = {name: value[1] if type(value) in (tuple, list) and len(value) == 2 else value  # paddle.save's own name
+              for name, value in tree.items() if isinstance(name, str)}  # fmt: skip
+    tensors = _unwrapped(path, {name: value for name, value in values.items() if type(value) is kind})
     try:
         _join_pieces(tensors, tree.get("UnpackBigParamInfor@@") or {})
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UserError(f"{path}: is damaged: its list of divided arrays fits none") from None
     return tensors
+
+
+def _unwrapped(path, tensors):
+    """Return the tensors by the names that they have within the modules put around their model."""
+    plain = {}
+    for name, value in tensors.items():
+        short = AROUND.sub("", name)
+        if short in plain:
+            raise UserError(f"{path}: refused: it holds two tensors of the name {brief(short)}")
+        plain[short] = value
+    return plain
 
 
 def _join_pieces(tensors, pieces):

@@ -10,7 +10,8 @@ import yaml
 from image_classification.config import build_config, invocation_yaml, load_config, to_yaml
 from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.config.dialect import nested
-from image_classification.config.schema import DATASETS
+from image_classification.config.schema import DATASETS, Config
+from image_classification.config.unread import READ_WITH
 from image_classification.data.sources import DATASETS as SOURCES
 from image_classification.runtime import UserError
 
@@ -240,6 +241,46 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
 def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected):
     with pytest.raises(UserError, match=expected):
         load(tmp_path, text, *argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("", "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.MOMENTUM=0.9", "OPTIMIZER.MOMENTUM: .*Momentum or .* is SGD"),
+        ("TRAIN: {OPTIMIZER: {NAME: sgd, NESTEROV: True}}", "", "OPTIMIZER.NESTEROV: nothing reads it .* is sgd"),
+        ("", "TRAIN.RAND_AUGMENT_LAYERS=3", "RAND_AUGMENT_LAYERS: nothing reads it without .*False"),
+        ("TRAIN: {LR_SCHEDULER: {NAME: step}}", "TRAIN.END_LR=0.1", "TRAIN.END_LR: .* cosine or .* is step"),
+        ("DATA: {TRAIN_CROP: pad}", "DATA.CROP_SCALE=[0.5,1]", "DATA.CROP_SCALE: .*random_resized, which is pad"),
+    ],
+)
+def test_key_that_nothing_reads_is_an_error_where_it_is_said_beside_the_reason(tmp_path, text, words, expected):
+    with pytest.raises(UserError, match=expected):
+        load(tmp_path, text, *(["-opts", *words.split()] if words else []))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("BASE: momentum.yaml\nTRAIN: {OPTIMIZER: {NAME: SGD}}", ""),  # inherited
+        ("BASE: momentum.yaml", "TRAIN.OPTIMIZER.NAME=SGD"),
+        ("TRAIN: {OPTIMIZER: {NAME: momentum, NESTEROV: True}}", "TRAIN.OPTIMIZER.MOMENTUM=0.8"),
+        ("TRAIN: {RAND_AUGMENT: False, RAND_AUGMENT_LAYERS: 3}", ""),
+        ("", "TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.RANDOM_ERASE_MODE=mean"),
+        (to_yaml(build_config([])), ""),  # every key, as a run leaves them
+    ],
+)
+def test_key_that_lies_idle_for_another_reason_stays(tmp_path, text, words):
+    write(tmp_path, "momentum.yaml", "TRAIN: {OPTIMIZER: {NAME: Momentum, MOMENTUM: 0.8}}")
+    load(tmp_path, text, *(["-opts", *words.split()] if words else []))
+
+
+def test_keys_that_others_decide_about_are_keys_and_their_values_choices():
+    for key, (decides, values) in READ_WITH.items():
+        for name, value in ((key, None), *((decides, value) for value in values)):
+            if value is None:
+                operator.attrgetter(name)(Config())
+            else:
+                assert operator.attrgetter(name)(build_config([("test", nested({name: value}))])) == value
 
 
 def test_half_format_of_a_file_waits_for_its_mode(tmp_path):

@@ -141,10 +141,19 @@ def test_where_a_file_is_silent_paddlevits_defaults_hold_and_the_command_line_co
     assert vit.TRAIN.LINEAR_SCALED_LR is None and not vit.TRAIN.RAND_AUGMENT
 
 
+@pytest.mark.parametrize("family", ["Swin", "BEiT"])  # BEiT's own facts know another name of a rule
+def test_sgd_of_paddlevit_has_its_momentum(tmp_path, family):
+    """Its programs build paddle.optimizer.Momentum where the YAML says SGD."""
+    text = f"MODEL: {{TYPE: {family}}}\nTRAIN: {{OPTIMIZER: {{NAME: SGD, MOMENTUM: 0.8}}}}"
+    config = load(tmp_path, family, text)
+    assert (config.TRAIN.OPTIMIZER.NAME, config.TRAIN.OPTIMIZER.MOMENTUM) == ("Momentum", 0.8)
+    assert "TRAIN.OPTIMIZER.NAME SGD: Momentum" in config.NOTES[0]
+
+
 def test_augmentation_follows_paddlevits_rules(tmp_path):
     train = load(tmp_path, "ConvNeXt").TRAIN  # magnitude 9 of 10, half of the operations, no jitter beside them
     assert (train.RAND_AUGMENT_MAGNITUDE, train.RAND_AUGMENT_PROB, train.COLOR_JITTER) == (27, 0.5, (0.0,))
-    assert train.RANDOM_ERASE_MODE == "random" and not train.AUTO_AUGMENT
+    assert train.RANDOM_ERASE_MODE == "colour" and not train.AUTO_AUGMENT
     both = load(tmp_path, "ConvNeXt", "MODEL: {TYPE: convnext}\nTRAIN: {AUTO_AUGMENT: True}").TRAIN
     assert both.RAND_AUGMENT and not both.AUTO_AUGMENT
     neither = load(tmp_path, "ConvNeXt", "MODEL: {TYPE: convnext}\nTRAIN: {RAND_AUGMENT: False}").TRAIN

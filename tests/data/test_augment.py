@@ -95,6 +95,11 @@ def test_magnitudes_are_those_of_the_published_tables(name, step, bins, wide, ex
     assert magnitude_of(name, step, bins, (53, 37), wide) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(("step", "bins", "threshold"), [(10, 31, 170.0), (20, 31, 85.0), (3, 10, 170.0)])
+def test_solarize_inverts_pixels_of_the_threshold_itself(step, bins, threshold):
+    assert magnitude_of("Solarize", step, bins, (53, 37)) == threshold  # not 170.00000000000003
+
+
 def test_auto_augment_has_the_25_pairs_of_each_paper_table():
     imagenet, cifar = AUTO_AUGMENT_POLICIES["imagenet"], AUTO_AUGMENT_POLICIES["cifar10"]
     assert len(imagenet) == len(cifar) == 25
@@ -217,6 +222,19 @@ def test_random_erasing_fills_one_box_of_the_asked_size(mode):
     np.testing.assert_allclose(filled.std(0), expected_std, atol=0.5)
 
 
+def test_random_erasing_with_a_colour_draws_one_for_each_box():
+    """timm's `rand`: a normal number for each channel, over boxes of the images' mean and standard deviation."""
+    mean, std = np.array([0.3, 0.5, 0.6]), np.array([0.05, 0.1, 0.1])
+    erasing, colours = RandomErasing(1.0, "colour", mean, std, area=(0.2, 0.3), ratio=(1.0, 1.0)), []
+    for seed in range(500):
+        result = erasing(np.zeros((20, 20, 3), np.uint8), np.random.default_rng(seed))
+        colours += np.unique(result[result.any(axis=2)], axis=0).tolist()
+    assert len(colours) == 500
+    # five deviations of a mean of 500 draws, and of their spread
+    np.testing.assert_allclose(np.mean(colours, axis=0), mean * 255, atol=5 * 25.5 / 500**0.5)
+    np.testing.assert_allclose(np.std(colours, axis=0), std * 255, rtol=5 / 1000**0.5)
+
+
 def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():
     """A bright mean and a wide noise: half of the values lie above 255; one that wrapped around would be black."""
     erasing = RandomErasing(1.0, "pixel", (0.98, 0.98, 0.02), (0.2, 0.2, 0.2), area=(0.5, 0.6), ratio=(1.0, 1.0))
@@ -231,8 +249,9 @@ def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():
     assert (bright < 100).mean() < 0.01 and (dark > 155).mean() < 0.01  # three standard deviations: 0.13 %
 
 
-def test_simple_crop_keeps_the_scale_of_the_short_side():
-    image = photo(40, 60)
+@pytest.mark.parametrize("width", [60, 61])  # 48 pixels, and 48.8, of which torchvision takes 48
+def test_simple_crop_keeps_the_scale_of_the_short_side(width):
+    image = photo(40, width)
     resized = Image.fromarray(image).resize((48, 32), Image.Resampling.BILINEAR)
     padded = np.pad(np.asarray(resized), ((4, 4), (4, 4), (0, 0)), mode="reflect")
     windows = {padded[t : t + 32, x : x + 32].tobytes() for t in range(9) for x in range(25)}

@@ -160,6 +160,14 @@ def test_random_crop_box_of_an_extreme_image_is_the_centre(shape, expected):
     assert random_crop_box(*shape, (0.5, 1.0), (3 / 4, 4 / 3), np.random.default_rng(0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "ratio"), [((1, 900), (0.1, 0.2)), ((900, 1), (3, 4)), ((1, 1), (3, 4)), ((2, 3), (0.1, 0.2))]
+)
+def test_random_crop_box_of_an_image_as_thin_as_a_pixel_has_pixels(shape, ratio):
+    box = random_crop_box(*shape, (0.08, 1.0), ratio, np.random.default_rng(0))
+    assert min(box[2:]) >= 1 and box[0] + box[2] <= shape[0] and box[1] + box[3] <= shape[1]
+
+
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 def test_train_transform_crops_then_resizes_then_flips(library):
     image = photo(60, 90)

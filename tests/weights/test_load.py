@@ -207,6 +207,7 @@ def test_batch_norm_statistics_of_pytorch_find_their_place(tmp_path):
     for name, value in transpose_linears(linear_weights(model), arrays_of(model)).items():
         tensors[name.replace("._mean", ".running_mean").replace("._variance", ".running_var")] = value
     tensors["bn1.num_batches_tracked"] = np.array(3, np.int64)
+    tensors["n_averaged"] = np.array(5, np.int64)  # of torchvision's `model_ema`
     write_weights(tmp_path / "w.pth", tensors)
     other = tiny_resnet()
     load_pretrained(other, str(tmp_path / "w.pth"))

@@ -1,0 +1,75 @@
+"""Keys that nobody reads because of what another key says: ``MOMENTUM`` beside ``NAME: SGD``."""
+
+from collections.abc import Iterable
+
+from ..runtime import UserError
+from .dialect import flattened
+from .merge import Layer
+from .schema import SCHEDULES, Config
+
+OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER", "TRAIN.LR_SCHEDULER"
+# A key: the key that decides about it, and the values of that one with which it is read; none: any that is not off.
+READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    f"{OPTIMIZER}.EPS": (f"{OPTIMIZER}.NAME", ("AdamW", "Adam", "RMSProp", "LAMB")),
+    f"{OPTIMIZER}.BETAS": (f"{OPTIMIZER}.NAME", ("AdamW", "Adam", "LAMB", "Lion")),
+    f"{OPTIMIZER}.RHO": (f"{OPTIMIZER}.NAME", ("RMSProp",)),
+    f"{OPTIMIZER}.MOMENTUM": (f"{OPTIMIZER}.NAME", ("Momentum", "RMSProp", "LARS")),
+    f"{OPTIMIZER}.NESTEROV": (f"{OPTIMIZER}.NAME", ("Momentum",)),
+    f"{OPTIMIZER}.BIAS_CORRECTION": (f"{OPTIMIZER}.NAME", ("LAMB",)),
+    f"{OPTIMIZER}.TRUST_CLIP": (f"{OPTIMIZER}.NAME", ("LAMB",)),
+    f"{OPTIMIZER}.TRUST_COEFFICIENT": (f"{OPTIMIZER}.NAME", ("LARS",)),
+    f"{OPTIMIZER}.ALWAYS_ADAPT": (f"{OPTIMIZER}.NAME", ("LAMB", "LARS")),
+    f"{SCHEDULE}.MILESTONES": (f"{SCHEDULE}.NAME", ("multistep",)),
+    f"{SCHEDULE}.DECAY_EPOCHS": (f"{SCHEDULE}.NAME", ("step",)),
+    f"{SCHEDULE}.DECAY_RATE": (f"{SCHEDULE}.NAME", ("step", "multistep")),
+    f"{SCHEDULE}.POWER": (f"{SCHEDULE}.NAME", ("polynomial",)),
+    "TRAIN.END_LR": (f"{SCHEDULE}.NAME", ("warmupcosine", "cosine", "linear", "polynomial")),
+    "TRAIN.WARMUP_START_LR": (f"{SCHEDULE}.NAME", tuple(name for name in SCHEDULES if name != "apexstep")),
+    "TRAIN.AUTO_AUGMENT_POLICY": ("TRAIN.AUTO_AUGMENT", ()),
+    "TRAIN.RAND_AUGMENT_LAYERS": ("TRAIN.RAND_AUGMENT", ()),
+    "TRAIN.RAND_AUGMENT_MAGNITUDE": ("TRAIN.RAND_AUGMENT", ()),
+    "TRAIN.RAND_AUGMENT_PROB": ("TRAIN.RAND_AUGMENT", ()),
+    "TRAIN.RANDOM_ERASE_MODE": ("TRAIN.RANDOM_ERASE_PROB", ()),
+    "TRAIN.MODEL_EMA_DECAY": ("TRAIN.MODEL_EMA", ()),
+    "TRAIN.DISTILLATION_ALPHA": ("TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    "TRAIN.DISTILLATION_TAU": ("TRAIN.DISTILLATION_TYPE", ("soft",)),
+    "DATA.CROP_PADDING": ("DATA.TRAIN_CROP", ("pad",)),
+    "DATA.CROP_SCALE": ("DATA.TRAIN_CROP", ("random_resized",)),
+    "DATA.CROP_RATIO": ("DATA.TRAIN_CROP", ("random_resized",)),
+}
+OF_A_RUN = "DATA.PREPROCESSING_KEPT"  # in each config.yaml that a run wrote, with all other keys, and in no other file
+
+
+def check_read(config: Config, of_files: Iterable[Layer], of_command_line: Iterable[Layer]) -> None:
+    """Refuse keys of a command line that nothing would read, and in one section of a file those that its NAME has not.
+
+    What a file inherits may lie idle.
+
+    Raises:
+        UserError: names the key, and what it would need.
+    """
+    for source, mapping in of_command_line:
+        for key, _ in flattened(mapping):
+            if key in READ_WITH:
+                _check(source, key, _value(config, READ_WITH[key][0]))
+    for source, mapping in of_files:
+        said = dict(flattened(mapping))
+        for key in () if OF_A_RUN in said else sorted(said.keys() & READ_WITH.keys()):
+            name = f"{key.rpartition('.')[0]}.NAME"
+            if READ_WITH[key][0] == name and name in said:
+                _check(source, key, said[name])
+
+
+def _check(source: str, key: str, found: object) -> None:
+    decides, values = READ_WITH[key]
+    if str(found).lower() in map(str.lower, values) or (found and not values):
+        return
+    needs = f"{decides} {' or '.join(values)}" if values else decides
+    raise UserError(f"{source}: {key}: nothing reads it without {needs}, which is {found}: leave it out")
+
+
+def _value(config: Config, key: str) -> object:
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
