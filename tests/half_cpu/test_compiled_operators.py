@@ -227,6 +227,17 @@ def test_kernel_of_empty_tensors_leaves_them_to_the_reference(name, shapes, cons
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_place_without_an_axis_is_that_among_all_numbers(name, dtype):
+    x = tensors([(5, 3, 7)], dtype)[0].detach()
+    expected = getattr(np, name)(x.astype(FLOAT32).numpy())
+    with half_cpu.dispatch(backend="onednn"):
+        found, kept = getattr(paddle, name)(x), getattr(x, name)(keepdim=True)
+    assert (found.shape, kept.shape) == ([], [1, 1, 1])
+    assert found.item() == kept.item() == expected
+
+
+@pytest.mark.parametrize("dtype", ALL)
 def test_kernel_of_an_empty_index_or_mask_leaves_it_to_the_reference(dtype):
     kernels = half_cpu.kernels.find("onednn").kernels
     x, index = paddle.zeros([2, 3], dtype), paddle.zeros([0], "int64")
