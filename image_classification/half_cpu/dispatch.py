@@ -26,7 +26,7 @@ from .branches import branched
 from .composites import composite
 from .huge_pages import Adviser
 from .references import References
-from .scope import Scope, active
+from .scope import Entry, Scope, active
 
 _advise = Adviser()
 _BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
@@ -264,19 +264,21 @@ class dispatch:
 
     def __init__(self, policy: Any = None, backend: str = "auto"):
         self._scope = Scope(policy, kernels.find(backend))
-        self._outer: list[Scope | None] = []
+        self._entered: list[Entry] = []
 
     def __enter__(self):
         with _BUILDING:
             references = _references()
         references.replace()
         _advise()
-        self._outer.append(active.scope)
-        active.scope = self._scope
+        self._entered.append(Entry("scope", self._scope))
         return self
 
     def __exit__(self, *exception):
-        active.scope = self._outer.pop()
+        # Threads may share a dispatch; a generator that another thread ends is of neither.
+        entry = next((entry for entry in reversed(self._entered) if entry.thread is vars(active)), self._entered[-1])
+        self._entered.remove(entry)
+        entry.leave()
         _references().restore()
         return False
 

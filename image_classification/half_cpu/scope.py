@@ -83,6 +83,35 @@ class _Active(threading.local):
     update: Any = None  # see updates.py
     recorder: Any = None  # see replay.py
 
+    def __init__(self):
+        self.entered: list[Entry] = []
+
+
+class Entry:
+    """A context that was entered: what it makes active, and what becomes active again behind it.
+
+    Contexts inside of generators end in any order; one that ends before a later one gives that its outer value.
+
+    Args:
+        kind: "scope", "frozen" or "update".
+    """
+
+    def __init__(self, kind: str, value: Any):
+        self.thread = vars(active)  # that of this thread, which a generator may leave to another one
+        self._kind, self._outer = kind, getattr(active, kind)
+        active.entered.append(self)
+        setattr(active, kind, value)
+
+    def leave(self) -> None:
+        """End the context, in the thread that entered it."""
+        entered = self.thread["entered"]
+        later = [entry for entry in entered[entered.index(self) + 1 :] if entry._kind == self._kind]
+        entered.remove(self)
+        if later:
+            later[0]._outer = self._outer
+        else:
+            self.thread[self._kind] = self._outer
+
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
 active = _Active()

@@ -14,6 +14,7 @@ from paddle.distributed.fleet.utils import recompute
 
 from image_classification import half_cpu
 from image_classification.half_cpu import kernels, op_names, paddle_names
+from image_classification.half_cpu.scope import active
 
 
 class Policy:
@@ -234,6 +235,51 @@ def test_one_dispatch_object_can_be_entered_again_inside_itself():
     with context:
         assert paddle.matmul(x, x).dtype == paddle.float16
     assert paddle.matmul(x, x).dtype == paddle.float32
+
+
+def dtypes_of_products(policy):
+    with half_cpu.dispatch(Policy(policy)):
+        while True:
+            yield paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype
+
+
+def test_dispatch_that_a_generator_ends_first_leaves_the_later_one_and_nothing_behind():
+    before = references()
+    products = dtypes_of_products("float16")
+    assert next(products) == paddle.float16
+    with half_cpu.dispatch(Policy("bfloat16")):
+        products.close()
+        assert paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == paddle.bfloat16
+    assert active.scope is None
+    assert references() == before
+
+
+def test_dispatch_that_another_thread_ends_is_left_by_the_thread_that_entered_it():
+    products = dtypes_of_products("float16")
+    next(products)
+    thread = threading.Thread(target=products.close)
+    thread.start()
+    thread.join()
+    assert active.scope is None
+
+
+def test_one_dispatch_object_serves_threads_at_once():
+    shared, inside, leave = half_cpu.dispatch(Policy("float16")), threading.Event(), threading.Event()
+
+    def work():
+        with shared:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=work)
+    with shared:
+        thread.start()
+        inside.wait(10)
+    try:
+        assert active.scope is None
+    finally:
+        leave.set()
+        thread.join()
 
 
 def test_threads_have_their_own_policies():
