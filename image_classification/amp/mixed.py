@@ -93,6 +93,11 @@ class MixedPrecision(PlainPrecision):
             with self.cpu_kernels():
                 self.storage.collect()
 
+    def apply(self, optimizer, factor):
+        if self.storage is not None and self.storage.masters:
+            self.storage.adopt()
+        super().apply(optimizer, factor)
+
     def half(self, master):
         return None if self.storage is None else self.storage.half(master)
 

@@ -68,6 +68,9 @@ class PlainPrecision(Precision):
         self.verbose = verbose
         self._names: dict[int, str] = {}
 
+    def __deepcopy__(self, memo):
+        return self  # the copy of a model is run as the model is; a loss scale belongs to the training
+
     @property
     def backend(self):
         return half_cpu.backend_name(self.dtype) if self.device == "cpu" else "paddle"
