@@ -224,6 +224,25 @@ def _dense(scope, tensor):
     return paddle.assign(tensor) if plain is tensor else plain
 
 
+def _recomputation(original):
+    """Return the wrapper of Paddle's recompute: the backward pass runs the function as the forward pass did."""
+
+    @functools.wraps(original)
+    def recompute(function, *args, **kwargs):
+        scope = active.scope
+        if scope is None:
+            return original(function, *args, **kwargs)
+
+        @functools.wraps(function.forward if isinstance(function, paddle.nn.Layer) else function)
+        def inside(*args, **kwargs):
+            with dispatch._again(scope):
+                return function(*args, **kwargs)
+
+        return original(inside, *args, **kwargs)
+
+    return recompute
+
+
 @functools.cache
 def _references():
     """Return the one list of references. Built on first use: a program on a GPU never pays for it."""
@@ -237,6 +256,8 @@ def _references():
     attention, name = paddle_names.ATTENTION_MODULE, paddle_names.ATTENTION
     whole = composite("dot_product_attention", casts_as="matmul")(getattr(attention, name))
     tables.append((attention, {name: whole}))
+    recompute, name = paddle_names.RECOMPUTE_MODULE, paddle_names.RECOMPUTE
+    tables.append((recompute, {name: _recomputation(getattr(recompute, name))}))
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
@@ -247,7 +268,8 @@ class dispatch:
     """Make operators work on real float16 and bfloat16 CPU tensors, and faster on float32 ones, until the context ends.
 
     Re-entrant; an inner context replaces the policy and the backend of the outer one. `loss.backward()` needs no
-    context, except where the backward pass runs Python code on half tensors (recomputation, a PyLayer).
+    context, except where the backward pass runs Python code on half tensors (a PyLayer); what
+    `paddle.distributed.fleet.utils.recompute` runs again has that of the forward pass.
 
     Args:
         policy: object whose `cast(op_name, tensors)` returns "float16", "bfloat16" or "float32", the dtype to which the
@@ -265,6 +287,13 @@ class dispatch:
     def __init__(self, policy: Any = None, backend: str = "auto"):
         self._scope = Scope(policy, kernels.find(backend))
         self._entered: list[Entry] = []
+
+    @classmethod
+    def _again(cls, scope):
+        """Return another context of the same policy and backend."""
+        context = cls(backend=scope.backend.name)
+        context._scope = scope
+        return context
 
     def __enter__(self):
         with _BUILDING:

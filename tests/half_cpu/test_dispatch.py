@@ -413,6 +413,28 @@ class Triple(PyLayer):
         return gradient * 3.0
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("policy", [None, Policy("bfloat16")], ids=["half", "policy"])
+@pytest.mark.parametrize("form", ["layer", "function"])
+def test_recomputed_layers_run_in_the_backward_pass_as_they_did_before(form, policy, reentrant):
+    gradients, formats = [], []
+    for recomputed in (False, True):
+        paddle.seed(0)
+        block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 8))
+        block = block.to(dtype="bfloat16") if policy is None else block
+        block[3].register_forward_post_hook(lambda layer, args, result: formats.append(result.dtype))
+        x = paddle.randn([4, 8]).astype(block[0].weight.dtype)
+        x.stop_gradient = False
+        with half_cpu.dispatch(policy):
+            run = block if form == "layer" else lambda x, block=block: block(x)
+            result = recompute(run, x, use_reentrant=reentrant) if recomputed else block(x)
+        result.astype("float32").sum().backward()
+        gradients.append([tensor.grad.astype("float32").numpy() for tensor in (x, *block.parameters())])
+    assert formats == [paddle.bfloat16] * 3
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_python_layers_run_backward_inside_the_context(dtype):
     x = paddle.ones([2]).astype(dtype)
