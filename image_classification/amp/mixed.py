@@ -63,7 +63,8 @@ class MixedPrecision(PlainPrecision):
                 raise ValueError(f"keep_float32: the model has no layer {name!r}{hint}")
             self._surround(layers[name], "float32", None, without_casts=True)
         if self.storage is not None:
-            self.storage.convert(model)
+            with self.cpu_kernels():  # Paddle's own cast to float16 is not exact
+                self.storage.convert(model)
             for name, layer in layers.items():
                 if is_below(name, self.keep_float32):
                     continue

@@ -237,7 +237,7 @@ class PlainPrecision(Precision):
                 missing.append(key)
                 continue
             value = state[key] if isinstance(state[key], paddle.Tensor) else paddle.to_tensor(state[key])
-            with paddle.no_grad():
+            with paddle.no_grad(), self.cpu_kernels():
                 master = self.master(tensor)
                 master.set_value(value.astype(master.dtype))
                 if master is not tensor:

@@ -53,6 +53,8 @@ class _Operator:
 
 def _rule(name):
     """Return the function that computes operator `name` for half tensors."""
+    if name == op_names.CAST:
+        return reference.compute_cast
     if name in op_names.BATCH_NORMS:
         return inplace.compute_batch_norm
     if name in op_names.NORMS:
@@ -143,7 +145,7 @@ def _serve_product(scope, operator, original, args, kwargs, cast):
 
 def _is_exact(name, tensors):
     """Return True if Paddle's own half kernel moves these tensors exactly; tensors of mixed dtypes are promoted."""
-    if name not in native.EXACT:
+    if name not in native.EXACT or name == op_names.CAST:
         return False
     common = None
     for tensor in tensors:

@@ -6,7 +6,7 @@ from typing import Any
 import paddle
 
 from . import kernels, paddle_names
-from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, scan
+from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, scan
 
 
 class Scope:
@@ -40,7 +40,7 @@ class Scope:
             result = kernel(paddle_names.cast, (tensor, dtype), {})
             if result is not NotImplemented:
                 return result
-        return paddle_names.cast(tensor, dtype)
+        return cast_by_paddle(tensor, dtype)
 
     def cast_inputs(self, change, args, kwargs, wanted):
         """Return (args, kwargs, tensors, half) with the floating inputs that `change` visits in the dtype named."""
@@ -115,6 +115,23 @@ class Entry:
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
 active = _Active()
+
+
+def cast_by_paddle(tensor, dtype):
+    """Return `tensor` in `dtype` by Paddle's operator, recorded by autograd.
+
+    Paddle 3.3.1 casts numbers of 2^-89 to 2^-77 to float16 ones of up to 2^-14 instead of 0; they become 2^-26 before.
+    """
+    if dtype is not FLOAT16 or tensor.dtype not in (FLOAT32, FLOAT64):
+        return paddle_names.cast(tensor, dtype)
+    scope, active.scope = active.scope, None
+    try:
+        with paddle.no_grad():
+            lost = paddle.logical_and(tensor.abs() < 2.0**-77, tensor.astype("bool"))
+            addend = paddle.where(lost, tensor.sign() * 2.0**-26, paddle.full_like(tensor, -0.0))  # x + -0 is x
+        return paddle_names.cast(tensor + addend, dtype)
+    finally:
+        active.scope = scope
 
 
 def made_once(pointer, key, make):
