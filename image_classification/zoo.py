@@ -57,8 +57,9 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     else:
         options = [] if num_classes is None else [f"MODEL.NUM_CLASSES={num_classes}"]
     options += _words("create_model", keys, overrides)
-    if isinstance(overrides.get("in_channels"), numbers.Integral):  # whatever the images are normalised with, a model does not say
-        options += [f"DATA.{key}={[0.5] * overrides['in_channels']}" for key in NORMALISATION]
+    channels = overrides.get("in_channels")
+    if isinstance(channels, numbers.Integral):  # whatever the images are normalised with, a model does not say
+        options += [f"DATA.{key}={[0.5] * int(channels)}" for key in NORMALISATION]
     config = _configured(path, build_model, weights, options)
     model = make_model(config, build_model)
     if weights is not None:

@@ -107,7 +107,8 @@ def described(name, pretrained, options):
 
 @pytest.mark.parametrize("image", [
     np.zeros([8, 8, 3], "float32"), np.zeros([8, 8, 3], "uint16"), np.zeros([1, 8, 8, 3], "uint8"),
-    np.zeros([8, 8, 2], "uint8"), np.zeros([0, 8, 3], "uint8"), np.zeros([8], "uint8"), paddle.zeros([8, 8, 3]), [[0]], None,
+    np.zeros([8, 8, 2], "uint8"), np.zeros([0, 8, 3], "uint8"), np.zeros([8], "uint8"), paddle.zeros([8, 8, 3]), [[0]],
+    None,
 ], ids=lambda image: f"{type(image).__name__}{list(getattr(image, 'shape', ()))}")  # fmt: skip
 @pytest.mark.parametrize("training", [False, True])
 def test_what_is_no_image_is_refused_by_the_transform(image, training):
