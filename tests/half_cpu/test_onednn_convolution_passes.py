@@ -61,10 +61,10 @@ def test_filter_gradient_where_taps_see_only_padding_is_that_of_float32(dtype, i
         (70, 1, 17, 17, (3, 3), 2),
     ],
 )
-def test_filter_gradient_of_groups_with_gaps_is_that_of_float32(
+def test_filter_gradient_of_windows_with_gaps_is_that_of_float32(
     width, groups, channels, outputs, window, dilation, dtype
 ):
-    """oneDNN's of bfloat16 was what lay in memory, up to 1e36, where it fills the channels of a group up to 16."""
+    """oneDNN's of bfloat16 was what lay in memory, up to 1e36, where it fills channels up to a multiple of 16."""
     paddle.seed(0)
     x = paddle.randn([2, groups * channels, 9, width]).astype(dtype)
     weight = paddle.randn([groups * outputs, channels, *window]).astype(dtype)
