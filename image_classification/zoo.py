@@ -5,6 +5,7 @@ import fnmatch
 import importlib
 import inspect
 import json
+import numbers
 import os
 
 import numpy as np
@@ -56,8 +57,9 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     else:
         options = [] if num_classes is None else [f"MODEL.NUM_CLASSES={num_classes}"]
     options += _words("create_model", keys, overrides)
-    if isinstance(overrides.get("in_channels"), int):  # whatever the images are normalised with, a model does not say
-        options += [f"DATA.{key}={[0.5] * overrides['in_channels']}" for key in NORMALISATION]
+    channels = overrides.get("in_channels")
+    if isinstance(channels, numbers.Integral):  # whatever the images are normalised with, a model does not say
+        options += [f"DATA.{key}={[0.5] * int(channels)}" for key in NORMALISATION]
     config = _configured(path, build_model, weights, options)
     model = make_model(config, build_model)
     if weights is not None:
@@ -69,7 +71,7 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     """Return a function from one image to what a model expects of it, float32 [C, S, S] as a NumPy array.
 
     The function takes a path, the bytes of a file, a Pillow image or uint8 pixels [H, W] or [H, W, C]; with `training`
-    also an `rng`, a `numpy.random.Generator` for the random crop, flip and augmentation.
+    also an `rng`, a `numpy.random.Generator` or its seed for the random crop, flip and augmentation.
 
     Args:
         name, pretrained: as for `create_model`; the preprocessing that belongs to the weights, nothing is fetched.
@@ -92,10 +94,23 @@ def create_transform(name, pretrained=True, training=False, **overrides):
         elif isinstance(image, Image.Image):
             image = ImageOps.exif_transpose(image) if config.DATA.EXIF_ORIENTATION else image
             image = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-        pixels = transform(image, np.random.default_rng() if training and rng is None else rng)
+        elif not isinstance(image, bytes | bytearray | memoryview):
+            _check_pixels(image)
+        pixels = transform(image, np.random.default_rng(rng) if training else rng)
         return normalize(pixels[None].transpose(0, 3, 1, 2))[0]
 
     return prepare
+
+
+def _check_pixels(image):
+    """Refuse all but pixels: what floating numbers, 16 bits or other channels mean is not to be guessed."""
+    shape = image.shape if isinstance(image, np.ndarray) else ()
+    channels = {2: 1, 3: shape[-1:] and shape[-1]}.get(len(shape))
+    if channels not in (1, 3, 4) or image.dtype != np.uint8 or 0 in shape:
+        found = f"{image.dtype} {list(shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise UserError(
+            f"an image is a path, the bytes of a file, a Pillow image or uint8 pixels [H, W] or [H, W, C], not {found}"
+        )
 
 
 def find_config(name, what="-cfg"):
@@ -175,5 +190,5 @@ def _words(function, keys, overrides):
             near = difflib.get_close_matches(name, keys, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(keys)}"
             raise UserError(f"{function}: no argument {name!r}; {hint}")
-        words.append(f"{keys[name]}={json.dumps(value)}")
+        words.append(f"{keys[name]}={json.dumps(value, default=np.generic.item)}")  # NumPy's numbers are numbers
     return words

@@ -105,10 +105,27 @@ def described(name, pretrained, options):
     return with_preprocessing(load_config(words, build_model))
 
 
+@pytest.mark.parametrize("image", [
+    np.zeros([8, 8, 3], "float32"), np.zeros([8, 8, 3], "uint16"), np.zeros([1, 8, 8, 3], "uint8"),
+    np.zeros([8, 8, 2], "uint8"), np.zeros([0, 8, 3], "uint8"), np.zeros([8], "uint8"), paddle.zeros([8, 8, 3]), [[0]],
+    None,
+], ids=lambda image: f"{type(image).__name__}{list(getattr(image, 'shape', ()))}")  # fmt: skip
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_no_image_is_refused_by_the_transform(image, training):
+    with pytest.raises(ValueError, match=r"uint8 pixels \[H, W\] or \[H, W, C\], not"):
+        zoo.create_transform(NAME, training=training)(image)
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = zoo.create_model(NAME, num_classes=np.int64(5), in_channels=np.int64(2), dropout=np.float32(0.25))
+    assert model(paddle.zeros([1, 2, 32, 32])).shape == [1, 5]
+
+
 def test_training_transform_is_random_and_repeats_with_its_generator():
     prepare = zoo.create_transform("resnet50", training=True, image_size=32)
     image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
     first, again, other = (prepare(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert first.shape == (3, 32, 32) and first.dtype == np.float32
     np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, prepare(image, 1))
     assert not np.array_equal(first, other) and not np.array_equal(prepare(image), prepare(image))

@@ -95,7 +95,9 @@ def initialize(
             "the modes auto and naive"
         )
     of_levels = {"num_losses": num_losses, "verbosity": verbosity, "max_loss_scale": max_loss_scale}
-    unasked = {} if opt_level in levels.LEVELS else {"num_losses": 1, "verbosity": verbosity, "max_loss_scale": 2.0**24}
+    unasked: dict[str, Any] = {"max_loss_scale": 2.0**24}  # of the levels' rule, and said of a static scale it warns
+    if opt_level not in levels.LEVELS:
+        unasked |= {"num_losses": 1, "verbosity": verbosity}
     options |= {name: value for name, value in of_levels.items() if value != unasked.get(name)}
     model_list, optimizer_list = _as_list(models), [] if optimizers is None else _as_list(optimizers)
     _check_models(model_list)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import threading
 
 import paddle
 
@@ -9,6 +10,20 @@ from .. import half_cpu
 from .plain import PlainPrecision
 from .storage import FLOAT32_ONLY, is_below
 from .structures import cast_floating
+
+
+class _Here(threading.local):
+    """What is open in a thread: forward contexts, and the layers whose calls run without casts."""
+
+    open_contexts = 0
+
+    def __init__(self):
+        self.entered = []
+
+    def leave(self, layer):
+        """Switch the casts on again, unless the call of the layer failed before they were switched off."""
+        if self.entered and self.entered[-1][0] is layer:
+            self.entered.pop()[1].__exit__(None, None, None)
 
 
 class MixedPrecision(PlainPrecision):
@@ -36,7 +51,7 @@ class MixedPrecision(PlainPrecision):
         self.input_dtype = self.wire_dtype = input_dtype  # the next stage would cast its inputs to it anyway
         self.output_dtype = output_dtype
         self.keep_float32 = tuple(keep_float32)
-        self._open_contexts = 0
+        self._here = _Here()
 
     def convert_model(self, model):
         self._remember_names(model)
@@ -48,7 +63,8 @@ class MixedPrecision(PlainPrecision):
                 raise ValueError(f"keep_float32: the model has no layer {name!r}{hint}")
             self._surround(layers[name], "float32", None, without_casts=True)
         if self.storage is not None:
-            self.storage.convert(model)
+            with self.cpu_kernels():  # Paddle's own cast to float16 is not exact
+                self.storage.convert(model)
             for name, layer in layers.items():
                 if is_below(name, self.keep_float32):
                     continue
@@ -70,7 +86,7 @@ class MixedPrecision(PlainPrecision):
 
     @property
     def is_active(self):
-        return self._open_contexts > 0
+        return self._here.open_contexts > 0
 
     @property
     def casts_operators(self):
@@ -78,12 +94,12 @@ class MixedPrecision(PlainPrecision):
 
     @contextlib.contextmanager
     def forward_context(self):
-        self._open_contexts += 1
+        self._here.open_contexts += 1
         try:
             with self.cpu_kernels() if self.casts is None else self.casts.on():
                 yield
         finally:
-            self._open_contexts -= 1
+            self._here.open_contexts -= 1
 
     def disable_casts(self):
         return contextlib.nullcontext() if self.casts is None else self.casts.off()
@@ -92,6 +108,11 @@ class MixedPrecision(PlainPrecision):
         if self.storage is not None and self.storage.masters:
             with self.cpu_kernels():
                 self.storage.collect()
+
+    def apply(self, optimizer, factor):
+        if self.storage is not None and self.storage.masters:
+            self.storage.adopt()
+        super().apply(optimizer, factor)
 
     def half(self, master):
         return None if self.storage is None else self.storage.half(master)
@@ -110,22 +131,22 @@ class MixedPrecision(PlainPrecision):
 
     def _surround(self, layer, input_dtype, output_dtype, without_casts=False):
         """Cast what goes into a layer and what comes out of it; switch the operators' casts off in between."""
-        entered = []
+        here = self._here
 
         @half_cpu.computes_only
         def before(layer, args, kwargs):
             if without_casts:
                 context = self.disable_casts()
                 context.__enter__()
-                entered.append(context)
+                here.entered.append((layer, context))
             if input_dtype is None:
                 return None
             return cast_floating(args, input_dtype), cast_floating(kwargs, input_dtype)
 
         @half_cpu.computes_only
         def after(layer, args, outputs):
-            if entered:
-                entered.pop().__exit__(None, None, None)
+            if without_casts:
+                here.leave(layer)
             return outputs if output_dtype is None else cast_floating(outputs, output_dtype)
 
         if without_casts or input_dtype is not None:

@@ -68,6 +68,9 @@ class PlainPrecision(Precision):
         self.verbose = verbose
         self._names: dict[int, str] = {}
 
+    def __deepcopy__(self, memo):
+        return self  # the copy of a model is run as the model is; a loss scale belongs to the training
+
     @property
     def backend(self):
         return half_cpu.backend_name(self.dtype) if self.device == "cpu" else "paddle"
@@ -234,7 +237,7 @@ class PlainPrecision(Precision):
                 missing.append(key)
                 continue
             value = state[key] if isinstance(state[key], paddle.Tensor) else paddle.to_tensor(state[key])
-            with paddle.no_grad():
+            with paddle.no_grad(), self.cpu_kernels():
                 master = self.master(tensor)
                 master.set_value(value.astype(master.dtype))
                 if master is not tensor:

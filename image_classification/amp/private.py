@@ -1,6 +1,9 @@
 """Every name that `amp` uses and Paddle does not document; a test fails when one of them vanishes."""
 
+import copy
 import functools
+import weakref
+from typing import Any
 
 import paddle
 from paddle.amp import amp_lists as _amp_lists
@@ -44,11 +47,59 @@ def operator_names():
     return frozenset(name for name in dir(paddle._C_ops) if not name.startswith("_"))
 
 
-def parameter_like(param, tensor):
-    """Return a parameter with the values and dtype of `tensor` and the name and attributes of `param`."""
-    twin = EagerParamBase.from_tensor(tensor, name=param.name, trainable=not param.stop_gradient)
-    twin.__dict__.update(param.__dict__)
-    return twin
+class HalfParameter(EagerParamBase):
+    """A half weight that knows its float32 master. A copy (`copy.deepcopy`) has a copy of the master.
+
+    Attributes:
+        master: the float32 parameter that the optimizer updates.
+        registry: {id of a master: half weight} of the storage that the weight belongs to, as its copies do.
+        frozen: whether it was frozen when it was made, and was not trained since.
+    """
+
+    master: EagerParamBase
+    registry: weakref.WeakValueDictionary
+    frozen: bool
+    _writes = 0  # by methods that autograd does not count
+    _known: Any = None
+
+    @classmethod
+    def of(cls, master, dtype, registry):
+        """Return the half twin of a float32 parameter, with its name and attributes."""
+        twin = cls.from_tensor(master.detach().astype(dtype), name=master.name, trainable=not master.stop_gradient)
+        twin.__dict__.update(master.__dict__)
+        return twin._belongs(master, registry, master.stop_gradient)
+
+    def _belongs(self, master, registry, frozen):
+        self.master, self.registry, self.frozen = master, registry, frozen
+        registry[id(master)] = self
+        self.note()
+        return self
+
+    def note(self):
+        """Take what the weight is now for what its master says."""
+        self._known = self._state()
+
+    def was_written(self):
+        """Return whether anybody may have written the weight since it was noted."""
+        return self._known != self._state()
+
+    def _state(self):
+        return self.inplace_version, self.data_ptr(), self._writes
+
+    def set_value(self, value):
+        super().set_value(value)
+        self._writes += 1
+
+    def copy_(self, *args):
+        super().copy_(*args)
+        self._writes += 1
+
+    def __deepcopy__(self, memo):
+        attributes = {name: value for name, value in vars(self).items() if name not in ("master", "registry", "_known")}
+        name = self.name + paddle.utils.unique_name.generate("_deepcopy")  # as Paddle names it
+        twin = HalfParameter.from_tensor(self.detach().clone(), **copy.deepcopy(attributes, memo), name=name)
+        memo[id(self)] = twin
+        return twin._belongs(copy.deepcopy(self.master, memo), self.registry, self.frozen)
 
 
 def cast_in_place(tensor, dtype):

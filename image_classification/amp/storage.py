@@ -4,6 +4,8 @@ The float32 parameter that the model was built with becomes the master, and the 
 are never made from rounded weights, and an optimizer that was built before the conversion already holds them.
 """
 
+import weakref
+
 import paddle
 from paddle.autograd import PyLayer
 
@@ -68,8 +70,8 @@ class HalfStorage:
         self.dtype = dtype
         self.masters = masters
         self._keeps_float32 = keeps_float32
-        self._twins = {}  # id of the half parameter -> (half parameter, float32 master)
-        self._half_of = {}  # id of the master -> half parameter
+        # id of the master -> half parameter, which holds the master; those of copies of the model as well
+        self._halves: weakref.WeakValueDictionary[int, private.HalfParameter] = weakref.WeakValueDictionary()
 
     def convert(self, model):
         """Store the model's float32 parameters and buffers in half, except in layers that stay float32.
@@ -78,7 +80,7 @@ class HalfStorage:
             ValueError: a parameter is not float32 to begin with.
         """
         for name, param in model.named_parameters():
-            if param.dtype in (paddle.float16, paddle.bfloat16) and id(param) not in self._twins:
+            if param.dtype in (paddle.float16, paddle.bfloat16) and self.master(param) is param:
                 raise ValueError(f"parameter {name!r} is {param.dtype} already: give the model in float32")
         kept: list[str] = []
         for name, layer in model.named_sublayers(include_self=True):
@@ -89,28 +91,37 @@ class HalfStorage:
 
     def master(self, tensor):
         """Return the float32 master of a half parameter, or the tensor itself when it has none."""
-        return self._twins.get(id(tensor), (None, tensor))[1]
+        if not isinstance(tensor, private.HalfParameter):
+            return tensor
+        _adopt(tensor)
+        return tensor.master
 
     def half(self, tensor):
         """Return the half parameter of a master, None when there is none."""
-        return self._half_of.get(id(tensor))
+        return self._halves.get(id(tensor))
 
     def collect(self):
         """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
-        twins = [(half, master) for half, master in self._twins.values() if half.grad is not None]
+        halves = [half for half in self._halves.values() if half.grad is not None and _learns(half)]
         # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
         # `.grad` copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that
         # `backward` is handed be copied.
-        if twins:
-            halves, masters = zip(*twins, strict=True)
+        if halves:
+            masters = [half.master for half in halves]
             paddle.autograd.backward([_Gradients.apply(lambda: halves, *masters)])
+
+    def adopt(self):
+        """Make masters what somebody else has written into their half weights since the last step."""
+        for half in self._halves.values():
+            _adopt(half)
 
     def publish(self, written):
         """Round the masters into the half weights, but those whose ids are among the written ones."""
         with paddle.no_grad():
-            for half, master in self._twins.values():
-                if not master.stop_gradient and id(half) not in written:
-                    write(half, master)
+            for half in self._halves.values():
+                if not half.master.stop_gradient and id(half) not in written:
+                    write(half, half.master)
+                half.note()
 
     def _convert_layer(self, layer):
         replaced = {}
@@ -122,9 +133,7 @@ class HalfStorage:
                 continue
             half = self.half(param)
             if half is None:
-                half = private.parameter_like(param, param.detach().astype(self.dtype))
-                self._twins[id(half)] = (half, param)
-                self._half_of[id(param)] = half
+                half = private.HalfParameter.of(param, self.dtype, self._halves)
             setattr(layer, name, half)
             replaced[id(param)] = half
         for _, buffer in layer.named_buffers(include_sublayers=False):
@@ -134,6 +143,27 @@ class HalfStorage:
         for name, value in vars(layer).items():
             if isinstance(value, list) and any(id(item) in replaced for item in value):
                 setattr(layer, name, [replaced.get(id(item), item) for item in value])
+
+
+def _learns(half):
+    """Return whether a half weight's gradient is its master's; one that is frozen no more is trained from now on."""
+    if half.frozen and half.master.stop_gradient:
+        half.master.stop_gradient = False
+    half.frozen = False
+    if half.master.stop_gradient:  # somebody froze the master alone
+        half.clear_gradient(set_to_zero=False)
+    return not half.master.stop_gradient
+
+
+def _adopt(half):
+    """Write into a master what differs in its half weight from the rounded master: the rest keeps its bits."""
+    if not half.was_written():
+        return
+    with paddle.no_grad():
+        wide = half.detach().astype("float32")
+        same = half.master.detach().astype(half.dtype).astype("float32") == wide
+        paddle.assign(paddle.where(same, half.master, wide), half.master)
+    half.note()
 
 
 def is_below(name, layers):

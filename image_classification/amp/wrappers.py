@@ -13,7 +13,7 @@ from .structures import cast_floating
 
 
 class AmpModel(paddle.nn.Layer):
-    """A model that opens its precision's forward context itself; attributes of the model are found through it.
+    """A model that opens its precision's forward context itself; attributes of the model are found and set through it.
 
     Called outside of a forward context it returns float32, because operators out there do not expect half tensors.
     """
@@ -45,6 +45,22 @@ class AmpModel(paddle.nn.Layer):
         except AttributeError:
             return getattr(super().__getattr__("model"), name)
 
+    def __setattr__(self, name, value):
+        own = name in vars(self) or name in ("model", "precision") or hasattr(type(self), name)
+        model = None if own else vars(self).get("_sub_layers", {}).get("model")
+        if model is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(model, name, value)
+
+    def named_parameters(self, *args, **kwargs):
+        """Return the parameters under the plain model's names, as `state_dict` has them."""
+        return self.model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args, **kwargs):
+        """Return the buffers under the plain model's names."""
+        return self.model.named_buffers(*args, **kwargs)
+
 
 class AmpCriterion:
     """A loss function that runs inside its precision's forward context and returns float32."""
@@ -62,7 +78,8 @@ class AmpCriterion:
 
 
 class AmpOptimizer:
-    """An optimizer that unscales and checks gradients before it applies them; other attributes are the optimizer's own.
+    """An optimizer that unscales and checks gradients before it applies them; other attributes are those of the
+    optimizer, to read and to set.
 
     Gradients may arrive by `scale_loss`, by `backward` or by a plain `loss.backward()`: `step` never applies any that
     is not finite, and after it the model's half weights follow their masters.
@@ -76,9 +93,16 @@ class AmpOptimizer:
         self._checked = False
         self._norm = 0.0  # of the unscaled gradients now; those of a step to be skipped are dropped
         self._result: StepResult | None = None  # of the checks since the last step; a failed one stays
+        self._is_built = True
+
+    _is_built = False
 
     def __getattr__(self, name):
         return getattr(self.optimizer, name)
+
+    def __setattr__(self, name, value):
+        own = not self._is_built or name in vars(self) or hasattr(type(self), name)
+        object.__setattr__(self if own else self.optimizer, name, value)
 
     def add_param_group(self, group):
         """Add a parameter group; half weights of a converted model are replaced by their masters.
@@ -127,6 +151,16 @@ class AmpOptimizer:
         named_params = self._named_params()
         self.precision.clip(named_params, self._norm, self.precision.clip_grad_norm)
         return self.precision.update(self.optimizer, named_params, result)
+
+    def minimize(self, loss, startup_program=None, parameters=None, no_grad_set=None):
+        """Apply the gradients that a backward pass of the loss left, as `step` does.
+
+        Raises:
+            ValueError: some parameters are to be left out.
+        """
+        if parameters is not None or no_grad_set is not None:
+            raise ValueError("minimize of some parameters would leave the others' gradients scaled: set stop_gradient")
+        return self.step()
 
     def clear_grad(self, set_to_zero=False):
         """Drop the gradients, those of half weights included."""

@@ -70,12 +70,11 @@ def _extreme(is_minimum):
 
 def _place(is_minimum):
     def kernel(original, args, kwargs):
-        names = ("x", "axis", "keepdim", "flatten", "dtype")
-        values = bound(args, kwargs, names, (-1, False, False, _INT64))
+        values = bound(args, kwargs, ("x", "axis", "keepdim", "dtype"), (None, False, _INT64))
         if values is None or not pays(values[0], numel(values[0])):
             return NotImplemented
-        x, axis, keepdim, flatten, dtype = values
-        if type(axis) is not int or flatten or dtype is not _INT64 or not -x.ndim <= axis < x.ndim:
+        x, axis, keepdim, dtype = values  # the axis None is that of all numbers
+        if type(axis) is not int or dtype is not _INT64 or not -x.ndim <= axis < x.ndim:
             return NotImplemented
         x, axis = contiguous(x), axis % x.ndim
         sizes = split_at(x.shape, axis)

@@ -53,7 +53,8 @@ class Pair(PyLayer):
         if not ctx.needs[1] or by_small is None:
             return large_gradient, None
         if not any(repeated for _, repeated in runs):
-            return large_gradient, _slope(by_small, large, small, gradient, runs, large.dtype)
+            small_gradient = _slope(by_small, large, small, gradient, runs, large.dtype)
+            return large_gradient, small_gradient if large.shape == shape else reshape(small_gradient, shape)
         wide = _slope(by_small, large, small, gradient, runs, _FLOAT32)
         return large_gradient, sum_over(wide, None, runs, new_small(large, shape))
 

@@ -26,7 +26,7 @@ from .branches import branched
 from .composites import composite
 from .huge_pages import Adviser
 from .references import References
-from .scope import Scope, active
+from .scope import Entry, Scope, active
 
 _advise = Adviser()
 _BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
@@ -53,6 +53,8 @@ class _Operator:
 
 def _rule(name):
     """Return the function that computes operator `name` for half tensors."""
+    if name == op_names.CAST:
+        return reference.compute_cast
     if name in op_names.BATCH_NORMS:
         return inplace.compute_batch_norm
     if name in op_names.NORMS:
@@ -143,7 +145,7 @@ def _serve_product(scope, operator, original, args, kwargs, cast):
 
 def _is_exact(name, tensors):
     """Return True if Paddle's own half kernel moves these tensors exactly; tensors of mixed dtypes are promoted."""
-    if name not in native.EXACT:
+    if name not in native.EXACT or name == op_names.CAST:
         return False
     common = None
     for tensor in tensors:
@@ -224,6 +226,25 @@ def _dense(scope, tensor):
     return paddle.assign(tensor) if plain is tensor else plain
 
 
+def _recomputation(original):
+    """Return the wrapper of Paddle's recompute: the backward pass runs the function as the forward pass did."""
+
+    @functools.wraps(original)
+    def recompute(function, *args, **kwargs):
+        scope = active.scope
+        if scope is None:
+            return original(function, *args, **kwargs)
+
+        @functools.wraps(function.forward if isinstance(function, paddle.nn.Layer) else function)
+        def inside(*args, **kwargs):
+            with dispatch._again(scope):
+                return function(*args, **kwargs)
+
+        return original(inside, *args, **kwargs)
+
+    return recompute
+
+
 @functools.cache
 def _references():
     """Return the one list of references. Built on first use: a program on a GPU never pays for it."""
@@ -237,6 +258,8 @@ def _references():
     attention, name = paddle_names.ATTENTION_MODULE, paddle_names.ATTENTION
     whole = composite("dot_product_attention", casts_as="matmul")(getattr(attention, name))
     tables.append((attention, {name: whole}))
+    recompute, name = paddle_names.RECOMPUTE_MODULE, paddle_names.RECOMPUTE
+    tables.append((recompute, {name: _recomputation(getattr(recompute, name))}))
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
@@ -247,7 +270,8 @@ class dispatch:
     """Make operators work on real float16 and bfloat16 CPU tensors, and faster on float32 ones, until the context ends.
 
     Re-entrant; an inner context replaces the policy and the backend of the outer one. `loss.backward()` needs no
-    context, except where the backward pass runs Python code on half tensors (recomputation, a PyLayer).
+    context, except where the backward pass runs Python code on half tensors (a PyLayer); what
+    `paddle.distributed.fleet.utils.recompute` runs again has that of the forward pass.
 
     Args:
         policy: object whose `cast(op_name, tensors)` returns "float16", "bfloat16" or "float32", the dtype to which the
@@ -264,19 +288,28 @@ class dispatch:
 
     def __init__(self, policy: Any = None, backend: str = "auto"):
         self._scope = Scope(policy, kernels.find(backend))
-        self._outer: list[Scope | None] = []
+        self._entered: list[Entry] = []
+
+    @classmethod
+    def _again(cls, scope):
+        """Return another context of the same policy and backend."""
+        context = cls(backend=scope.backend.name)
+        context._scope = scope
+        return context
 
     def __enter__(self):
         with _BUILDING:
             references = _references()
         references.replace()
         _advise()
-        self._outer.append(active.scope)
-        active.scope = self._scope
+        self._entered.append(Entry("scope", self._scope))
         return self
 
     def __exit__(self, *exception):
-        active.scope = self._outer.pop()
+        # Threads may share a dispatch; a generator that another thread ends is of neither.
+        entry = next((entry for entry in reversed(self._entered) if entry.thread is vars(active)), self._entered[-1])
+        self._entered.remove(entry)
+        entry.leave()
         _references().restore()
         return False
 

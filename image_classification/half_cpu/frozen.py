@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import paddle
 
-from .scope import active
+from .scope import Entry
 
 
 class Frozen:
@@ -68,8 +68,8 @@ def rounded_once(model: paddle.nn.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(weights):
-    outer, active.frozen = active.frozen, weights
+    entry = Entry("frozen", weights)
     try:
         yield
     finally:
-        active.frozen = outer
+        entry.leave()

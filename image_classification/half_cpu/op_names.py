@@ -82,6 +82,8 @@ WITHOUT_POLICY = words(
     """
 )
 
+CAST = "cast"
+
 # Its gradient may be sparse.
 EMBEDDING = "embedding"
 

@@ -34,6 +34,10 @@ unsqueeze = OPERATORS.unsqueeze
 ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
 ATTENTION = "_math_attention"
 
+# what calls a function again in the backward pass
+RECOMPUTE_MODULE = sys.modules["paddle.distributed.fleet.recompute.recompute"]
+RECOMPUTE = "recompute"
+
 # The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
 PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
 

@@ -6,7 +6,7 @@ is computed in float32 too and rounded once, to the dtype of the input.
 """
 
 from . import paddle_names
-from .arguments import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR, is_basic
+from .arguments import BFLOAT16, DTYPE, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR, is_basic
 
 
 class UnsupportedOperator(RuntimeError):
@@ -154,6 +154,13 @@ def compute_get_item(name, original, args, kwargs, tensors, cast):
     if is_basic(index):
         return original(tensor, index)
     return cast(original(cast(tensor, FLOAT32), index), tensor.dtype)
+
+
+def compute_cast(name, original, args, kwargs, tensors, cast):
+    """Return a tensor in another dtype."""
+    values = (*args[1:], *kwargs.values())
+    half = next((paddle_names.names_half(value) for value in values if KINDS[type(value)] == DTYPE), None)
+    return original(*args, **kwargs) if half is None else cast(tensors[0], half)
 
 
 def compute_embedding(name, original, args, kwargs, tensors, cast):

@@ -6,7 +6,7 @@ from typing import Any
 import paddle
 
 from . import kernels, paddle_names
-from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, scan
+from .arguments import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, scan
 
 
 class Scope:
@@ -40,7 +40,7 @@ class Scope:
             result = kernel(paddle_names.cast, (tensor, dtype), {})
             if result is not NotImplemented:
                 return result
-        return paddle_names.cast(tensor, dtype)
+        return cast_by_paddle(tensor, dtype)
 
     def cast_inputs(self, change, args, kwargs, wanted):
         """Return (args, kwargs, tensors, half) with the floating inputs that `change` visits in the dtype named."""
@@ -83,9 +83,55 @@ class _Active(threading.local):
     update: Any = None  # see updates.py
     recorder: Any = None  # see replay.py
 
+    def __init__(self):
+        self.entered: list[Entry] = []
+
+
+class Entry:
+    """A context that was entered: what it makes active, and what becomes active again behind it.
+
+    Contexts inside of generators end in any order; one that ends before a later one gives that its outer value.
+
+    Args:
+        kind: "scope", "frozen" or "update".
+    """
+
+    def __init__(self, kind: str, value: Any):
+        self.thread = vars(active)  # that of this thread, which a generator may leave to another one
+        self._kind, self._outer = kind, getattr(active, kind)
+        active.entered.append(self)
+        setattr(active, kind, value)
+
+    def leave(self) -> None:
+        """End the context, in the thread that entered it."""
+        entered = self.thread["entered"]
+        later = [entry for entry in entered[entered.index(self) + 1 :] if entry._kind == self._kind]
+        entered.remove(self)
+        if later:
+            later[0]._outer = self._outer
+        else:
+            self.thread[self._kind] = self._outer
+
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
 active = _Active()
+
+
+def cast_by_paddle(tensor, dtype):
+    """Return `tensor` in `dtype` by Paddle's operator, recorded by autograd.
+
+    Paddle 3.3.1 casts numbers of 2^-89 to 2^-77 to float16 ones of up to 2^-14 instead of 0; they become 2^-26 before.
+    """
+    if dtype is not FLOAT16 or tensor.dtype not in (FLOAT32, FLOAT64):
+        return paddle_names.cast(tensor, dtype)
+    scope, active.scope = active.scope, None
+    try:
+        with paddle.no_grad():
+            lost = paddle.logical_and(tensor.abs() < 2.0**-77, tensor.astype("bool"))
+            addend = paddle.where(lost, tensor.sign() * 2.0**-26, paddle.full_like(tensor, -0.0))  # x + -0 is x
+        return paddle_names.cast(tensor + addend, dtype)
+    finally:
+        active.scope = scope
 
 
 def made_once(pointer, key, make):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import paddle
 
 from . import paddle_names
-from .scope import active
+from .scope import Entry, active
 
 # The optimizers whose operators have such kernels, where nothing but the operator reads the gradients.
 _OPERATORS = {
@@ -76,8 +76,9 @@ def update(factor: float, half_of: Callable) -> Iterator[set[int]]:
 
     A factor other than 1 is for optimizers that :func:`multiplies_gradients` is true of.
     """
-    outer, active.update = active.update, Update(factor, half_of)
+    one = Update(factor, half_of)
+    entry = Entry("update", one)
     try:
-        yield active.update.written
+        yield one.written
     finally:
-        active.update = outer
+        entry.leave()

@@ -4,6 +4,7 @@ import ast
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,82 @@ def test_attributes_of_model_and_optimizer_are_reached_through():
         _ = model.question
     model.eval()
     assert not model.model.training
+
+
+@pytest.mark.parametrize("level", MODES)
+def test_what_is_set_on_model_and_optimizer_reaches_the_ones_inside(level):
+    class Scaled(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.head, self.factor = paddle.nn.Linear(4, 3), 1.0
+
+        def forward(self, x):
+            return self.head(x) * self.factor
+
+    plain = Scaled()
+    model, optimizer = amp.initialize(plain, adamw(plain), opt_level=level, verbosity=0)
+    model.factor = 0.0
+    assert float(model(paddle.ones([2, 4])).abs().max()) == 0
+    model.head = paddle.nn.Linear(4, 7)
+    assert model(paddle.ones([2, 4])).shape == [2, 7]
+    model.training = False
+    optimizer._learning_rate = 0.25
+    assert optimizer.get_lr() == optimizer.optimizer.get_lr() == 0.25
+
+
+@pytest.mark.parametrize("level", MODES)
+def test_parameters_have_the_names_of_the_saved_weights(level):
+    plain = network()
+    names, buffers = ([name for name, _ in found] for found in (plain.named_parameters(), plain.named_buffers()))
+    model = amp.initialize(plain, opt_level=level, verbosity=0)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [name for name, _ in model.named_buffers()] == buffers
+    assert {*names, *buffers} == set(model.state_dict())
+    assert len(model.parameters()) == len(names)
+
+
+@pytest.mark.parametrize("level", MODES)
+def test_minimize_is_the_checked_step(level):
+    (model, optimizer), (other, stepped) = start(level), start(level)
+    images, labels = batch()
+    for each, one in ((model, optimizer), (other, stepped)):
+        loss = F.cross_entropy(each(images), labels)
+        with amp.scale_loss(loss, one) as scaled:
+            scaled.backward()
+    optimizer.minimize(loss)
+    stepped.step()
+    assert bits(model.state_dict()) == bits(other.state_dict())
+    assert bits(dict(model.named_parameters())) == bits(dict(other.named_parameters()))
+    with pytest.raises(ValueError, match="set stop_gradient"):
+        optimizer.minimize(loss, parameters=model.parameters()[:1])
+
+
+@pytest.mark.parametrize("level", ["O1", "auto"])
+def test_model_returns_float32_while_another_thread_is_inside(level):
+    model = amp.initialize(network(), opt_level=level, dtype="bfloat16", verbosity=0)
+    inside, leave, found = threading.Event(), threading.Event(), []
+
+    def work():
+        with model.precision.forward_context():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait(10)
+    found.append(model(batch()[0]).dtype)
+    leave.set()
+    thread.join()
+    assert found == [paddle.float32]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_default_bounds_of_a_static_scale_are_no_warning(level, caplog):
+    with caplog.at_level("WARNING"):
+        amp.initialize(network(), opt_level=level, dtype=None if level == "O0" else "bfloat16")
+        assert not caplog.records
+        amp.initialize(network(), opt_level=level, dtype=None if level == "O0" else "bfloat16", max_loss_scale=512.0)
+    assert "no effect of: max_scale" in caplog.text
 
 
 @pytest.mark.parametrize(

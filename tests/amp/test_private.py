@@ -1,5 +1,7 @@
 """The undocumented names of Paddle that `amp` stands on: each test names the one that a release removed or changed."""
 
+import weakref
+
 import numpy as np
 import paddle
 
@@ -47,12 +49,13 @@ def test_twin_of_a_parameter_keeps_name_and_attributes():
     attributes = paddle.ParamAttr(learning_rate=0.1, need_clip=False, regularizer=paddle.regularizer.L2Decay(0.5))
     param = paddle.nn.Linear(2, 2, weight_attr=attributes).weight
     param.is_distributed = True
-    twin = private.parameter_like(param, param.astype("float16"))
+    twin = private.HalfParameter.of(param, "float16", weakref.WeakValueDictionary())
     assert twin.dtype == paddle.float16
     assert isinstance(twin, type(param))
     assert (twin.name, twin.trainable, twin.stop_gradient) == (param.name, True, False)
     assert (twin.optimize_attr, twin.need_clip, twin.is_distributed) == ({"learning_rate": 0.1}, False, True)
     assert twin.regularizer is param.regularizer
+    assert twin.master is param
 
 
 def test_cast_in_place_keeps_the_object_and_its_place_in_the_layer():

@@ -227,6 +227,31 @@ def test_kernel_of_empty_tensors_leaves_them_to_the_reference(name, shapes, cons
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("shapes", [([1, 3], [3]), ([1, 1], []), ([1, 1, 2, 3], [2, 3]), ([3], [1, 3])], ids=str)
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_gradient_of_a_tensor_with_fewer_axes_of_size_one_has_its_shape(name, shapes, dtype):
+    x, y = (paddle.full(shape, value, dtype) for shape, value in zip(shapes, (1.0, 2.0), strict=True))
+    x.stop_gradient = y.stop_gradient = False
+    with half_cpu.dispatch(backend="onednn"):
+        result = getattr(paddle, name)(x, y)
+    result.backward(paddle.full_like(result, 3.0))
+    assert (x.grad.shape, y.grad.shape) == shapes
+    by_x, by_y = (0, 3) if name == "maximum" else (3, 0)
+    assert (x.grad.astype(FLOAT32) == by_x).all() and (y.grad.astype(FLOAT32) == by_y).all()
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_place_without_an_axis_is_that_among_all_numbers(name, dtype):
+    x = tensors([(5, 3, 7)], dtype)[0].detach()
+    expected = getattr(np, name)(x.astype(FLOAT32).numpy())
+    with half_cpu.dispatch(backend="onednn"):
+        found, kept = getattr(paddle, name)(x), getattr(x, name)(keepdim=True)
+    assert (found.shape, kept.shape) == ([], [1, 1, 1])
+    assert found.item() == kept.item() == expected
+
+
+@pytest.mark.parametrize("dtype", ALL)
 def test_kernel_of_an_empty_index_or_mask_leaves_it_to_the_reference(dtype):
     kernels = half_cpu.kernels.find("onednn").kernels
     x, index = paddle.zeros([2, 3], dtype), paddle.zeros([0], "int64")

@@ -14,6 +14,7 @@ from paddle.distributed.fleet.utils import recompute
 
 from image_classification import half_cpu
 from image_classification.half_cpu import kernels, op_names, paddle_names
+from image_classification.half_cpu.scope import active
 
 
 class Policy:
@@ -236,6 +237,51 @@ def test_one_dispatch_object_can_be_entered_again_inside_itself():
     assert paddle.matmul(x, x).dtype == paddle.float32
 
 
+def dtypes_of_products(policy):
+    with half_cpu.dispatch(Policy(policy)):
+        while True:
+            yield paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype
+
+
+def test_dispatch_that_a_generator_ends_first_leaves_the_later_one_and_nothing_behind():
+    before = references()
+    products = dtypes_of_products("float16")
+    assert next(products) == paddle.float16
+    with half_cpu.dispatch(Policy("bfloat16")):
+        products.close()
+        assert paddle.matmul(paddle.ones([2, 2]), paddle.ones([2, 2])).dtype == paddle.bfloat16
+    assert active.scope is None
+    assert references() == before
+
+
+def test_dispatch_that_another_thread_ends_is_left_by_the_thread_that_entered_it():
+    products = dtypes_of_products("float16")
+    next(products)
+    thread = threading.Thread(target=products.close)
+    thread.start()
+    thread.join()
+    assert active.scope is None
+
+
+def test_one_dispatch_object_serves_threads_at_once():
+    shared, inside, leave = half_cpu.dispatch(Policy("float16")), threading.Event(), threading.Event()
+
+    def work():
+        with shared:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=work)
+    with shared:
+        thread.start()
+        inside.wait(10)
+    try:
+        assert active.scope is None
+    finally:
+        leave.set()
+        thread.join()
+
+
 def test_threads_have_their_own_policies():
     before = references()
     x = paddle.ones([2, 2])
@@ -365,6 +411,28 @@ class Triple(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * 3.0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("policy", [None, Policy("bfloat16")], ids=["half", "policy"])
+@pytest.mark.parametrize("form", ["layer", "function"])
+def test_recomputed_layers_run_in_the_backward_pass_as_they_did_before(form, policy, reentrant):
+    gradients, formats = [], []
+    for recomputed in (False, True):
+        paddle.seed(0)
+        block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 8))
+        block = block.to(dtype="bfloat16") if policy is None else block
+        block[3].register_forward_post_hook(lambda layer, args, result: formats.append(result.dtype))
+        x = paddle.randn([4, 8]).astype(block[0].weight.dtype)
+        x.stop_gradient = False
+        with half_cpu.dispatch(policy):
+            run = block if form == "layer" else lambda x, block=block: block(x)
+            result = recompute(run, x, use_reentrant=reentrant) if recomputed else block(x)
+        result.astype("float32").sum().backward()
+        gradients.append([tensor.grad.astype("float32").numpy() for tensor in (x, *block.parameters())])
+    assert formats == [paddle.bfloat16] * 3
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

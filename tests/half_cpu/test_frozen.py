@@ -252,6 +252,17 @@ def test_context_within_another_gives_the_outer_one_back():
     assert active.frozen is None
 
 
+def test_contexts_of_two_generators_leave_nothing_behind():
+    def predictions(layer):
+        with half_cpu.frozen(layer), half_cpu.update(1.0, lambda tensor: None), half_cpu.dispatch():
+            yield from range(3)
+
+    first, second = (predictions(paddle.nn.Linear(4, 4)) for _ in range(2))
+    assert list(zip(first, second, strict=False)) == [(0, 0), (1, 1), (2, 2)]
+    second.close()  # the first one has ended with the loop, though it began first
+    assert (active.frozen, active.update, active.scope) == (None, None, None)
+
+
 @pytest.mark.parametrize("needs", [(True, False), (False, True)])
 def test_sum_of_two_that_repeat_each_other_gives_gradients_to_who_needs_them(needs):
     left, right = paddle.ones([3, 1, 5]), paddle.ones([1, 4, 5])

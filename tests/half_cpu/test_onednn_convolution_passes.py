@@ -1,5 +1,7 @@
 """The passes of a convolution where windows reach past the images."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -45,6 +47,40 @@ def test_filter_gradient_where_taps_see_only_padding_is_that_of_float32(dtype, i
     expected = wide.grad.numpy()
     difference = np.abs(weight.grad.astype("float32").numpy() - expected)
     assert (difference <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("width", "groups", "channels", "outputs", "window", "dilation"),
+    [
+        (31, 2, 2, 2, (3, 3), 2),
+        (40, 2, 17, 8, (2, 2), 2),
+        (40, 3, 1, 2, (3, 1), (2, 1)),
+        (70, 3, 24, 17, (3, 3), 3),
+        (70, 2, 16, 16, (3, 3), 2),
+        (70, 1, 17, 17, (3, 3), 2),
+    ],
+)
+def test_filter_gradient_of_windows_with_gaps_is_that_of_float32(
+    width, groups, channels, outputs, window, dilation, dtype
+):
+    """oneDNN's of bfloat16 was what lay in memory, up to 1e36, where it fills channels up to a multiple of 16."""
+    paddle.seed(0)
+    x = paddle.randn([2, groups * channels, 9, width]).astype(dtype)
+    weight = paddle.randn([groups * outputs, channels, *window]).astype(dtype)
+    gradients, gradient = [], None
+    leave_large_numbers_in_memory()
+    for inside in (True, False):
+        own = weight.astype(dtype if inside else "float32").detach()
+        own.stop_gradient = False
+        with half_cpu.dispatch() if inside else contextlib.nullcontext():
+            result = F.conv2d(x.astype(own.dtype), own, padding=1, dilation=dilation, groups=groups)
+            gradient = paddle.randn(result.shape).astype(dtype) if gradient is None else gradient
+        result.backward(gradient.astype(own.dtype))
+        gradients.append(own.grad.astype("float32").numpy())
+    found, expected = gradients
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
+    assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
 
 
 @pytest.mark.parametrize(("channels", "stride", "side"), [(3, 2, 112), (15, 2, 80), (4, 3, 225), (16, 2, 80)])

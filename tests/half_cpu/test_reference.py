@@ -104,6 +104,23 @@ def test_float16_sum_overflows_from_65520_and_rounds_ties_to_even(left, right, e
     assert total.item() == expected
 
 
+@pytest.mark.parametrize("wide", ["float32", "float64"])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_cast_to_float16_of_every_exponent_is_ieees(backend, wide):
+    """Paddle's own cast makes up to 2^-14 of numbers around 2^-80, which softmax returns."""
+    powers = 2.0 ** np.arange(-149, 128)
+    values = np.concatenate([sign * powers * mantissa for sign in (1, -1) for mantissa in (1, 1.37, 1.99)])
+    values = np.concatenate([values.astype("float32"), [0.0, -0.0, np.inf, -np.inf]]).astype(wide)
+    x = paddle.to_tensor(values, stop_gradient=False)
+    with np.errstate(over="ignore"), half_cpu.dispatch(backend=backend):
+        np.testing.assert_array_equal(bits(x.astype("float16")), bits(paddle.to_tensor(values.astype("float16"))))
+        probabilities = paddle.nn.functional.softmax(half_tensor([0.0, -57.0], "float16"))
+        y = x.astype("float16")
+    assert probabilities.astype("float32").tolist() == [1.0, 0.0]
+    y.backward(paddle.ones_like(y))
+    assert (x.grad == 1).all()
+
+
 @pytest.mark.parametrize(("power", "factor", "expected"), [(-12, 2**-13, 0.0), (-12, 2**-12, 2**-24), (-12, 0, 0)])
 def test_float16_product_up_to_2_to_the_minus_25_becomes_zero(power, factor, expected):
     x = half_tensor([2.0**power], "float16")
