@@ -114,13 +114,15 @@ def runs_in_float32(filters):
 
 
 def _reads_too_far(name, source, filters, target, geometry, post_ops=()):
-    """oneDNN 3.6 takes two columns at a time for the gradient of bfloat16 filters; where results have a single one and
-    windows move by more than a pixel, the other is whatever lies in memory. So is the gradient by wide images whose
-    channels it fills up to a multiple of 16, where there are gaps between the rows of a window."""
+    """oneDNN 3.6 takes two columns at a time for the gradient of bfloat16 filters. Where windows move by more than a
+    pixel and results have a single one, or so few that wide padding leaves some taps a single one, the other is
+    whatever lies in memory. So is the gradient by wide images whose channels it fills up to a multiple of 16, where
+    there are gaps between the rows of a window."""
     if name != "backward_weights" or filters.data_type != onednn.BFLOAT16:
         return False
     filled = filters.shape[-3] % 16 != 0 and geometry[1][0] > 0
-    return filled or target.shape[3] == 1 and geometry[0][1] > 1
+    (_, stride), _, (_, before), _ = geometry
+    return filled or stride > 1 and target.shape[3] <= max(1, before)
 
 
 def _skips_pixels(name, source, filters, target, geometry, post_ops=()):

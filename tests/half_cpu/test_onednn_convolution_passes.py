@@ -29,6 +29,9 @@ def leave_large_numbers_in_memory():
         ((2, 32, 6, 1), (64, 32, 3, 3), 2, 1, 1),
         ((2, 32, 1, 6), (64, 32, 3, 3), 2, 1, 1),
         ((2, 32, 2, 2), (64, 32, 3, 3), 1, 1, 1),
+        ((3, 72, 5, 1), (9, 24, 3, 3), 2, 2, 3),
+        ((1, 32, 1, 1), (16, 32, 5, 5), 2, 3, 1),
+        ((3, 17, 2, 1), (16, 17, 5, 5), 2, 4, 1),
     ],
 )
 def test_filter_gradient_where_taps_see_only_padding_is_that_of_float32(dtype, image, filters, stride, padding, groups):
