@@ -46,12 +46,12 @@ class AmpModel(paddle.nn.Layer):
             return getattr(super().__getattr__("model"), name)
 
     def __setattr__(self, name, value):
-        own = name in vars(self) or name in ("model", "precision") or hasattr(type(self), name)
-        model = None if own else vars(self).get("_sub_layers", {}).get("model")
-        if model is None:
+        # `precision` is set last: before, all is this layer's own
+        own = "precision" not in vars(self) or name in vars(self) or name == "model" or hasattr(type(self), name)
+        if own:
             super().__setattr__(name, value)
         else:
-            setattr(model, name, value)
+            setattr(self.model, name, value)
 
     def named_parameters(self, *args, **kwargs):
         """Return the parameters under the plain model's names, as `state_dict` has them."""
