@@ -526,6 +526,13 @@ def test_numbers_that_nobody_wrote_keep_the_bits_of_their_masters():
         assert (master.numpy()[inside] != before[inside]).any()
 
 
+def test_steps_of_the_optimizer_alone_cost_no_look_at_the_half_weights():
+    model, _, step = scripted()
+    for _ in range(2):
+        step()
+        assert not any(param.was_written() for param in model.parameters())
+
+
 @pytest.mark.parametrize("frozen", [(0,), (0, 1)])
 @pytest.mark.parametrize("mode", ["O2", "naive"])
 def test_weights_that_are_unfrozen_between_steps_are_trained(mode, frozen):
