@@ -40,7 +40,7 @@ class RunFolder:
         """
         try:
             path = cls._make(config)
-            lock = _take_lock(path)
+            lock = take_lock(path)
         except OSError as error:
             raise UserError(f"-output: {error.filename or config.OUTPUT}: cannot be written to: "
                             f"{error.strerror or error}") from None  # fmt: skip
@@ -171,7 +171,12 @@ def check_output(config):
     raise UserError(f"-output: {path}: holds a run already: {way}name another folder")
 
 
-def _take_lock(path):
+def take_lock(path):
+    """Return the open file that keeps every other process out of a folder until it is closed.
+
+    Raises:
+        UserError: a run is writing to it.
+    """
     lock = open(path / LOCK, "w")  # noqa: SIM115 (the folder's object keeps it open)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

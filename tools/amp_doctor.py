@@ -6,13 +6,15 @@
 Takes every option of the training commands. Two short runs from the same weights: one in the mode that is asked for,
 to see where the first inf or NaN appears and where the loss scale goes, and one in float32, to see the values that half
 formats cannot hold. Each layer's output and its gradient, and each parameter's gradient, is measured in every step.
+Where float32 itself comes to inf or NaN, no format is to blame: that is said, and only the steps before it count.
 
--report gets doctor.json, doctor.png (largest activations and vanishing gradients, layers x steps), histograms for
-VisualDL and advice.yaml, which can stand in the BASE of a model's YAML.
+-report, a new folder, gets doctor.json, doctor.png (largest activations and vanishing gradients, layers x steps),
+histograms for VisualDL and advice.yaml, which can stand in the BASE of a model's YAML.
 """
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from image_classification.runtime import (
     command,
     prepare_process,
     progress_bar,
+    refuse_existing,
     setup_logger,
 )
 
@@ -60,6 +63,7 @@ def main(arguments):
     if config.EVAL or config.MODEL.RESUME:
         what = "-eval" if config.EVAL else f"-resume={config.MODEL.RESUME}"
         raise UserError(f"{what}: two short trainings are examined; -pretrained says with which weights they start")
+    refuse_existing(options.report, "-report")
     prepare_process()
     from image_classification.zoo import find_config
 
@@ -81,8 +85,10 @@ def examine(config, build_model, options):
     dtype = asked.precision.dtype if asked and asked.precision.dtype in FORMATS else "float16"
     scaler = asked.precision.scalers[0] if asked and asked.precision.scalers else None
     scale, dynamic = (scaler.scale, scaler.dynamic) if scaler else (2.0**16, True)
-    found = diagnose(plain.records, plain.order, dtype, scale, dynamic)
-    layers, parameters = doctor.layer_rows(plain, scale), doctor.parameter_rows(plain, scale)
+    broken = first_words(plain)
+    sound = dataclasses.replace(plain, records=plain.records[: broken["step"] if broken else None])
+    found = diagnose(sound.records, sound.order, dtype, scale, dynamic)
+    layers, parameters = doctor.layer_rows(sound, scale), doctor.parameter_rows(sound, scale)
     facts = {
         "model": config.MODEL.NAME,
         "precision": (asked or plain).precision.describe(),
@@ -90,7 +96,8 @@ def examine(config, build_model, options):
         "skipped_steps": asked.skipped if asked else 0,
         "loss_scale": scale,
         "first_non_finite": first_words(asked),
-        "losses": {"asked": asked.losses if asked else None, "float32": plain.losses},
+        "first_non_finite_float32": broken,
+        "losses": {"asked": asked and json_numbers(asked.losses), "float32": json_numbers(plain.losses)},
         "diagnosis": dataclasses.asdict(found),
         "layers": layers,
         "parameters": parameters,
@@ -148,6 +155,11 @@ def first_words(run):
     if run is None or run.first_non_finite is None:
         return None
     return dict(zip(("step", "kind", "name"), run.first_non_finite, strict=True))
+
+
+def json_numbers(values):
+    """Return the values with None for inf and NaN, which JSON does not have."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def write(path, content):

@@ -3,8 +3,8 @@
     python tools/compare_precision.py -cfg vit_tiny_digits --modes fp32,auto --dtypes float16,bfloat16 --seeds 0,1
 
 Each run is a process of its own, started as a user starts it; a run that is already in --output is not repeated, so an
-interrupted comparison continues. The table gives, for each mode and number format, the mean top-1 over the seeds, its
-spread, and the difference to float32 in points.
+interrupted comparison continues. After Ctrl-C, or when a run fails, no other one begins. The table gives, for each mode
+and number format, the mean top-1 over the seeds, its spread, and the difference to float32 in points.
 """
 
 import concurrent.futures
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import yaml
@@ -24,11 +25,13 @@ from image_classification.config import (
     check_model,
     family_of_file,
     find_yaml,
+    invocation_yaml,
     model_folders,
     preview_config,
     to_yaml,
 )
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
+from image_classification.run_folder import take_lock
 from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
 
 
@@ -36,16 +39,20 @@ from image_classification.runtime import Parser, UserError, atomic_write, comman
 def main(arguments):
     """Make the runs that are missing and print the table."""
     arguments = parse_arguments(arguments)
-    folder = arguments.output
     read_means(arguments.json)
     runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
-    reports = {}
+    for run in runs:
+        prepare(arguments, run)
+    reports, stopped = {}, threading.Event()
     bar = progress_bar(len(runs), "runs", "run")
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        waiting = {pool.submit(train, arguments, folder, run): run for run in runs}
-        for done in concurrent.futures.as_completed(waiting):
-            reports[waiting[done]] = done.result()
-            bar.update()
+        waiting = {pool.submit(unless, stopped, arguments, run): run for run in runs}
+        try:
+            for done in concurrent.futures.as_completed(waiting):
+                reports[waiting[done]] = done.result()
+                bar.update()
+        finally:
+            stopped.set()
     bar.close()
     print(table(arguments, reports))
     if arguments.json:
@@ -88,34 +95,68 @@ def formats(arguments):
             yield mode, dtype
 
 
-def train(arguments, folder, run):
+def prepare(arguments, run):
+    """Return the folder of a run, the words of its command and its whole configuration as text.
+
+    Raises:
+        UserError: the words make another run of it, or its folder has the result of another configuration.
+    """
+    mode, dtype, seed = run
+    output = (arguments.output / "_".join(map(str, (arguments.cfg.stem, *run)))).resolve()
+    words = [f"-cfg={arguments.cfg}", f"-seed={seed}", f"-amp_mode={mode}", f"-output={output}"]
+    words += [] if dtype == "float32" else [f"-amp_dtype={dtype}"]
+    words += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
+    config = preview_config(words)
+    for key, found, wanted in (
+        ("SEED", config.SEED, seed),
+        ("AMP.MODE", config.AMP.MODE, mode),
+        ("AMP.DTYPE", config.AMP.DTYPE, config.AMP.DTYPE if dtype == "float32" else dtype),
+        ("OUTPUT", config.OUTPUT, str(output)),
+        ("EVAL", config.EVAL, False),
+        ("DRY_RUN", config.DRY_RUN, False),
+        ("MODEL.RESUME", config.MODEL.RESUME, None),
+    ):
+        if found != wanted:
+            raise UserError(f"-opts: {key}: each run has its own, {wanted}, found {found}; leave it out")
+    configuration, done = to_yaml(config) + invocation_yaml(config), output / "done"
+    if done.exists() and done.read_text(encoding="utf-8") != configuration:
+        raise UserError(f"-output: {output}: has the result of another configuration; name another folder")
+    return output, words, configuration
+
+
+def unless(stopped, arguments, run):
+    """Train unless another run has failed: the pool would make all the others first, for hours."""
+    if stopped.is_set():
+        return None
+    try:
+        return train(arguments, run)
+    except BaseException:
+        stopped.set()
+        raise
+
+
+def train(arguments, run):
     """Return the report of one run.
 
     Raises:
         UserError: the run failed; the message has its last line.
     """
-    mode, dtype, seed = run
-    name = "_".join(map(str, (arguments.cfg.stem, *run)))
-    output = (folder / name).resolve()
-    report, done = output / "report.json", output / "done"
-    words = [f"-cfg={arguments.cfg}", f"-seed={seed}", f"-amp_mode={mode}"]
-    words += [] if dtype == "float32" else [f"-amp_dtype={dtype}"]
-    words += ["-opts", f"SAVE_FREQ={10**6}", *arguments.opts]
-    recipe = to_yaml(preview_config(words))
-    if done.exists() and done.read_text(encoding="utf-8") != recipe:
-        raise UserError(f"-output: {output}: has the result of another configuration; name another folder")
-    if not done.exists():
-        shutil.rmtree(output, ignore_errors=True)  # what a stopped run of this tool has left
-        command = [sys.executable, "main_single_gpu.py", f"-output={output}", *words]
+    output, words, configuration = prepare(arguments, run)
+    if not (output / "done").exists():
+        if output.exists():
+            with take_lock(output):
+                shutil.rmtree(output)  # what a stopped run of this tool has left
+        program = model_folders()[family_of_file(arguments.cfg)] / "main_single_gpu.py"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
-        model_folder = model_folders()[family_of_file(arguments.cfg)]
-        ended = subprocess.run(command, cwd=model_folder, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            [sys.executable, program, *words], env=environment, capture_output=True, text=True, check=False
+        )
         if ended.returncode:
-            raise UserError(f"{name} failed: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
-        check_complete(output, name)
-        done.write_text(recipe, encoding="utf-8")
-    return json.loads(report.read_text())
+            raise UserError(f"{output.name} failed: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
+        check_complete(output, output.name)
+        (output / "done").write_text(configuration, encoding="utf-8")
+    return json.loads((output / "report.json").read_text())
 
 
 def check_complete(output, name):

@@ -14,6 +14,7 @@ from .files import why_unwritable
 from .streams import open_missing_streams
 
 INTERRUPTED = 130
+EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
 
 
 def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
@@ -84,10 +85,9 @@ class Parser(argparse.ArgumentParser):
         if any(action.dest == "cfg" and not action.option_strings for action in self._actions):
             words = _cfg_first(words)
         found, unknown = super().parse_known_args(words, namespace)
-        for action in self._actions:  # what a shell makes of a variable that is not set
+        for action in self._actions:
             if getattr(found, action.dest, None) == "" != action.default:
-                raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: is empty; give "
-                                "it a value or leave it out")  # fmt: skip
+                raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: {EMPTY}")
         return found, unknown
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -116,6 +116,7 @@ def count(text: str) -> int:
 
 
 def new_folder(text: str) -> Path:
+    _refuse_empty(text)
     why = why_unwritable(text)
     if why:
         raise argparse.ArgumentTypeError(why)
@@ -123,9 +124,15 @@ def new_folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
+    _refuse_empty(text)
     if os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text}: is a folder")
     return new_folder(os.path.dirname(text) or ".") / os.path.basename(text)
+
+
+def _refuse_empty(text: str) -> None:
+    if not text:  # its Path would be the working folder
+        raise argparse.ArgumentTypeError(EMPTY)
 
 
 def _cfg_first(words: list[str]) -> list[str]:

@@ -79,3 +79,11 @@ def test_command_whose_reader_has_gone_ends_quietly():
     process.stdout.close()
     assert (process.wait(), process.stderr.read()) == (0, b"")
     process.stderr.close()
+
+
+@pytest.mark.parametrize("kind", ["new_file", "new_folder"])
+def test_empty_path_of_what_is_written_is_not_the_working_folder(kind):
+    parser = Parser()
+    parser.add_argument("-out", type=kind)
+    with pytest.raises(UserError, match="-out: is empty; give it a value or leave it out"):
+        parser.parse_args(["-out="])

@@ -307,3 +307,31 @@ def test_bad_argument_is_one_line(words, message, tmp_path, capsys):
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_report_of_another_examination_is_kept(tmp_path, capsys):
+    from tools.amp_doctor import main
+
+    (tmp_path / "advice.yaml").write_text("AMP: {MODE: O1}")
+    assert main(["-cfg=vit_tiny_digits", "-steps=1", f"-report={tmp_path}"]) == 2
+    assert f"-report: {tmp_path}: is a folder that is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["advice.yaml"]
+
+
+def test_training_that_breaks_in_float32_is_said_and_blamed_on_no_format(tmp_path, capsys):
+    """A learning rate of 1e30: the second step is not finite in any format, and only the first one counts."""
+    from tools.amp_doctor import main
+
+    sick = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.OPTIMIZER.NAME=SGD"]
+    words = ["-cfg=vit_tiny_digits", "-amp_mode=fp32", "-steps=4", "-batch_size=8", f"-report={tmp_path}"]
+    assert main([*words, "-opts", *sick]) == 0
+    assert "float32 itself: first inf or NaN in step 1: " in capsys.readouterr().out
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    facts = json.loads((tmp_path / "doctor.json").read_text(), parse_constant=refuse)
+    assert facts["first_non_finite_float32"]["step"] == 1
+    assert facts["losses"]["float32"][-1] is None
+    assert facts["diagnosis"]["overflow"] == facts["diagnosis"]["keep_float32"] == []
+    assert yaml.safe_load((tmp_path / "advice.yaml").read_text()) == {"AMP": {"MODE": "auto", "DTYPE": "float16"}}

@@ -1,12 +1,19 @@
 """The comparison of precision modes counts whole runs only."""
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from image_classification.runtime import UserError
-from tools.compare_precision import check_complete, main, parse_arguments, record, train
+from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, train
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_folder(path, epochs):
@@ -54,10 +61,10 @@ def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeyp
     arguments = parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.1"])
     assert (arguments.modes, arguments.seeds) == (["fp32"], [0])
     for _ in range(2):  # the second time it is there
-        assert train(arguments, tmp_path, ("fp32", "float32", 0))["top1"] == 0.9
+        assert train(arguments, ("fp32", "float32", 0))["top1"] == 0.9
     assert len(ran) == 1
     with pytest.raises(UserError, match="vit_tiny_digits_fp32_float32_0: has the result of another configuration"):
-        train(parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.2"]), tmp_path, ("fp32", "float32", 0))
+        train(parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.2"]), ("fp32", "float32", 0))
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[1]", '{"top1": 1}'])
@@ -66,6 +73,73 @@ def test_file_of_means_when_it_is_another_file_is_refused_before_the_runs(tmp_pa
     words = ["-cfg=vit_tiny_digits", f"-json={tmp_path / 'means.json'}", f"-output={tmp_path / 'runs'}"]
     assert main([*words, "-modes=fp32", "-seeds=0", "-opts", "TRAIN.NUM_EPOCHS=1"]) == 2
     assert "is no file of means" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [(["SEED=7"], "SEED"), (["AMP.MODE=O1"], "AMP.MODE"), (["AMP.MODE=O1", "AMP.DTYPE=bfloat16"], "AMP.MODE"),
+     (["OUTPUT=runs"], "OUTPUT"), (["EVAL=True", "MODEL.PRETRAINED=weights.pdparams"], "EVAL"),
+     (["DRY_RUN=True"], "DRY_RUN"), (["MODEL.RESUME=latest"], "MODEL.RESUME")],
+)  # fmt: skip
+def test_option_that_would_make_rows_of_another_run_is_refused_before_the_runs(tmp_path, capsys, options, key):
+    words = ["-cfg=vit_tiny_digits", "-modes=auto", "-dtypes=float16", "-seeds=0,1", f"-output={tmp_path / 'runs'}"]
+    assert main([*words, "-opts", "TRAIN.NUM_EPOCHS=1", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: -opts: {key}: ") and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_result_of_other_weights_is_none_of_this_comparison(tmp_path):
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}", "-opts"]
+    run = ("fp32", "float32", 0)
+    output, _, configuration = prepare(parse_arguments([*words, "MODEL.PRETRAINED=one.pdparams"]), run)
+    output.mkdir()
+    (output / "done").write_text(configuration)
+    with pytest.raises(UserError, match="has the result of another configuration"):
+        prepare(parse_arguments([*words, "MODEL.PRETRAINED=other.pdparams"]), run)
+
+
+def test_weights_of_a_relative_path_are_those_of_the_users_folder(tmp_path):
+    """The run says that the file holds no weights, so it has found it; after the failure no further run begins."""
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0,1,2", "-output=runs", "-opts", "TRAIN.NUM_EPOCHS=1"]
+    (tmp_path / "mine.pdparams").write_bytes(b"no weights")
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/compare_precision.py", *words, "MODEL.PRETRAINED=mine.pdparams"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "_0 failed: error: " in done.stderr and "mine.pdparams" in done.stderr, done.stderr
+    assert "no such file" not in done.stderr
+    assert not (tmp_path / "runs/vit_tiny_digits_fp32_float32_1").exists()
+
+
+def test_interrupted_comparison_begins_no_other_run(tmp_path):
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0,1,2", f"-output={tmp_path}"]
+    command = [sys.executable, ROOT / "tools/compare_precision.py", *words, "-opts", "TRAIN.NUM_EPOCHS=30"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as comparison:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(comparison.pid, signal.SIGINT)  # as a terminal does: to the run, too
+        _, errors = comparison.communicate(timeout=60)
+    assert comparison.returncode in (2, 130), errors  # the run's end may be noticed first
+    assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_digits_fp32_float32_0"]
+
+
+def test_folder_in_which_a_run_is_writing_is_kept(tmp_path):
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"]
+    folder = tmp_path / "vit_tiny_digits_fp32_float32_0"
+    folder.mkdir()
+    (folder / "latest.pdparams").write_bytes(b"state")
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, folder / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        with pytest.raises(UserError, match="another run is writing to it"):
+            train(parse_arguments(words), ("fp32", "float32", 0))
+        other.communicate(b"\n")
+    assert (folder / "latest.pdparams").exists()
 
 
 def test_run_of_all_epochs_is_counted(tmp_path):

@@ -81,9 +81,13 @@ def show(facts, found, advice, options):
         shares = [percent(row[f"{key}_{column}"]) for key in FORMATS for column in ("overflow", "flush")]
         table.append((row["parameter"], f"{row['largest_gradient']:.2e}", *shares))
     print_table(table)
-    first = facts["first_non_finite"]
-    if first:
-        print(f"first inf or NaN: {first['kind']} of {first['name']} in step {first['step']}")
+    for run, key in (("", "first_non_finite"), ("float32 itself: ", "first_non_finite_float32")):
+        first = facts[key]
+        if first:
+            kind = GRADIENT if first["kind"] == PARAMETER else first["kind"]  # weights are not looked at
+            print(f"{run}first inf or NaN in step {first['step']}: {kind} of {first['name']}")
+    if facts["first_non_finite_float32"]:
+        print("the tables and what follows are of the steps before; look at the learning rate, the data, the weights")
     print(f"overflow in {found.dtype}: {', '.join(found.overflow) or 'none'}")
     print(f"underflow in {found.dtype} at loss scale {found.scale:g}: {', '.join(found.underflow) or 'none'}")
     print(f"\nadvice, also in {options.report / 'advice.yaml'}:\n{advice}")
