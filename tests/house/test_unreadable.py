@@ -26,9 +26,9 @@ def write_images(folder):
         (folder / f"{split}_list.txt").write_text("".join(lines))
 
 
-def image_of(folder, epoch, batch):
+def image_of(folder, epoch, batch, place=0):
     """Return the path of an image of a micro-batch."""
-    return folder / "train" / f"{train_order(IMAGES, SEED, epoch, BATCH)[batch * BATCH, 0]:02d}.png"
+    return folder / "train" / f"{train_order(IMAGES, SEED, epoch, BATCH)[batch * BATCH + place, 0]:02d}.png"
 
 
 class Break(Hook):
@@ -86,6 +86,8 @@ def test_workers_end_the_run_where_it_ends_without_them(tmp_path):
     write_images(data)
     broken = image_of(data, 0, 5)
     broken.write_bytes(broken.read_bytes()[:50])
+    # one of two workers is busy with the third batch while the other one meets the image
+    Image.fromarray(np.zeros((4000, 4000, 3), np.uint8)).save(image_of(data, 0, 2, place=1))
     with pytest.raises(UserError, match=f"{broken.name}: corrupt image"):
         make(data, 1, run, workers=2).fit()
     assert checkpoint.load(run / "latest.pdparams")["progress"]["batch"] == 5  # not where a worker met it
