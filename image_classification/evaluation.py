@@ -37,9 +37,7 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     except UserError as error:
         failure = error
     model.train()
-    failures = [text for text in parallel.gather(failure and str(failure)) if text]
-    if failures:
-        raise failure or UserError(failures[0])
+    raise_together(parallel, failure)
     total = Accumulator()
     total.merge(_sum(accumulator.sums, parallel))
     result = total.result()
@@ -48,6 +46,13 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
     return result | {"seconds": time.monotonic() - start}
+
+
+def raise_together(parallel, failure):
+    """Raise on every process its own failure, or that of another process; return where none has one. A collective."""
+    failures = [text for text in parallel.gather(failure and str(failure)) if text]
+    if failures:
+        raise failure or UserError(failures[0])
 
 
 def _sum(integers, parallel):

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import paddle
@@ -20,39 +20,19 @@ import paddle
 from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
-from .evaluation import evaluate
+from .evaluation import evaluate, raise_together
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
 from .parallel.protocol import Parallel, average_statistics
 from .progress import Progress, Resumed, RunningMean, Timer, recount, units
+from .reading import Batch, MicroBatches, ReadAhead, snapshot
 from .runtime import UserError, get_logger
 from .saved_config import check_classes, check_rest_of_epoch
-
-Batch: TypeAlias = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 class TrainingError(RuntimeError):
     """The run cannot go on; the text is one line for the user."""
-
-
-class MicroBatches:
-    """The next ``window`` batches of an epoch, and how long the training waited for them."""
-
-    def __init__(self, batches: Iterator[Batch], window: int):
-        self.batches = batches
-        self.window = window
-        self.reader_seconds = 0.0
-
-    def __len__(self) -> int:
-        return self.window
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(self.window):
-            start = time.perf_counter()
-            batch = next(self.batches)
-            self.reader_seconds += time.perf_counter() - start
-            yield batch
 
 
 def forward_backward(
@@ -162,15 +142,19 @@ class Trainer:
         self.model.train()
         self.train_loader.set_epoch(progress.epoch)
         self.call("before_epoch")
-        batches = self.train_loader.iterate(progress.batch)
+        batches = ReadAhead(self.train_loader.iterate(progress.batch), num_batches - progress.batch)
+        if self.parallel.any(batches.failure is not None):
+            self._end_unreadable(batches.failure)
         while progress.batch < num_batches:
-            self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch))
+            self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch), batches.seconds)
+            batches.read()  # before the vote: what cannot be read ends the run where a signal would
             progress.seconds = time.monotonic() - start
             if self.reports():
                 self.mean.exchange(self.parallel)
-            self.stopping = self.parallel.any(self.stop_requested)
+            self.stopping = self.parallel.any(self.stop_requested or batches.failure is not None)
             self.call("after_step")
             if self.stopping:
+                raise_together(self.parallel, batches.failure)
                 return
         progress.epoch += 1
         progress.batch = 0
@@ -180,7 +164,7 @@ class Trainer:
                 self.evaluate()
             except UserError:
                 progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
-                self.call("on_failed_evaluation")
+                self.call("on_unreadable")
                 raise
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
@@ -195,21 +179,31 @@ class Trainer:
         """Return whether this step is written down; the running mean is that of all replicas then."""
         return self.epoch_step % self.config.REPORT_FREQ == 0 or self.epoch_step == self.steps_per_epoch
 
-    def train_step(self, batches: Iterator[Batch], window: int) -> None:
-        """Make one optimizer step of ``window`` micro-batches."""
+    def train_step(self, batches: Iterator[Batch], window: int, waited: float = 0.0) -> None:
+        """Make one optimizer step of ``window`` micro-batches; the first of them took ``waited`` seconds before."""
         self.call("before_step")
         start = time.perf_counter()
         num_images = 0
         self.optimizer.set_lr(self.schedule.lr(self.progress.step))
-        micro_batches = MicroBatches(batches, window)
-        for loss, correct, count in self.forward_backward(micro_batches):
+        micro_batches = MicroBatches(batches, window, waited)
+        undo = snapshot(self.model, self.parallel) if window > 1 else None  # the first batch has been read before
+        results = list(self.forward_backward(micro_batches))
+        if undo is not None and self.parallel.any(micro_batches.failure is not None):
+            undo()
+            self._end_unreadable(micro_batches.failure)
+        for loss, correct, count in results:
             self.mean.add(loss, correct, count)
             num_images += count
         result = self.precision.step(self.optimizer)
         self.progress.batch += window
         self._count(result)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start + waited
         self.timer.add(seconds, micro_batches.reader_seconds, num_images * self.parallel.data_size)
+
+    def _end_unreadable(self, failure: UserError | None) -> None:
+        """Save the steps so far and end the run on all processes; the next step is the first of a resume."""
+        self.call("on_unreadable")
+        raise_together(self.parallel, failure)
 
     def forward_backward(self, micro_batches: MicroBatches) -> Iterable[tuple[paddle.Tensor, Any, int]]:
         """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""

@@ -115,7 +115,7 @@ def short_run(config, build_model, steps):
     from image_classification.amp.observer import Observer
     from image_classification.build import build_parts, build_trainer
     from image_classification.parallel.single import SingleProcess
-    from image_classification.trainer import MicroBatches
+    from image_classification.reading import MicroBatches
 
     parts = build_parts(config, build_model, SingleProcess())
     trainer = build_trainer(parts)

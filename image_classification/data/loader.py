@@ -105,14 +105,19 @@ class Loader:
         try:
             pool.new_generation()
             waiting = {}  # batch -> tasks not yet answered
+            failures = {}  # batch -> why it cannot be made; said in its turn, where a loader without workers meets it
             for number in numbers[: self._num_slots]:
                 waiting[number] = self._submit(number, batches[number], epoch)
             for number in numbers:
                 while waiting[number]:
-                    for ticket, skipped in pool.collect():
+                    for ticket, skipped, error in pool.collect():
                         waiting[ticket] -= 1
+                        if error is not None:
+                            failures.setdefault(ticket, error)
                         for index, reason in skipped:
                             self._note_skipped(index, reason)
+                if number in failures:
+                    raise failures[number]
                 slot, size = number % self._num_slots, len(batches[number])
                 memory = pool.memory
                 finished = list(

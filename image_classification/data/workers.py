@@ -112,7 +112,7 @@ class WorkerPool:
         """Make the workers drop what an abandoned iteration still has under way, and wait for them to do so."""
         self.memory.generation[0] += 1
         while self.outstanding:
-            self.collect(ignore_errors=True)
+            self.collect()
         return int(self.memory.generation[0])
 
     def submit(self, ticket, slot, start, epoch, order):
@@ -125,23 +125,20 @@ class WorkerPool:
             raise self._death(number) from error
         self.outstanding += 1
 
-    def collect(self, ignore_errors=False):
-        """Wait for replies and return a list of (ticket, [(image, reason) left out]).
+    def collect(self):
+        """Wait for replies and return a list of (ticket, [(image, reason) left out], error or None: of bad data).
 
         Raises:
-            UserError: a worker met bad data, died, or made no progress for ``timeout_seconds``.
+            UserError: a worker died, or made no progress for ``timeout_seconds``.
         """
         replies = []
         for pipe in self._wait():
             number = self._pipes.index(pipe)
             try:
-                ticket, skipped, error = pipe.recv()
+                replies.append(pipe.recv())
             except (EOFError, OSError) as reason:
                 raise self._death(number) from reason
             self.outstanding -= 1
-            if error is not None and not ignore_errors:
-                raise error
-            replies.append((ticket, skipped))
         return replies
 
     def _wait(self):

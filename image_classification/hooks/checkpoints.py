@@ -12,7 +12,7 @@ from .hook import Hook
 
 class CheckpointHook(Hook):
     """Complete states every SAVE_FREQ epochs and SAVE_STEPS steps, at the end, where a stop was requested, and before
-    a run ends because images of its evaluation cannot be read.
+    a run ends because images cannot be read.
 
     One that cannot be written ends the run, on every process; the one before is intact.
     A run that continues in a new folder takes its best one along.
@@ -77,7 +77,7 @@ class CheckpointHook(Hook):
         if trainer.stopping or (unfinished and due and trainer.last_result.applied):
             self._save(trainer, "step")
 
-    def on_failed_evaluation(self, trainer):
+    def on_unreadable(self, trainer):
         self._save(trainer, "step")
 
     def after_epoch(self, trainer):

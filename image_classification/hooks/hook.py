@@ -26,10 +26,11 @@ class Hook:
 
     def after_evaluation(self, trainer): ...
 
-    def on_failed_evaluation(self, trainer):
-        """Where an evaluation has no image, or one that a process cannot read.
+    def on_unreadable(self, trainer):
+        """Where a process cannot read an image of the next step, or of an evaluation, or an evaluation has none.
 
-        The run ends; a resume begins with that evaluation.
+        The run ends; a resume begins with that step or evaluation. Where a step came before, in the same epoch, that
+        can be ``after_step`` of it instead, with ``trainer.stopping``.
         """
 
     def after_epoch(self, trainer): ...

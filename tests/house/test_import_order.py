@@ -24,7 +24,7 @@ ORDER = [
     ["weights"],
     ["checkpoint_schema", "saved_config"],
     ["checkpoint", "run_folder", "class_files", "curves"],
-    ["evaluation", "hooks", "progress", "report", "freeze", "fold", "zoo"],
+    ["evaluation", "hooks", "progress", "reading", "report", "freeze", "fold", "zoo"],
     ["trainer", "foreign"],
     ["build"],
     ["dry_run", "evaluate_only"],

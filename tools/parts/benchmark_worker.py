@@ -160,7 +160,7 @@ class Stopwatch:
 def measure_training(trainer, batches, count):
     """Return [{phase: seconds}] of training steps; scaler is all that precision adds to backward and optimizer: the
     finite check, unscaling, the masters' gradients, the half weights' update, the scale."""
-    from image_classification.trainer import MicroBatches
+    from image_classification.reading import MicroBatches
 
     precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(trainer.precision.device)
 

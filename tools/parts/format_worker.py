@@ -77,7 +77,7 @@ def observe(config, build_model, batches):
     from image_classification.amp.observer import ACTIVATION, FORMATS, GRADIENT, PARAMETER, Observer
     from image_classification.build import build_parts, build_trainer
     from image_classification.parallel.single import SingleProcess
-    from image_classification.trainer import MicroBatches
+    from image_classification.reading import MicroBatches
 
     parts = build_parts(config, build_model, SingleProcess())
     trainer, observer, steps = build_trainer(parts), Observer(parts.model), []
