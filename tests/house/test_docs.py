@@ -95,7 +95,7 @@ def test_documented_commands_work(page, number, lines, tmp_path):
                 words += ["-opts", f"SAVE={tmp_path}"]
             run(words, folder, line)
         elif words[0] == "python" and words[1].startswith("tools/") and folder == ROOT:
-            run(words, folder, line)
+            run([word.replace("=/tmp/", f"={tmp_path}/") for word in words], folder, line)
         elif words[0] == "python" and words[1:3] == ["-m", "paddle.distributed.launch"]:
             assert any(word.startswith("main_multi_gpu") for word in words), line
         else:
