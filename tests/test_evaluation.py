@@ -5,11 +5,12 @@ import paddle
 import pytest
 
 from image_classification import amp
-from image_classification.evaluation import evaluate
+from image_classification.evaluation import evaluate, raise_together
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
 from image_classification.metrics import ClassReport
 from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import UserError
 from tests.helpers.small_runs import build_net, runs_of
 
 RNG = np.random.default_rng(0)
@@ -92,3 +93,13 @@ def test_class_report_of_an_evaluation_counts_each_image_once():
     result = evaluate(model_of(precision), precision, LOADER, SingleProcess(), report)
     assert report.confusion.sum(1).tolist() == np.bincount(LABELS).tolist()
     assert np.diag(report.confusion).sum() == round(result["top1"] * 10)
+
+
+@pytest.mark.parametrize(("own", "said"), [(None, "b.png: corrupt"), ("a.png: corrupt", "a.png: corrupt")])
+def test_process_says_its_own_failure_before_that_of_another(own, said):
+    class OneOfTwo(SingleProcess):
+        def gather(self, value):
+            return ["b.png: corrupt", value]
+
+    with pytest.raises(UserError, match=said):
+        raise_together(OneOfTwo(), own and UserError(own))

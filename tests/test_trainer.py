@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 import types
 
 import numpy as np
@@ -145,6 +146,28 @@ def test_skipped_step_changes_no_weight_and_no_count_but_its_own():
     trainer.train_step(batches, 2)  # the inf of the first window does not leak into the second
     assert trainer.last_result.applied
     assert (progress.step, progress.skipped_steps, progress.skipped_in_a_row) == (1, 1, 0)
+
+
+def test_time_of_a_step_has_the_wait_for_its_first_batch():
+    """The first micro-batch is read before the step that takes it; 0.1 s is what the reader sleeps at least."""
+    costs = []
+
+    class Costs(Hook):
+        def after_step(self, trainer):
+            costs.append(trainer.timer.last)
+
+    trainer = make_trainer(make_batches(4, 4), hooks=[Costs()], ACCUM_ITER=2)
+    read = trainer.train_loader.iterate
+
+    def slowly(*args):
+        for number, batch in enumerate(read(*args)):
+            if number == 2:  # the first of the second step
+                time.sleep(0.1)
+            yield batch
+
+    trainer.train_loader.iterate = slowly
+    trainer.fit()
+    assert costs[1]["batch_cost"] >= costs[1]["reader_cost"] >= 0.1
 
 
 def test_learning_rate_follows_applied_steps_only():

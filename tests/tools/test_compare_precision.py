@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from image_classification.runtime import UserError
-from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, train
+from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, train, unless
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,6 +112,18 @@ def test_weights_of_a_relative_path_are_those_of_the_users_folder(tmp_path):
     assert "_0 failed: error: " in done.stderr and "mine.pdparams" in done.stderr, done.stderr
     assert "no such file" not in done.stderr
     assert not (tmp_path / "runs/vit_tiny_digits_fp32_float32_1").exists()
+
+
+def test_run_that_fails_stops_those_that_wait(tmp_path):
+    stopped, run = threading.Event(), ("fp32", "float32", 0)
+    arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"])
+    output, _, _ = prepare(arguments, run)
+    output.mkdir()
+    (output / "done").write_text("another configuration")
+    with pytest.raises(UserError, match="has the result of another configuration"):
+        unless(stopped, arguments, run)
+    assert stopped.is_set()
+    assert unless(stopped, arguments, run) is None
 
 
 def test_interrupted_comparison_begins_no_other_run(tmp_path):
