@@ -1,15 +1,10 @@
-"""Activations, x * a + b and dropout in one pass over memory, on all formats; float32 arithmetic, rounded once."""
+"""Activations and x * a + b in one pass over memory, on all formats; float32 arithmetic, rounded once."""
 
-import paddle
-
-from . import paddle_names
 from .compiled_library import load
-from .onednn_memory import contiguous, new_like, ordered_like, settled
-from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .onednn_memory import new_like, ordered_like, settled
+from .onednn_primitives import bound, data_type, numel, servable
 from .recorded import PyLayer
-from .saved import keep, own_result, save, saved
-
-_CPU, _FLOAT32, _UINT8 = paddle.CPUPlace(), paddle.float32, paddle.uint8
+from .saved import own_result, save, saved
 
 
 class Activation(PyLayer):
@@ -92,45 +87,6 @@ def clip(original, args, kwargs):
     return Activation.apply(x, b"clip", float(low), float(high), "input")
 
 
-class Dropout(PyLayer):
-    """Elements left out at random and the others scaled. One byte is kept of each: whether it stayed."""
-
-    @staticmethod
-    def forward(ctx, x, draw, factor):
-        """Return the product with what `draw` makes of float32 ones."""
-        x = contiguous(x)
-        drawn = draw(paddle_names.full(x.shape, 1.0, _FLOAT32, _CPU))
-        kept = new_tensor(_UINT8, x.shape)
-        load().kept(numel(x), drawn.data_ptr(), kept.data_ptr())
-        ctx.factor = factor
-        keep(ctx, kept)
-        return _masked(x, kept, factor)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x."""
-        (kept,) = saved(ctx)
-        return _masked(contiguous(gradient), kept, ctx.factor)
-
-
-def _masked(x, kept, factor):
-    out = new_tensor(x.dtype, x.shape)
-    load().mask(data_type(x), numel(x), factor, kept.data_ptr(), x.data_ptr(), out.data_ptr())
-    return out
-
-
-def dropout(original, args, kwargs):
-    """Kernel of ``dropout(x, seed_tensor, p, is_test, mode, seed, fix_seed)`` in training on half tensors: Paddle draws
-    the same random numbers as for float32, where its own kernel is as fast."""
-    values = bound(args, kwargs, ("x", "seed_tensor", "p", "is_test", "mode", "seed", "fix_seed"), ())
-    if values is None or not servable(values[0]) or values[0].dtype is _FLOAT32:
-        return NotImplemented
-    x, given, p, is_test, mode, *seeds = values
-    if given is not None or is_test or mode != "upscale_in_train" or not isinstance(p, float) or not 0 < p < 1:
-        return NotImplemented
-    return Dropout.apply(x, lambda ones: original(ones, None, p, False, mode, *seeds), 1 / (1 - p))
-
-
 squared = _kernel("square")
 
 KERNELS = {
@@ -138,7 +94,6 @@ KERNELS = {
     "celu": _kernel("celu", (("alpha", 1.0),)),
     "clip": clip,
     "cos": _kernel("cos"),
-    "dropout": dropout,
     "elu": _kernel("elu", (("alpha", 1.0),)),
     "exp": _kernel("exp", keeps="result"),
     "hardswish": _kernel("hardswish"),

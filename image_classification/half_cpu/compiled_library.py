@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_long, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ _SIGNATURES = {
     "cross_entropy": (_I, _L, _L, _L, _P, _P, _P, _P, _P, _P),
     "cross_entropy_backward": (_I, _L, _L, _L, _P, _P, _P, _P, _P),
     "expand": (_I, _I, _P, _P, _F, _P, _P),
-    "kept": (_L, _P, _P),
-    "mask": (_I, _L, _F, _P, _P, _P),
+    "dropout": (_I, _L, _P, c_uint, _F, _P, _P, _P),
+    "dropout_backward": (_I, _L, _F, _P, _P, _P),
     "scaled_sum": (_I, _I, _I, _L, _L, _L, _I, _L, _P, _P, _P, _P, _P),
     "scaled_sum_backward": (_I, _I, _L, _L, _L, _I, _P, _P, _P, _P, _P, _P, _P),
     "adam_direction": (_L, _F, _F, _F, _F, _F, _F, _F, _F, _P, _P, _P, _P, _P),
@@ -85,6 +85,7 @@ _SIGNATURES = {
     "group_norm": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "long_product": (_I, _L, _L, _L, _L, _L, _L, _P, _P, _P),
+    "sgemm_columns": (_L, _L, _L, _L, _L, _L, _L, _P, _P, _P),
     "attention": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),

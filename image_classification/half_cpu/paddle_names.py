@@ -23,6 +23,7 @@ assign_out_ = OPERATORS.assign_out_
 cast = OPERATORS.cast
 empty = OPERATORS.empty
 full = OPERATORS.full
+randint = OPERATORS.randint
 reshape = OPERATORS.reshape
 scale = OPERATORS.scale
 scale_ = OPERATORS.scale_  # type: ignore[attr-defined]  # Paddle's annotations leave this operator out

@@ -23,21 +23,6 @@ from tests.helpers.onednn_runs import (
 pytestmark = needs_onednn
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_dropout_leaves_out_the_elements_that_the_reference_leaves_out(dtype, monkeypatch):
-    calls = Calls(monkeypatch, "dropout")
-    inputs = tensors([(3, 5, 333)], dtype)
-    results = []
-    for backend in ("reference", "counted"):
-        paddle.seed(1)
-        results.append(run(lambda x: F.dropout(x, 0.3), inputs, backend))
-    assert calls.served == 1
-    (expected, (expected_gradient,)), (actual, (gradient,)) = results
-    assert_within_one_rounding(actual, expected)
-    assert_within_one_rounding(gradient, expected_gradient)
-    assert 0.65 < float((actual != 0).astype(FLOAT32).mean()) < 0.75
-
-
 @pytest.mark.parametrize("axis", [[0, 0], [0, -2], [2]], ids=str)
 def test_sum_over_axes_that_paddle_refuses_raises_paddles_error(axis):
     with pytest.raises((ValueError, RuntimeError)) as plain:

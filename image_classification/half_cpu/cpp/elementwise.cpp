@@ -100,28 +100,3 @@ EXPORT int expand(int from_format, int to_format, const long* sizes, const long*
         });
     });
 }
-
-// The product with a mask of bytes, 0 or 1, times a factor: dropout.
-EXPORT int mask(int format, long n, float factor, const uint8_t* kept, const void* x, void* out) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        for_ranges(n, GRAIN, [&](long first, long last) {
-            const T* from = (const T*)x + first;
-            T* to = (T*)out + first;
-            map(last - first, to, [&](long i, long count) {
-                return take(from + i, count) * load_bytes(kept + first + i, count) * all(factor);
-            });
-        });
-    });
-}
-
-// Which elements are not zero, as bytes.
-EXPORT int kept(long n, const float* drawn, uint8_t* bytes) {
-    for_ranges(n, GRAIN, [&](long first, long last) {
-        walk(last - first, [&](long i, long count) {
-            Vector some = take(drawn + first + i, count);
-            store_bytes(bytes + first + i, choose(equal(some, all(0.0f)), all(0.0f), all(1.0f)), count);
-        });
-    });
-    return 0;
-}
