@@ -1,4 +1,4 @@
-"""Products of the columns of two matrices of many rows: the gradients of weights."""
+"""Products of the columns of two half matrices of many rows: the gradients of weights."""
 
 import functools
 
@@ -22,11 +22,8 @@ def pays(data_type, rows, columns, right_columns):
 
     oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
     with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of formats that are widened the other
-    kernel packs few columns as long as it multiplies them: 0.76 to 0.97, unless AMX multiplies float16. In float32
-    oneDNN's products take 1.04 to 1.7 times as long as its sgemm.
+    kernel packs few columns as long as it multiplies them: 0.76 to 0.97, unless AMX multiplies float16.
     """
-    if data_type == onednn.FLOAT32:
-        return rows >= 64 and columns * right_columns <= 1 << 20
     fewest = min(columns, right_columns)
     if data_type in formats():
         by_amx = data_type == onednn.FLOAT16 and load().has_amx
@@ -47,7 +44,5 @@ def is_long(left, right, bias, out, post_ops):
 
 def long_product(left, right, bias, out, post_ops):
     """The primitive of such a key."""
-    sizes = right.shape[0], *out.shape, left.strides[1], right.strides[0], out.strides[0]
-    if out.data_type == onednn.FLOAT32:
-        return Primitive(functools.partial(load().sgemm_columns, onednn.load().address("sgemm"), *sizes), 3)
-    return Primitive(functools.partial(load().long_product, out.data_type, *sizes), 3)
+    steps = left.strides[1], right.strides[0], out.strides[0]
+    return Primitive(functools.partial(load().long_product, out.data_type, right.shape[0], *out.shape, *steps), 3)

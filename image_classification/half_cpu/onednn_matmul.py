@@ -11,6 +11,7 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
+from .compiled_sgemm import is_sgemm, sgemm
 from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
 from .onednn_memory import contiguous, copy_layout, in_dtype
 from .onednn_packing import packing
@@ -39,10 +40,14 @@ def _arguments(builder, left, right, bias, out, post_ops):
 
 
 def _compiled(*key):
-    return long_product(*key) if is_long(*key) else compiled.matmul(*key)
+    return sgemm(*key) if is_sgemm(*key) else long_product(*key) if is_long(*key) else compiled.matmul(*key)
 
 
-@compiled.counterpart(_compiled, is_long)
+def _is_own(*key):
+    return is_long(*key) or is_sgemm(*key)
+
+
+@compiled.counterpart(_compiled, _is_own)
 def _describe(library, builder, *key):
     *_, bias, _, post_ops = key
     names = [onednn.SRC, onednn.WEIGHTS, onednn.DST]
@@ -75,7 +80,7 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
             return
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     last = operands if bias is None else (bias.pointer, *operands)
-    if not _pays_packing(left.layout, right) or is_long(*key):
+    if not _pays_packing(left.layout, right) or _is_own(*key):
         cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
         return
     product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])

@@ -19,6 +19,7 @@ library = compiled_library.load()
 has_amx = library is not None and library.has_amx
 by_pairs = compiled_long_products.multiplies_bfloat16()
 pytestmark = [needs_onednn, pytest.mark.skipif(library is None, reason="needs a C++ compiler")]
+HALVES = [FLOAT16, BFLOAT16]
 NUMBERS = {FLOAT16: onednn.FLOAT16, BFLOAT16: onednn.BFLOAT16, FLOAT32: onednn.FLOAT32}
 EPSILON = ROUNDING | {FLOAT32: 2.0**-23}
 
@@ -95,7 +96,7 @@ def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(dtype):
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("sizes", [(2050, 64, 96), (2048, 96, 40)], ids=str)
 def test_gradient_of_a_linear_layer_is_the_references(sizes, dtype, monkeypatch):
     rows, columns, features = sizes
@@ -107,7 +108,7 @@ def test_gradient_of_a_linear_layer_is_the_references(sizes, dtype, monkeypatch)
     assert_like(gradients[1], expected[1])
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_gradient_of_a_strided_view_of_a_projection_is_the_references(dtype, monkeypatch):
     """The gradient of a transposed weight is written by its columns: the factors change places."""
     calls = count_calls(monkeypatch)
@@ -119,7 +120,7 @@ def test_gradient_of_a_strided_view_of_a_projection_is_the_references(dtype, mon
     assert_like(gradients[1], expected[1])
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_gradient_of_the_filters_of_single_pixels_is_the_references(dtype, monkeypatch):
     calls = count_calls(monkeypatch)
     images, filters = tensors([(8, 48, 17, 16), (33, 48, 1, 1)], dtype)
@@ -148,9 +149,8 @@ def count_calls(monkeypatch):
 
 
 def assert_like(found, expected):
-    """One rounding of the largest value: sums of a thousand terms in another order may round to the neighbour; in
-    float32 each of up to 2200 terms adds 2^-24 at random."""
-    rounding = (ROUNDING | {FLOAT32: 2.0**-24 * np.sqrt(2200)})[found.dtype.name.lower()]
+    """One rounding of the largest value: sums of a thousand terms in another order may round to the neighbour."""
+    rounding = ROUNDING[found.dtype.name.lower()]
     found, expected = (each.astype("float64").numpy() for each in (found, expected))
     assert np.abs(found - expected).max() <= rounding * np.abs(expected).max()
 
@@ -168,10 +168,7 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
     [
         (2048, 64, 96, onednn.BFLOAT16, True),
         (2048, 64, 96, onednn.FLOAT16, not has_amx),
-        (64, 8, 1000, onednn.FLOAT32, True),
-        (63, 8, 1000, onednn.FLOAT32, False),
-        (2048, 1024, 1024, onednn.FLOAT32, True),
-        (2048, 1024, 1025, onednn.FLOAT32, False),
+        (2048, 64, 96, onednn.FLOAT32, False),
         (127, 64, 96, onednn.BFLOAT16, False),
         (1024, 64, 96, onednn.BFLOAT16, by_pairs),
         (1023, 64, 96, onednn.BFLOAT16, has_amx),

@@ -276,10 +276,11 @@ EXPORT int long_product(int format, long rows, long columns, long right_columns,
     });
 }
 
-// The same of float32 by oneDNN's sgemm, in Paddle's wheel that of MKL, which begins at this address.
-EXPORT int sgemm_columns(long address, long rows, long columns, long right_columns, long step, long right_step,
-                         long out_step, const float* left, const float* right, float* out) {
-    auto sgemm = (int (*)(char, char, long, long, long, float, const float*, long, const float*, long, float, float*, long))
+// out [M, N] = left [M, K] or, transposed, [K, M]^T, times right [K, N], of float32, by oneDNN's sgemm, in Paddle's wheel
+// that of MKL, which begins at this address.
+EXPORT int sgemm(long address, int transposed, long m, long n, long k, long step, long right_step, long out_step,
+                 const float* left, const float* right, float* out) {
+    auto call = (int (*)(char, char, long, long, long, float, const float*, long, const float*, long, float, float*, long))
         address;
-    return sgemm('T', 'N', columns, right_columns, rows, 1, left, step, right, right_step, 0, out, out_step);
+    return call(transposed ? 'T' : 'N', 'N', m, n, k, 1, left, step, right, right_step, 0, out, out_step);
 }
