@@ -3,7 +3,7 @@
     {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
-logits for `images.npy`; "resave" loads a file of ours and saves its tensors again;
+logits for `images.npy`; "resave" loads a file of ours and saves its tensors again; "positions" resamples `before.npy`;
 "load" fills the model from a file of ours, strictly. Needs no Paddle.
 """
 
@@ -92,6 +92,15 @@ def answer(job):
     if job["action"] == "preprocess":
         transform = published_transform(job["id"], job["image_size"])
         np.save(folder / "input.npy", transform(Image.open(job["image"]).convert("RGB")).numpy())
+        return
+    if job["action"] == "positions":
+        before, (rows, columns), others = torch.from_numpy(np.load(folder / "before.npy")), job["grid"], job["others"]
+        if before.ndim == 3:
+            after = timm.layers.resample_abs_pos_embed(before, [rows, columns], num_prefix_tokens=others)
+        else:
+            shape = ((2 * rows - 1) * (2 * columns - 1) + others, before.shape[1])
+            after = timm.layers.resize_rel_pos_bias_table(before, (rows, columns), shape)
+        np.save(folder / "after.npy", after.numpy())
         return
     if job["action"] == "resave":
         state = load(job["file"])
