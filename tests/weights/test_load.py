@@ -315,6 +315,7 @@ def test_config_has_the_preprocessing_and_figure_of_its_default_weights(path):
     for key, value in preprocessing_of(variant["default"]).items():
         assert getattr(data, key) == value
     entry = read_registry()[variant["default"]]
+    assert data.IMAGE_SIZE == entry.preprocessing["image_size"]
     assert f"{entry.top1:.2f} % top-1" in path.read_text() and entry.id in path.read_text()
 
 
