@@ -315,7 +315,7 @@ def test_config_has_the_preprocessing_and_figure_of_its_default_weights(path):
     for key, value in preprocessing_of(variant["default"]).items():
         assert getattr(data, key) == value
     entry = read_registry()[variant["default"]]
-    assert data.IMAGE_SIZE == entry.preprocessing["image_size"]
+    assert entry.preprocessing["image_size"] == data.IMAGE_SIZE
     assert f"{entry.top1:.2f} % top-1" in path.read_text() and entry.id in path.read_text()
 
 
@@ -436,6 +436,21 @@ def test_one_key_of_the_command_line_stays_and_the_rest_comes_with_the_weights(w
     words = [f"-cfg={tmp_path / 'config.yaml'}", "-eval", "-pretrained=paddleclas/ResNet50"]
     again = load_config(words, build_resnet)
     assert data == with_preprocessing(again).DATA
+
+
+@pytest.mark.parametrize("weights", ["timm/resnet101d.ra2_in1k", "torchvision/resnet101.V2"])
+def test_evaluation_at_another_size_than_the_published_figures_is_said(weights, monkeypatch):
+    lines = []
+    logger = types.SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(preprocessing_module, "get_logger", lambda: logger)
+    size = read_registry()[weights].preprocessing["image_size"]
+    for own in (224, 256):
+        lines.clear()
+        config = config_with("-eval", f"-pretrained={weights}", f"-image_size={own}")
+        data = with_preprocessing(config).DATA
+        assert own == data.IMAGE_SIZE
+        said = [line for line in lines if "IMAGE_SIZE" in line]
+        assert said == [f"preprocessing: DATA.IMAGE_SIZE {own} as configured, instead of {size}"] * (own != size)
 
 
 @pytest.mark.parametrize("words", [("-opts", "DATA.PREPROCESSING=config"), ("-pretrained=some/file.pdparams",)])
