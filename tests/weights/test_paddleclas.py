@@ -16,7 +16,7 @@ WEIGHTS = [entry for entry in read_registry().values() if entry.id.startswith("p
 RESIZE_SHORT, CROP = 256, 224  # of PaddleClas' evaluation configurations of these weights
 # in its YAMLs, Eval: ResizeImage(resize_short=..., interpolation=bicubic, backend=pil)
 BY_PILLOW = {"DeiT_small_patch16_224": 256} | {f"PPHGNetV2_B{size}_ssld": 232 for size in range(7)}
-BY_PILLOW["RepVGG_D2se"] = 320
+BY_PILLOW |= {"RepVGG_B3": 256, "RepVGG_B3g4": 256, "RepVGG_D2se": 320}
 CROPS = {"RepVGG_D2se": 320}
 
 
