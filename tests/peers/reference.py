@@ -4,7 +4,8 @@
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
 logits for `images.npy`; "resave" loads a file of ours and saves its tensors again; "positions" resamples `before.npy`;
-"load" fills the model from a file of ours, strictly. Needs no Paddle.
+"groups" writes which parameters decay, and each one's layer; "load" fills the model from a file of ours, strictly.
+Needs no Paddle.
 """
 
 import json
@@ -92,6 +93,19 @@ def answer(job):
     if job["action"] == "preprocess":
         transform = published_transform(job["id"], job["image_size"])
         np.save(folder / "input.npy", transform(Image.open(job["image"]).convert("RGB")).numpy())
+        return
+    if job["action"] == "groups":
+        from timm.optim import param_groups_weight_decay
+
+        model = make_model(job["library"], job["name"], job["options"])
+        exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=exempt)
+        decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+        found = {"decayed": [name for name, parameter in model.named_parameters() if id(parameter) in decayed]}
+        if hasattr(model, "group_matcher"):
+            matcher = model.group_matcher(coarse=False)
+            found["layers"] = timm.models.group_parameters(model, matcher, reverse=True)
+        (folder / "groups.json").write_text(json.dumps(found))
         return
     if job["action"] == "positions":
         before, (rows, columns), others = torch.from_numpy(np.load(folder / "before.npy")), job["grid"], job["others"]
