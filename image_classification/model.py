@@ -7,7 +7,6 @@ says so. A layer that several processes can share says how in `tensor_parallel_p
 Shapes use: B batch, N tokens, C channels, H and W the sides of a feature map.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -44,11 +43,10 @@ def stage_links(name: str, stages: nn.Layer, then: tuple[str, ...] = ()) -> list
         own = f"{name}.{index}"
         blocks = layer_links(f"{own}.blocks", stage.blocks)
         if index:
-            before = Block(blocks[0].name, stage.downsample, (f"{own}.downsample.",))
-            blocks[0] = _joined(before, blocks[0])
-        after = [Block(last, getattr(stage, last), (f"{own}.{last}.",)) for last in then]
-        blocks[-1] = _joined(blocks[-1], *after)
-        chain += blocks
+            before = Block(f"{own}.downsample", stage.downsample, (f"{own}.downsample.",))
+            blocks = [_joined(before, blocks[0]), *blocks[1:]]
+        after = [Block(f"{own}.{last}", getattr(stage, last), (f"{own}.{last}.",)) for last in then]
+        chain += [*blocks[:-1], _joined(blocks[-1], *after)]
     return chain
 
 
@@ -60,15 +58,12 @@ def links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
 
 
 def _joined(*blocks):
-    """Return the one link, called as the first, that runs some in turn."""
-    runs, prefixes = [block.run for block in blocks], [prefix for block in blocks for prefix in block.prefixes]
-    return Block(blocks[0].name, functools.partial(_run, runs), tuple(prefixes))
+    """Return the one link, called as the first, that runs the layers of some in turn.
 
-
-def _run(runs, x):
-    for run in runs:
-        x = run(x)
-    return x
+    A layer, not a function: Paddle's tracer converts what is inside.
+    """
+    prefixes = tuple(prefix for block in blocks for prefix in block.prefixes)
+    return Block(blocks[0].name, nn.Sequential(*(block.run for block in blocks)), prefixes)
 
 
 class PositionEmbedding(NamedTuple):
