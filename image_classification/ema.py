@@ -26,7 +26,7 @@ class NoEMA:
         """Return an empty state."""
         return {}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, resumed):
         """Leave a saved average alone, and say so."""
         if state:
             get_logger().warning("the checkpoint's averaged weights are not used: TRAIN.MODEL_EMA is False")
@@ -41,27 +41,22 @@ class EMA:
 
     Args:
         decay: at least 0 and below 1.
-        tensors: {name: tensor} to start from; without it the first update does.
+        tensors: {name: tensor} to start from.
 
     Raises:
         UserError: ``decay`` out of range.
     """
 
-    def __init__(self, decay, tensors=None):
+    def __init__(self, decay, tensors):
         if not 0 <= decay < 1:
             raise UserError(f"TRAIN.MODEL_EMA_DECAY: {decay} is not at least 0 and below 1")
         self.decay = decay
-        self._average = {}
-        if tensors is not None:
-            self._start(tensors)
+        self._start(tensors)
 
     @paddle.no_grad()
     def update(self, tensors):
         """Move the average towards ``tensors``: {name: tensor} or [(name, tensor)], always the same names."""
         tensors = dict(tensors)
-        if not self._average:
-            self._start(tensors)
-            return
         self._check_names(tensors)
         for name, value in tensors.items():
             average = self._average[name]
@@ -75,12 +70,8 @@ class EMA:
     def applied(self, model):
         """Give ``model`` the averaged weights while the context lasts, in the dtypes that it stores.
 
-        Afterwards the model has its own weights back, bit for bit, also after an exception. An average that has not
-        begun leaves the model alone.
+        Afterwards the model has its own weights back, bit for bit, also after an exception.
         """
-        if not self._average:
-            yield model
-            return
         own = model.state_dict()
         self._check_names(own)
         kept = {name: tensor.clone().detach() for name, tensor in own.items()}
@@ -93,26 +84,25 @@ class EMA:
                 tensor.set_value(kept[name])
 
     def state_dict(self):
-        """Return {name: tensor}, the average itself, loadable into the plain model; empty before the first update."""
+        """Return {name: tensor}, the average itself, loadable into the plain model."""
         return dict(self._average)
 
-    def load_state_dict(self, state):
-        """Replace the average by a copy of ``state``: {name: tensor or array}; empty: start anew at the next update.
+    def load_state_dict(self, state, resumed):
+        """Replace the average by a copy of ``state``: {name: tensor or array}; empty: by the ``resumed`` weights.
 
         Raises:
-            UserError: the average has begun already, and names or shapes differ.
+            UserError: names or shapes differ.
         """
         if not state:
             get_logger().warning("the checkpoint has no averaged weights: the average starts from the resumed weights")
-            self._average = {}
+            self._start(resumed)
             return
-        if self._average:
-            self._check_names(state)
-            for name, value in state.items():
-                if list(value.shape) != list(self._average[name].shape):
-                    raise UserError(
-                        f"averaged weights: {name!r} is {list(value.shape)}, expected {list(self._average[name].shape)}"
-                    )
+        self._check_names(state)
+        for name, value in state.items():
+            if list(value.shape) != list(self._average[name].shape):
+                raise UserError(
+                    f"averaged weights: {name!r} is {list(value.shape)}, expected {list(self._average[name].shape)}"
+                )
         self._start({name: paddle.to_tensor(value) for name, value in state.items()})
 
     def _start(self, tensors):

@@ -62,7 +62,7 @@ def resume(trainer, tree, path):
     for loaded in (model, average) if average else (model,):
         checkpoint.check_matches(precision.model_state_dict(trainer.model), parallel.cut(loaded), path, "-resume")
     precision.load_model_state_dict(trainer.model, parallel.cut(model))
-    trainer.ema.load_state_dict(parallel.cut(average))
+    trainer.ema.load_state_dict(parallel.cut(average), precision.model_state_dict(trainer.model))
     named = parallel.owned(precision.master_params(trainer.model))
     moments = _optimizer_entries(tree, trainer, named)
     afresh = ["data order and random numbers", "best top-1"]

@@ -7,7 +7,6 @@ says so. A layer that several processes can share says how in `tensor_parallel_p
 Shapes use: B batch, N tokens, C channels, H and W the sides of a feature map.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -34,31 +33,37 @@ def layer_links(name: str, layers: nn.Layer) -> list[Block]:
 
 
 def stage_links(name: str, stages: nn.Layer, then: tuple[str, ...] = ()) -> list[Block]:
-    """Return one link for the `downsample` of each stage but the first, each of its `blocks`, and the layers `then`."""
+    """Return one link for each of the `blocks` of each stage.
+
+    The first block takes along the `downsample` before it, in each stage but the first, and the last the layers `then`
+    after it: published factors of layer-wise learning rates count blocks.
+    """
     chain = []
     for index, stage in enumerate(stages):
         own = f"{name}.{index}"
+        blocks = layer_links(f"{own}.blocks", stage.blocks)
         if index:
-            chain.append(Block(f"{own}.downsample", stage.downsample, (f"{own}.downsample.",)))
-        chain += layer_links(f"{own}.blocks", stage.blocks)
-        chain += [Block(f"{own}.{last}", getattr(stage, last), (f"{own}.{last}.",)) for last in then]
+            before = Block(f"{own}.downsample", stage.downsample, (f"{own}.downsample.",))
+            blocks = [_joined(before, blocks[0]), *blocks[1:]]
+        after = [Block(f"{own}.{last}", getattr(stage, last), (f"{own}.{last}.",)) for last in then]
+        chain += [*blocks[:-1], _joined(blocks[-1], *after)]
     return chain
 
 
 def links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
     """Return one link for each layer of a kind, together with those that follow it up to the next."""
+    own = layer_links(name, layers)
     starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
-    links = []
-    for start, end in zip([0, *starts[1:]], [*starts[1:], len(layers)], strict=True):
-        prefixes = tuple(f"{name}.{index}." for index in range(start, end))
-        links.append(Block(f"{name}.{start}", functools.partial(_run, layers, range(start, end)), prefixes))
-    return links
+    return [_joined(*own[start:end]) for start, end in zip([0, *starts[1:]], [*starts[1:], len(own)], strict=True)]
 
 
-def _run(layers, indices, x):
-    for index in indices:
-        x = layers[index](x)
-    return x
+def _joined(*blocks):
+    """Return the one link, called as the first, that runs the layers of some in turn.
+
+    A layer, not a function: Paddle's tracer converts what is inside.
+    """
+    prefixes = tuple(prefix for block in blocks for prefix in block.prefixes)
+    return Block(blocks[0].name, nn.Sequential(*(block.run for block in blocks)), prefixes)
 
 
 class PositionEmbedding(NamedTuple):

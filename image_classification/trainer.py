@@ -295,7 +295,7 @@ class Trainer:
                 f"-resume: {path} was trained as {saved['mode']}/{saved['dtype']}; continuing as "
                 f"{self.precision.mode}/{self.precision.dtype} with a fresh loss scale {self.precision.loss_scale:g}"
             )
-        self.ema.load_state_dict(self.parallel.cut(state["ema"]))
+        self.ema.load_state_dict(self.parallel.cut(state["ema"]), self.precision.model_state_dict(self.model))
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)

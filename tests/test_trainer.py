@@ -438,7 +438,7 @@ def test_loss_of_an_epoch_is_that_of_all_replicas():
 def test_evaluation_sees_the_averaged_weights_and_leaves_the_models_own():
     trainer = make_trainer(make_batches(2, 4), MODEL_EMA=True, MODEL_EMA_DECAY=0.5)
     before = weights(trainer)
-    trainer.ema.load_state_dict({name: np.zeros_like(value) for name, value in before.items()})
+    trainer.ema.load_state_dict({name: np.zeros_like(value) for name, value in before.items()}, {})
     trainer.evaluate()
     assert trainer.evaluation["loss"] == pytest.approx(math.log(NUM_CLASSES), abs=2**-23)  # all logits are 0
     assert all((weights(trainer)[name] == value).all() for name, value in before.items())

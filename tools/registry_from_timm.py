@@ -56,18 +56,25 @@ def section(architecture, variant, results, gmacs):
     model = timm.create_model(architecture, num_classes=1000)
     lines = [f"{variant}:", f"  parameters: {sum(value.numel() for value in model.parameters())}"]
     weights = [weight(name, results) for name in tags]
-    size = timm.get_pretrained_cfg(architecture).input_size[-1]
+    classifiers = [name for name in tags if name in results and timm.get_pretrained_cfg(name).num_classes == 1000]
+    size = measured_size(classifiers[0] if classifiers else architecture, results)
     if (architecture, size) in gmacs:
         lines.append(f"  gmacs: {float(gmacs[architecture, size]):g}")
         classes = timm.get_pretrained_cfg(architecture).num_classes  # of the model that the benchmark builds
         if classes != 1000:
             lines.append(f"  gmacs_classes: {classes}")
-    classifiers = [name for name in tags if name in results and timm.get_pretrained_cfg(name).num_classes == 1000]
     if classifiers:
         lines.append(f"  default: timm/{classifiers[0]}")
     lines.append("  weights:" if weights else "  weights: {}")
     lines += [line for _, text in weights for line in text]
     return "\n".join(lines) + "\n"
+
+
+def measured_size(name, results):
+    """Return the image size of a published top-1, else of the weights' training."""
+    from torch_peers import timm
+
+    return int(results[name]["img_size"]) if name in results else timm.get_pretrained_cfg(name).input_size[-1]
 
 
 def weight(name, results):
@@ -76,7 +83,7 @@ def weight(name, results):
 
     config = timm.get_pretrained_cfg(name).to_dict()
     row = results.get(name)
-    size = int(row["img_size"]) if row else config["input_size"][-1]
+    size = measured_size(name, results)
     is_test_size = size == (config.get("test_input_size") or config["input_size"])[-1]
     crop = row["crop_pct"] if row else (config.get("test_crop_pct") if is_test_size else None) or config["crop_pct"]
     words = {

@@ -52,7 +52,7 @@ class Data:
     SKIP_CORRUPT: bool = option(False, "leave images out that cannot be decoded, with a count, instead of stopping")
     IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
     IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, 0-1", above=0)
-    RESIZE_LIBRARY: str = option("cv2", "pil equals torchvision bit for bit, cv2 is faster", choices=("cv2", "pil"))
+    RESIZE_LIBRARY: str = option("cv2", "pil: torchvision, else PaddleClas", choices=("cv2", "pil", "paddleclas_pil"))
     EXIF_ORIENTATION: bool = option(False, "turn photographs upright by their EXIF entry, as PaddleClas does")
     SCALED_DECODE: bool = option(True, "training with cv2: decode a JPEG at 1/2, 1/4, 1/8 where the crop allows it")
     INTERPOLATION: str = option(

@@ -180,7 +180,7 @@ def _build_pipeline(transform, batch_size, mean, std, num_threads, device):
             output_type=types.RGB if transform.channels == 3 else types.GRAY,
         )
         # As in cv2, training scales without antialiasing; evaluation follows the configured library.
-        antialias = transform.library == "pil"
+        antialias = transform.library != "cv2"
         images = fn.resize(images, size=sizes, interp_type=interpolation, antialias=antialias)
         return fn.crop_mirror_normalize(
             images,

@@ -49,6 +49,7 @@ def decode(content, library="cv2", channels=3, reduction=1, upright=False):
     Grey, palette, RGBA and CMYK images come out with the asked number of channels (1 or 3); alpha is dropped.
 
     Args:
+        library: ``pil``; else OpenCV.
         reduction: 2, 4 or 8 divides the sides of a JPEG (rounded up) while decoding; for the library ``cv2``.
         upright: turn a photograph by its EXIF orientation, as `cv2.imdecode` and so PaddleClas do; Pillow, torchvision
             and timm do not.
@@ -61,7 +62,7 @@ def decode(content, library="cv2", channels=3, reduction=1, upright=False):
         return set_channels(content, channels)
     check_channels(channels)
     image_size(content)
-    if library == "cv2":
+    if library != "pil":
         pixels = _decode_cv2(content, channels, reduction, upright)
         if pixels is not None:
             return set_channels(pixels, channels)

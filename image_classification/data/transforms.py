@@ -1,7 +1,8 @@
 """Geometry of training and evaluation images: an encoded image or pixels in, uint8 [size, size, channels] out.
 
 Two libraries, because published weights were measured with one or the other: ``pil`` follows torchvision bit for bit
-(antialiased), ``cv2`` follows PaddleClas (no antialiasing, faster).
+(antialiased), ``cv2`` PaddleClas (no antialiasing, faster), ``paddleclas_pil`` what PaddleClas calls `backend: pil`:
+Pillow's pixels in OpenCV's steps.
 """
 
 import math
@@ -233,6 +234,8 @@ class EvalTransform:
 
 def short_side(height, width, size, library):
     """Return (height, width) scaled so that the shorter one is ``size``."""
-    to_integer = int if library == "pil" else round  # torchvision truncates the long side, PaddleClas rounds it
-    long = to_integer(size * max(height, width) / min(height, width))
+    if library == "pil":  # torchvision truncates the long side, PaddleClas rounds it
+        long = int(size * max(height, width) / min(height, width))
+    else:
+        long = round(max(height, width) * (size / min(height, width)))
     return (size, long) if height <= width else (long, size)

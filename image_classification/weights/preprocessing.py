@@ -33,9 +33,9 @@ def preprocessing_of(source):
 def with_preprocessing(config):
     """Return the configuration with the DATA keys that belong to the weights of MODEL.PRETRAINED, and log each change.
 
-    An evaluation takes all of them, so that it gives the figure that the publisher printed; a training run takes the
-    normalisation only. The keys in DATA.PREPROCESSING_KEPT stay as they are. DATA.PREPROCESSING "config", or weights
-    that are not in the registry, leave all as it is.
+    An evaluation takes all of them, so that it gives the figure that the publisher printed, and says where the image
+    size is not that figure's; a training run takes the normalisation only. The keys in DATA.PREPROCESSING_KEPT stay as
+    they are. DATA.PREPROCESSING "config", or weights that are not in the registry, leave all as it is.
     """
     values = preprocessing_of(config.MODEL.PRETRAINED)
     if values is None or config.MODEL.RESUME:
@@ -49,5 +49,9 @@ def with_preprocessing(config):
         kept, instead = (current, value) if key in own else (value, current)
         owner = "as configured" if key in own else f"belongs to {config.MODEL.PRETRAINED}"
         get_logger().info("preprocessing: DATA.%s %s %s, instead of %s", key, kept, owner, instead)
+    size = read_registry()[config.MODEL.PRETRAINED].preprocessing["image_size"]
+    if config.EVAL and size != config.DATA.IMAGE_SIZE:
+        text = "preprocessing: DATA.IMAGE_SIZE %s as configured, instead of %s"
+        get_logger().info(text, config.DATA.IMAGE_SIZE, size)
     taken = {key: value for key, value in changes.items() if key not in own}
     return dataclasses.replace(config, DATA=dataclasses.replace(config.DATA, **taken))

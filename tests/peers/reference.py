@@ -3,8 +3,9 @@
     {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
-logits for `images.npy`; "resave" loads a file of ours and saves its tensors again;
-"load" fills the model from a file of ours, strictly. Needs no Paddle.
+logits for `images.npy`; "resave" loads a file of ours and saves its tensors again; "positions" resamples `before.npy`;
+"groups" writes which parameters decay, and each one's layer; "load" fills the model from a file of ours, strictly.
+Needs no Paddle.
 """
 
 import json
@@ -92,6 +93,28 @@ def answer(job):
     if job["action"] == "preprocess":
         transform = published_transform(job["id"], job["image_size"])
         np.save(folder / "input.npy", transform(Image.open(job["image"]).convert("RGB")).numpy())
+        return
+    if job["action"] == "groups":
+        from timm.optim import param_groups_weight_decay
+
+        model = make_model(job["library"], job["name"], job["options"])
+        exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=exempt)
+        decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+        found = {"decayed": [name for name, parameter in model.named_parameters() if id(parameter) in decayed]}
+        if hasattr(model, "group_matcher"):
+            matcher = model.group_matcher(coarse=False)
+            found["layers"] = timm.models.group_parameters(model, matcher, reverse=True)
+        (folder / "groups.json").write_text(json.dumps(found))
+        return
+    if job["action"] == "positions":
+        before, (rows, columns), others = torch.from_numpy(np.load(folder / "before.npy")), job["grid"], job["others"]
+        if before.ndim == 3:
+            after = timm.layers.resample_abs_pos_embed(before, [rows, columns], num_prefix_tokens=others)
+        else:
+            shape = ((2 * rows - 1) * (2 * columns - 1) + others, before.shape[1])
+            after = timm.layers.resize_rel_pos_bias_table(before, (rows, columns), shape)
+        np.save(folder / "after.npy", after.numpy())
         return
     if job["action"] == "resave":
         state = load(job["file"])

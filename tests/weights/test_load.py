@@ -29,7 +29,7 @@ from image_classification.weights import (
 )
 from image_classification.weights import preprocessing as preprocessing_module
 from image_classification.weights import source as source_module
-from image_classification.weights.position import resize_positions
+from image_classification.weights.position import resize_positions, spreading
 from tests.helpers.model_zoo import CONFIGS, build, builder
 
 
@@ -172,15 +172,48 @@ def test_interpolated_positions_equal_pillows_antialiased_bicubic(old, new):
     np.testing.assert_array_equal(as_grid.reshape(1, -1, 3), found[:, 2:])
 
 
-def test_relative_positions_are_interpolated_to_another_window_and_others_kept():
+def stretched(old, new):
+    """Return the distances, in the new window, at which BEiT's authors place the rows of the old table, in order."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if sum(ratio**i for i in range(old - 1)) > new - 1 else (ratio, high)
+    ahead = [sum(ratio**i for i in range(steps)) for steps in range(1, old)]
+    return [-each for each in reversed(ahead)] + [0.0] + ahead
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 6), (14, 24), (7, 12), (12, 7), (1, 3)])
+def test_tables_of_distances_keep_near_ones_and_stretch_far_ones_as_beit_does(old, new):
     rng = np.random.default_rng(0)
-    table = rng.standard_normal((7 * 7 + 3, 2)).astype(np.float32)  # windows of 4x4 to 6x6
-    found = resize_positions(table, RelativePositions((6, 6), 3))
-    as_tokens = resize_positions(table[None, :49], PositionEmbedding((11, 11)))
-    np.testing.assert_array_equal(found, np.concatenate([as_tokens[0], table[49:]]))
-    heads_first = table[:49].T.reshape(2, 7, 7)
-    found = resize_positions(heads_first, RelativePositions((6, 6)))
-    np.testing.assert_array_equal(found, as_tokens[0].T.reshape(2, 11, 11))
+    side, wide = 2 * old - 1, 2 * new - 1
+    table = rng.standard_normal((side**2 + 3, 2)).astype(np.float32)
+    found = resize_positions(table, RelativePositions((new, new), 3))
+    np.testing.assert_array_equal(found[wide**2 :], table[side**2 :])
+    places, targets = stretched(old, new), np.arange(1 - new, new)
+    for head in range(2):
+        rows = [np.interp(targets, places, row) for row in table[: side**2, head].reshape(side, side)]
+        expected = np.stack([np.interp(targets, places, column) for column in np.transpose(rows)], axis=1)
+        np.testing.assert_allclose(found[: wide**2, head].reshape(wide, wide), expected, atol=1e-6)
+    if old > 1:  # a pair of neighbours is one whatever the window's size
+        near = found[: wide**2].reshape(wide, wide, 2)[new - 2 : new + 1, new - 2 : new + 1]
+        before = table[: side**2].reshape(side, side, 2)[old - 2 : old + 1, old - 2 : old + 1]
+        np.testing.assert_allclose(near, before, atol=1e-6)
+    heads_first = table[: side**2].T.reshape(2, side, side)
+    np.testing.assert_array_equal(
+        resize_positions(heads_first, RelativePositions((new, new))), found[: wide**2].T.reshape(2, wide, wide)
+    )
+
+
+@pytest.mark.parametrize("side", [0, 2, 6])
+def test_tables_of_no_window_stay_as_they_are(side):
+    table = np.zeros((side**2, 1), np.float32)
+    assert resize_positions(table, RelativePositions((2, 2))) is table
+    heads_first = table.reshape(1, side, side)
+    assert resize_positions(heads_first, RelativePositions((2, 2))) is heads_first
+
+
+def test_distances_of_a_huge_table_are_numbers():
+    assert spreading(70001, 3).sum(axis=1) == pytest.approx(1)
 
 
 def test_weights_of_another_window_load_into_a_swin(tmp_path):
@@ -282,6 +315,7 @@ def test_config_has_the_preprocessing_and_figure_of_its_default_weights(path):
     for key, value in preprocessing_of(variant["default"]).items():
         assert getattr(data, key) == value
     entry = read_registry()[variant["default"]]
+    assert entry.preprocessing["image_size"] == data.IMAGE_SIZE
     assert f"{entry.top1:.2f} % top-1" in path.read_text() and entry.id in path.read_text()
 
 
@@ -402,6 +436,21 @@ def test_one_key_of_the_command_line_stays_and_the_rest_comes_with_the_weights(w
     words = [f"-cfg={tmp_path / 'config.yaml'}", "-eval", "-pretrained=paddleclas/ResNet50"]
     again = load_config(words, build_resnet)
     assert data == with_preprocessing(again).DATA
+
+
+@pytest.mark.parametrize("weights", ["timm/resnet101d.ra2_in1k", "torchvision/resnet101.V2"])
+def test_evaluation_at_another_size_than_the_published_figures_is_said(weights, monkeypatch):
+    lines = []
+    logger = types.SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(preprocessing_module, "get_logger", lambda: logger)
+    size = read_registry()[weights].preprocessing["image_size"]
+    for own in (224, 256):
+        lines.clear()
+        config = config_with("-eval", f"-pretrained={weights}", f"-image_size={own}")
+        data = with_preprocessing(config).DATA
+        assert own == data.IMAGE_SIZE
+        said = [line for line in lines if "IMAGE_SIZE" in line]
+        assert said == [f"preprocessing: DATA.IMAGE_SIZE {own} as configured, instead of {size}"] * (own != size)
 
 
 @pytest.mark.parametrize("words", [("-opts", "DATA.PREPROCESSING=config"), ("-pretrained=some/file.pdparams",)])

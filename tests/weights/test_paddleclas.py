@@ -1,4 +1,4 @@
-"""Evaluation images of PaddleClas' weights equal its own pipeline, spelt out here with plain OpenCV."""
+"""Evaluation images of PaddleClas' weights equal its own pipeline, spelt out here with plain OpenCV and Pillow."""
 
 import dataclasses
 
@@ -8,23 +8,31 @@ import pytest
 from PIL import Image
 
 from image_classification.config import Config
-from image_classification.data.transforms import TrainTransform
+from image_classification.data.transforms import EvalTransform, TrainTransform
 from image_classification.preview import eval_pixels, normalised
 from image_classification.weights import preprocessing_of, read_registry
 
-WEIGHTS = [entry for entry in read_registry().values() if entry.preprocessing["library"] == "cv2"]
-CROPS = {"RepVGG_D2se": 320}
+WEIGHTS = [entry for entry in read_registry().values() if entry.id.startswith("paddleclas/")]
 RESIZE_SHORT, CROP = 256, 224  # of PaddleClas' evaluation configurations of these weights
+# in its YAMLs, Eval: ResizeImage(resize_short=..., interpolation=bicubic, backend=pil)
+BY_PILLOW = {"DeiT_small_patch16_224": 256} | {f"PPHGNetV2_B{size}_ssld": 232 for size in range(7)}
+BY_PILLOW |= {"RepVGG_B3": 256, "RepVGG_B3g4": 256, "RepVGG_D2se": 320}
+CROPS = {"RepVGG_D2se": 320}
 
 
-def paddleclas_pixels(content):
+def paddleclas_pixels(content, name="ResNet50"):
     """DecodeImage(to_rgb), ResizeImage(resize_short=256), CropImage(224): uint8 [224, 224, 3]."""
     image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
     height, width = image.shape[:2]
-    percent = float(RESIZE_SHORT) / min(height, width)
-    image = cv2.resize(image, (int(round(width * percent)), int(round(height * percent))))
-    top, left = (image.shape[0] - CROP) // 2, (image.shape[1] - CROP) // 2
-    return image[top : top + CROP, left : left + CROP]
+    percent = float(BY_PILLOW.get(name, RESIZE_SHORT)) / min(height, width)
+    size = int(round(width * percent)), int(round(height * percent))
+    if name in BY_PILLOW:
+        image = np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BICUBIC))
+    else:
+        image = cv2.resize(image, size)
+    crop = CROPS.get(name, CROP)
+    top, left = (image.shape[0] - crop) // 2, (image.shape[1] - crop) // 2
+    return image[top : top + crop, left : left + crop]
 
 
 def paddleclas_input(pixels, mean, std):
@@ -57,24 +65,13 @@ def write_oriented(path, pixels, orientation):
     Image.fromarray(pixels).save(path, quality=95, exif=exif)
 
 
-def test_every_paddleclas_network_of_the_registry_is_here_but_those_resized_by_pillow():
-    names = {entry.id for entry in read_registry().values() if entry.id.startswith("paddleclas/")}
-    # in its YAMLs, Eval: ResizeImage(resize_short=..., interpolation=bicubic, backend=pil)
-    short = {"DeiT_small_patch16_224": 256} | {f"PPHGNetV2_B{size}_ssld": 232 for size in range(7)}
-    short["RepVGG_D2se"] = 320
-    assert names - {entry.id for entry in WEIGHTS} == {f"paddleclas/{name}" for name in short}
-    for name, side in short.items():
-        values = preprocessing_of(f"paddleclas/{name}")
-        assert (values["RESIZE_LIBRARY"], values["INTERPOLATION"]) == ("pil", "bicubic")
-        assert round(CROPS.get(name, CROP) / values["CROP_PCT"]) == side and values["EXIF_ORIENTATION"]
-
-
 @pytest.mark.parametrize("entry", WEIGHTS, ids=lambda entry: entry.id)
 def test_input_equals_paddleclas_own(entry, photos):
-    assert entry.preprocessing["image_size"] == CROP
+    name = entry.id.removeprefix("paddleclas/")
+    assert entry.preprocessing["image_size"] == CROPS.get(name, CROP)
     config = config_of(entry.id)
     pixels = eval_pixels(config, photos)
-    expected = [paddleclas_pixels(path.read_bytes()) for path in photos]
+    expected = [paddleclas_pixels(path.read_bytes(), name) for path in photos]
     np.testing.assert_array_equal(pixels, expected)
     mean = (0.5,) * 3 if "ViT" in entry.id else (0.485, 0.456, 0.406)
     std = (0.5,) * 3 if "ViT" in entry.id else (0.229, 0.224, 0.225)
@@ -87,8 +84,9 @@ def test_input_equals_paddleclas_own(entry, photos):
 def config_of(weights):
     """Return a configuration with the preprocessing of a set of published weights."""
     config = Config()
+    size = CROPS.get(weights.removeprefix("paddleclas/"), CROP)
     return dataclasses.replace(
-        config, DATA=dataclasses.replace(config.DATA, IMAGE_SIZE=CROP, **preprocessing_of(weights))
+        config, DATA=dataclasses.replace(config.DATA, IMAGE_SIZE=size, **preprocessing_of(weights))
     )
 
 
@@ -104,18 +102,21 @@ def test_photograph_is_turned_by_its_exif_entry_for_paddleclas_only(tmp_path, or
 
     found = eval_pixels(config_of("paddleclas/ResNet50"), [path])[0]
     np.testing.assert_array_equal(found, paddleclas_pixels(path.read_bytes()))
-    for weights, pixels in (
-        ("torchvision/resnet50.V1", lying),
-        ("paddleclas/DeiT_small_patch16_224", turned),  # decoded by OpenCV, resized by Pillow
-    ):
-        config = config_of(weights)
-        short = RESIZE_SHORT / min(pixels.shape[:2])
-        size = [int(side * short) for side in pixels.shape[1::-1]]
-        resample = Image.Resampling[config.DATA.INTERPOLATION.upper()]
-        image = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize(size, resample))
-        top, left = (round((side - CROP) / 2) for side in image.shape[:2])
-        expected = image[top : top + CROP, left : left + CROP]
-        np.testing.assert_array_equal(eval_pixels(config, [path])[0], expected)
+    config = config_of("torchvision/resnet50.V1")
+    short = RESIZE_SHORT / min(lying.shape[:2])
+    size = [int(side * short) for side in lying.shape[1::-1]]
+    resample = Image.Resampling[config.DATA.INTERPOLATION.upper()]
+    image = np.asarray(Image.fromarray(np.ascontiguousarray(lying)).resize(size, resample))
+    top, left = (round((side - CROP) / 2) for side in image.shape[:2])
+    expected = image[top : top + CROP, left : left + CROP]
+    np.testing.assert_array_equal(eval_pixels(config, [path])[0], expected)
+
+
+@pytest.mark.parametrize(("height", "width", "scaled"), [(192, 201, (224, 235)), (365, 320, (255, 224))])
+def test_long_side_is_rounded_as_paddleclas_rounds_it_where_it_ends_in_a_half(height, width, scaled):
+    factor = 224.0 / min(height, width)
+    assert scaled == (int(round(height * factor)), int(round(width * factor)))
+    assert EvalTransform(224, crop_pct=1.0, library="cv2").scaled_size(height, width) == scaled
 
 
 @pytest.mark.parametrize("crop", ["random_resized", "simple", "pad"])
