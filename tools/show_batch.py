@@ -15,7 +15,7 @@ if not __package__:  # run by its path
 import cv2
 import numpy as np
 
-from image_classification.config import preview_config
+from image_classification.config import make_parser, preview_config, refuse_run_options
 from image_classification.runtime import Parser, UserError, atomic_write, command
 
 MAX_IMAGES = 64
@@ -34,11 +34,13 @@ def main(arguments):
     )
     parser.add_argument("path", type="new_file", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
     parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
-    options, words = parser.parse_known_args(arguments)
+    parser.pass_on(make_parser())
+    options = parser.parse_args(arguments)
     suffix = options.path.suffix.lower()
     if suffix not in FORMATS:
         raise UserError(f"{options.path}: ends in none of {', '.join(FORMATS)}")
-    config = preview_config([f"-cfg={options.cfg}", *words])
+    config = preview_config([f"-cfg={options.cfg}", *options.words])
+    refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
     from image_classification.data import build_train_loader
 
     loader = build_train_loader(config)

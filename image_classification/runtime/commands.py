@@ -101,12 +101,33 @@ class Parser(argparse.ArgumentParser):
             self.refuse(unknown[0])
         return found
 
+    def pass_on(self, other: "Parser") -> None:
+        """Take the options of another program, too: its words, as it takes them, are `words` of what is returned.
+
+        What both have, -h or -cfg, stays this one's.
+        """
+        self.set_defaults(words=())
+        self.aliases |= other.aliases
+        own = {flag for action in self._actions for flag in action.option_strings}
+        for action in other._actions:
+            if action.option_strings and not own.intersection(action.option_strings):
+                self.add_argument(*action.option_strings, dest="words", default=(), action=_PassOn, nargs=action.nargs,
+                                  help=argparse.SUPPRESS)  # fmt: skip
+
     def refuse(self, word: str) -> NoReturn:
         """Raise the UserError about a word that is none of the options."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1)
         hint = f"did you mean {near[0]}?" if near and word.startswith("-") else "-h lists the options"
         raise UserError(f"unknown argument {word!r}; {hint}")
+
+
+class _PassOn(argparse.Action):
+    """Keeps the option and its values as the words that they were."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        words = [f"{option_string}={values}"] if isinstance(values, str) else [option_string, *values]
+        namespace.words = (*namespace.words, *words)
 
 
 def count(text: str) -> int:

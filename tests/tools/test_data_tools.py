@@ -30,6 +30,20 @@ def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
     assert (picture[-100:, -100:] == 255).all()
 
 
+@pytest.mark.parametrize("word", ["-eval", "-output=mine", "-dry_run"])
+def test_show_batch_when_a_word_would_have_no_effect_refuses_it(word, tmp_path):
+    result = run("show_batch.py", tmp_path / "batch.png", "-cfg=vit_tiny_digits", word, "-pretrained=w.pdparams")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "batch.png").exists()
+    assert f"error: {word}: the first training batch is drawn" in result.stderr
+
+
+def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path):
+    words = ["-batch_size", 4, "-j", 0, "-opts", "TRAIN.MIXUP_ALPHA=0.8", "SEED=3", "-cfg", "vit_tiny_digits"]
+    result = run("show_batch.py", *words, tmp_path / "batch.png")
+    assert result.returncode == 0, result.stderr
+    assert "4 of 4 images" in result.stdout
+
+
 def test_show_batch_reports_a_wrong_ending_in_one_line(tmp_path):
     config = tmp_path / "digits.yaml"
     config.write_text("DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 4}\nMODEL: {NUM_CLASSES: 10}\n")
