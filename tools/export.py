@@ -39,6 +39,7 @@ from image_classification.runtime import (
     prepare_process,
     refuse_existing,
     temporary_home,
+    whole_folder,
 )
 
 NUM_IMAGES = 10
@@ -95,21 +96,25 @@ def main(arguments):
     options = parser.parse_args(arguments)
     refuse_what_no_engine_has(options)
     refuse_existing(options.output, "-output")
-    check_model(options.cfg, options.opts)
+    config = check_model(options.cfg, options.opts)
     prepare_process()
-    for line in export(options):
-        print(line)
+    from image_classification.preview import class_names
+
+    names = class_names(config, options.class_names)
+    with whole_folder(options.output) as folder:
+        for line in export(options, folder, names):
+            print(line)
     return 0
 
 
-def export(options):
-    """Write all files of the export; yield one line for each check."""
+def export(options, folder, names):
+    """Write all files of the export into a folder; yield one line for each check."""
     import paddle
     from paddle.static import InputSpec
 
     from image_classification.fold import fold_batch_norms
     from image_classification.half_cpu.paddle_names import norm_epsilon
-    from image_classification.preview import class_names, normalised
+    from image_classification.preview import normalised
     from image_classification.zoo import load_model
 
     model, config = load_model(options.cfg, options.pretrained, options.opts)
@@ -123,8 +128,8 @@ def export(options):
             norm.bias = norm.create_parameter(norm.weight.shape, is_bias=True)
     if options.fold:
         yield f"BatchNorms folded into the layers before them: {fold_batch_norms(model, paddle.to_tensor(images[:2]))}"
-    write_preprocessing(options.output / "preprocessing.json", config, class_names(config, options.class_names))
-    prefix = options.output / "inference"
+    write_preprocessing(folder / "preprocessing.json", config, names)
+    prefix = folder / "inference"
     spec = InputSpec([None, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "float32", name="images")
     with temporary_home():
         paddle.jit.save(paddle.jit.to_static(model, input_spec=[spec], full_graph=True), str(prefix))
@@ -189,8 +194,12 @@ def write_preprocessing(path, config, names):
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
-def run_paddle(prefix, images, change=lambda config: None):
-    """Return the logits of the exported model by Paddle's inference engine on the CPU."""
+def run_paddle(prefix, images, change=lambda config: None, wanted=""):
+    """Return the logits of the exported model by Paddle's inference engine on the CPU.
+
+    Raises:
+        UserError: the engine has no kernel for it, or its passes break it, as some of oneDNN's bfloat16 do.
+    """
     import paddle
     from paddle import inference
 
@@ -199,7 +208,10 @@ def run_paddle(prefix, images, change=lambda config: None):
     config.disable_glog_info()  # the name of each of its passes
     change(config)
     given = paddle.to_tensor(images, place=paddle.CPUPlace())  # the engine takes any address for one of the CPU's
-    return inference.create_predictor(config).run([given])[0].numpy()
+    try:
+        return inference.create_predictor(config).run([given])[0].numpy()
+    except Exception as error:  # its errors have no class in common
+        raise UserError(f"paddle.inference{wanted} cannot run this model: {' '.join(str(error).split())}") from None
 
 
 def run_paddle_bfloat16(prefix, images):
@@ -213,7 +225,7 @@ def run_paddle_bfloat16(prefix, images):
         config.enable_onednn()
         config.enable_onednn_bfloat16()
 
-    found = run_paddle(prefix, images, bfloat16)
+    found = run_paddle(prefix, images, bfloat16, " with bfloat16")
     if np.array_equal(found, run_paddle(prefix, images, lambda config: config.enable_onednn())):
         raise UserError("-dtype bfloat16: paddle.inference computes this model in float32 on this CPU")
     return found
@@ -231,7 +243,7 @@ def run_onnx(prefix, images, epsilons):
         said = (done.stdout + done.stderr).splitlines()
         reason = next((line for line in said if "ERROR" in line), f"exit code {done.returncode}")
         raise UserError(f"-onnx: paddle2onnx cannot convert this model: {reason}")
-    return answer_of_onnxruntime(path, images)
+    return answer_of_onnxruntime(path, images, "-onnx: onnxruntime cannot run what paddle2onnx")
 
 
 def run_onnx_float16(prefix, images):
@@ -241,11 +253,11 @@ def run_onnx_float16(prefix, images):
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UserError(f"-dtype float16: onnxconverter-common cannot convert this model: {reason}")
-    return answer_of_onnxruntime(path, images)
+    return answer_of_onnxruntime(path, images, "-dtype float16: onnxruntime cannot run what onnxconverter-common")
 
 
-def answer_of_onnxruntime(path, images):
-    """Return the logits of an ONNX file on the CPU."""
+def answer_of_onnxruntime(path, images, blame):
+    """Return the logits of an ONNX file on the CPU; `blame` begins what is said of one that cannot be run."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -254,8 +266,7 @@ def answer_of_onnxruntime(path, images):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return session.run(None, {session.get_inputs()[0].name: images})[0]
     except Exception as error:  # its errors have no class in common
-        reason = " ".join(str(error).split())
-        raise UserError(f"-onnx: onnxruntime cannot run what paddle2onnx made of this model: {reason}") from None
+        raise UserError(f"{blame} made of this model: {' '.join(str(error).split())}") from None
 
 
 def report(engine, expected, found, dtype="float32"):

@@ -298,6 +298,26 @@ def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path
     assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
 
 
+@pytest.mark.parametrize("name", ["export", "predict"])
+def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_path, capsys):
+    words = [VARIANT, "-pretrained=gone.pdparams", "-output", str(tmp_path / "out"), "-class_names=gone.txt"]
+    assert tool(name).main(words if name == "export" else [*words, str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: gone.txt: cannot be read") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_that_an_engine_cannot_run_is_one_line_and_leaves_nothing(tmp_path, capfd):
+    """oneDNN has no bfloat16 pooling of RegNet's kind, and none at all on a CPU without its instructions."""
+    model, _ = zoo.load_model("regnet_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = ["regnet_tiny_digits", f"-pretrained={tmp_path / 'w.safetensors'}", "-dtype=bfloat16"]
+    assert tool("export").main([*words, f"-output={tmp_path / 'a' / 'b'}"]) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert re.match("error: .*(cannot run this model|computes this model in float32|answers differently)", last)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
 @pytest.mark.parametrize("keep_aspect", [True, False])
 def test_exported_preprocessing_is_that_of_the_evaluation(photos, tmp_path, keep_aspect):
     """Pillow and NumPy, told by the file alone, give the numbers that the model is evaluated with."""
@@ -451,7 +471,7 @@ def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(varian
 
 def test_export_bfloat16_that_runs_in_float32_is_refused(weights, tmp_path, capfd, monkeypatch):
     export = tool("export")
-    monkeypatch.setattr(export, "run_paddle", lambda prefix, images, change=None: np.zeros((10, 10), np.float32))
+    monkeypatch.setattr(export, "run_paddle", lambda *_: np.zeros((10, 10), np.float32))
     with pytest.raises(UserError, match="computes this model in float32"):
         export.run_paddle_bfloat16("prefix", None)
 
