@@ -42,43 +42,10 @@ from image_classification.runtime import (
     whole_folder,
 )
 
+ONNX = Path(__file__).resolve().parent / "parts" / "export_onnx.py"
 NUM_IMAGES = 10
 # of the largest logit: other kernels and another order of sums; for the half formats 16 times their unit roundoff
 TOLERANCES = {"float32": 1e-4, "float16": 16 * 2.0**-11, "bfloat16": 16 * 2.0**-8}
-# the default optimize_tool would install further packages from another index at run time
-CONVERT = """
-import sys, paddle2onnx
-prefix, path, epsilon = sys.argv[1:]
-files = f"{prefix}.json", f"{prefix}.pdiparams", path
-paddle2onnx.export(*files, opset_version=17, optimize_tool="None", verbose=False)
-import onnx
-model = onnx.load(path)
-graph = model.graph
-old = graph.output[0].name
-borders = {node.input[2] for node in graph.node if node.op_type == "Pad" and len(node.input) > 2}
-for node in graph.node:
-    for attribute in node.attribute:  # in both of these the converter leaves what was in its memory
-        if node.op_type == "InstanceNormalization" and attribute.name == "epsilon":
-            attribute.f = float(epsilon)
-        if node.op_type == "Constant" and node.output[0] in borders:
-            attribute.t.raw_data = bytes(len(attribute.t.raw_data))  # 0, with which models pad
-    for names in (node.input, node.output):
-        names[:] = ["logits" if name == old else name for name in names]
-graph.output[0].name = "logits"
-for value in (graph.input[0], graph.output[0]):
-    value.type.tensor_type.shape.dim[0].dim_param = "batch"
-onnx.checker.check_model(model)
-onnx.save(model, path)
-"""
-# the converter's own limits would clip weights at 1e4 and raise small ones to 1e-7
-HALVE = """
-import sys, onnx
-from onnxconverter_common import float16
-path, half_path = sys.argv[1:]
-half = float16.convert_float_to_float16(
-    onnx.load(path), min_positive_val=2.0**-24, max_finite_val=65504.0, keep_io_types=True)
-onnx.save(half, half_path)
-"""
 
 
 @command
@@ -236,9 +203,11 @@ def run_onnx(prefix, images, epsilons):
     path = f"{prefix}.onnx"
     if len(epsilons) > 1:
         raise UserError(f"-onnx: the model's GroupNorms have several epsilons, {sorted(epsilons)}; paddle2onnx has one")
-    # in a process of its own: paddle2onnx aborts its process at an operator that it does not know
-    words = [str(prefix), path, str(max(epsilons, default=0.0))]
-    done = subprocess.run([sys.executable, "-c", CONVERT, *words], capture_output=True, text=True)
+    forms = gelu_forms(json.loads(Path(f"{prefix}.json").read_text(encoding="utf-8")))
+    if len(forms) > 1:
+        raise UserError("-onnx: the model has GELUs with erf and with tanh; paddle2onnx has one form")
+    words = [str(prefix), path, str(max(epsilons, default=0.0)), *(forms or ["erf"])]
+    done = subprocess.run([sys.executable, ONNX, "convert", *words], capture_output=True, text=True)
     if done.returncode:
         said = (done.stdout + done.stderr).splitlines()
         reason = next((line for line in said if "ERROR" in line), f"exit code {done.returncode}")
@@ -246,10 +215,21 @@ def run_onnx(prefix, images, epsilons):
     return answer_of_onnxruntime(path, images, "-onnx: onnxruntime cannot run what paddle2onnx")
 
 
+def gelu_forms(program):
+    """Return which of "erf" and "tanh" the GELUs of a program in Paddle's JSON compute with."""
+    if isinstance(program, list):
+        return set().union(*map(gelu_forms, program))
+    if not isinstance(program, dict):
+        return set()
+    if str(program.get("#")).endswith(".gelu"):
+        return {"tanh" if each["AT"]["D"] else "erf" for each in program["A"] if each["N"] == "approximate"}
+    return gelu_forms(list(program.values()))
+
+
 def run_onnx_float16(prefix, images):
     """Write inference.float16.onnx from inference.onnx and return its logits by onnxruntime."""
     path = f"{prefix}.float16.onnx"
-    done = subprocess.run([sys.executable, "-c", HALVE, f"{prefix}.onnx", path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ONNX, "halve", f"{prefix}.onnx", path], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UserError(f"-dtype float16: onnxconverter-common cannot convert this model: {reason}")

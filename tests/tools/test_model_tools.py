@@ -439,6 +439,30 @@ def test_export_to_onnx_when_a_model_pads_images_pads_with_zeros(tmp_path, capfd
     assert values and set(values) == {bytes(4)}
 
 
+@pytest.mark.parametrize(
+    "variant", ["maxvit_tiny_digits", "volo_tiny_digits", "crossvit_tiny_digits"], ids=["tanh", "casts", "resized"]
+)
+def test_export_to_onnx_and_float16_mends_what_the_converters_leave_wrong(variant, tmp_path, capfd):
+    """GELUs of tanh become erf's; a cast between halves stays one to float32, an empty scale becomes a given one."""
+    for package in ("paddle2onnx", "onnxruntime", "onnxconverter_common"):
+        pytest.importorskip(package, reason="optional: pip install paddle2onnx onnxruntime onnxconverter-common")
+    paddle.seed(0)
+    model, _ = zoo.load_model(variant)
+    for weight in (weight for weight in model.parameters() if weight.ndim == 2):
+        weight.set_value(weight * 4.0)  # GELUs whose forms differ
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", f"-output={tmp_path / 'out'}", "-onnx"]
+    assert tool("export").main([*words, "-dtype=float16"]) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("variant", "form"), [("maxvit_tiny_digits", "tanh"), ("vit_tiny_digits", "erf")])
+def test_form_of_gelu_is_that_of_the_exported_program(variant, form, tmp_path):
+    model, config = zoo.load_model(variant)
+    spec = paddle.static.InputSpec([None, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE], "float32")
+    paddle.jit.save(paddle.jit.to_static(model, input_spec=[spec], full_graph=True), str(tmp_path / "inference"))
+    assert tool("export").gelu_forms(json.loads((tmp_path / "inference.json").read_text())) == {form}
+
+
 def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
     export = tool("export")
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
