@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import functools
 import os
 import sys
@@ -20,8 +21,8 @@ EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a v
 def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
-    Its exit code is 2 after a UserError or a file that cannot be read or written, 130 after Ctrl-C, 0 where `main`
-    returns None.
+    Its exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 0
+    where `main` returns None.
     """
 
     @functools.wraps(main)
@@ -38,15 +39,22 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
             print("error: interrupted", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:  # `... | head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _print_no_more()
             return 0
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            if error.filename is None:
+                _print_no_more()
+            print(f"error: {error.filename or 'what is printed'}: {error.strerror}", file=sys.stderr)
             return 2
 
     return run
+
+
+def _print_no_more() -> None:
+    """Let the end of the process write nowhere what is left of what was printed, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

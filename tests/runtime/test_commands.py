@@ -1,5 +1,6 @@
 """How options are spelt and what a program says of a mistake."""
 
+import os
 import subprocess
 import sys
 
@@ -79,6 +80,18 @@ def test_command_whose_reader_has_gone_ends_quietly():
     process.stdout.close()
     assert (process.wait(), process.stderr.read()) == (0, b"")
     process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("count", [3, 10**6], ids=["in the end", "at once"])
+def test_command_whose_disk_is_full_says_it_in_one_line(count):
+    program = ("import sys; from image_classification.runtime import command\n"
+               "@command\ndef main(arguments):\n    print('x' * int(arguments[0]))\n"
+               "sys.exit(main())")  # fmt: skip
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-c", program, str(count)]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: what is printed: No space left on device\n")
 
 
 @pytest.mark.parametrize("kind", ["new_file", "new_folder"])
