@@ -94,7 +94,8 @@ class Parser(argparse.ArgumentParser):
             words = _cfg_first(words)
         found, unknown = super().parse_known_args(words, namespace)
         for action in self._actions:
-            if getattr(found, action.dest, None) == "" != action.default:
+            value = getattr(found, action.dest, None)
+            if (value == "" != action.default) or (isinstance(value, list) and "" in value):
                 raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: {EMPTY}")
         return found, unknown
 

@@ -45,6 +45,7 @@ def test_words_behind_two_dashes_are_values():
     (["-cfg"], "required: cfg.*; -h explains them"),
     (["x", "--switch=True"], "-switch: is a switch, which takes no value: found 'True'"),
     (["x", "--opt-level="], "-opt-level: is empty; give it a value or leave it out"),
+    (["x", "a", ""], "images: is empty; give it a value or leave it out"),
     (["x", "-rounds=0"], "-rounds: expected an integer of at least 1, found '0'"),
     (["x", "-rounds=1.5"], "-rounds: expected an integer of at least 1, found '1.5'"),
     (["x", "-json=/etc/hostname/x"], "-json: /etc/hostname: is no folder"),

@@ -37,6 +37,16 @@ def test_show_batch_when_a_word_would_have_no_effect_refuses_it(word, tmp_path):
     assert f"error: {word}: the first training batch is drawn" in result.stderr
 
 
+def test_show_batch_writes_over_nothing_and_says_what_a_format_cannot_hold(tmp_path):
+    (tmp_path / "cat.jpg").write_text("mine")
+    result = run("show_batch.py", tmp_path / "cat.jpg", "-cfg=vit_tiny_digits")
+    assert result.returncode == 2 and "cat.jpg: exists" in result.stderr
+    words = ["-batch_size=4", "-opts", "DATA.IMAGE_SIZE=8400", "DATA.NUM_WORKERS=0"]  # webp ends at 16383 pixels
+    result = run("show_batch.py", tmp_path / "b.webp", "-cfg=vit_tiny_digits", *words)
+    assert result.returncode == 2 and "pixels is too large for .webp" in result.stderr, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cat.jpg"]
+
+
 def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path):
     words = ["-batch_size", 4, "-j", 0, "-opts", "TRAIN.MIXUP_ALPHA=0.8", "SEED=3", "-cfg", "vit_tiny_digits"]
     result = run("show_batch.py", *words, tmp_path / "batch.png")

@@ -77,7 +77,7 @@ def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
 
 
 def test_list_models_keeps_the_rows_that_satisfy_all_conditions(capsys):
-    where = ["-where", "parameters<30M", "top1>=71", "family=resnet", "image_size=224", "licence=bsd*"]
+    where = ["-where", "parameters < 30M", "top1>=71", "family=resnet", "image_size=224", "licence=bsd*"]
     assert tool("list_models").main(["resnet[1-5]*", "-json", *where]) == 0
     kept = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
     assert "resnet50" in kept and not {"resnet18", "resnet101"} & set(kept)
