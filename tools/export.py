@@ -21,6 +21,7 @@ chain of half operators has 117 in ResNet-50 and 270 in ViT-S: most errors cance
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,10 @@ def main(arguments):
     options = parser.parse_args(arguments)
     refuse_what_no_engine_has(options)
     refuse_existing(options.output, "-output")
+    try:
+        os.path.abspath(options.output).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"-output: {options.output}: Paddle writes to paths in UTF-8 only; name another") from None
     config = check_model(options.cfg, options.opts)
     prepare_process()
     from image_classification.preview import class_names

@@ -134,8 +134,8 @@ def _features(source, content, label):
     return {
         IMAGE_FEATURE: content,
         LABEL_FEATURE: label,
-        "image/class/synset": Path(source).parent.name,
-        NAME_FEATURE: Path(source).name,
+        "image/class/synset": os.fsencode(Path(source).parent.name),  # which need not be UTF-8
+        NAME_FEATURE: os.fsencode(Path(source).name),
         "image/format": kind,
     }
 
@@ -158,7 +158,7 @@ def _positions(path, images):
                 found.append((list(map(len, contents)), list(map(bytes, names)), features.get(LABEL_FEATURE)))
     except (OSError, UserError, BadRecord):
         return None
-    if found != [([os.path.getsize(each)], [Path(each).name.encode()], [label]) for each, label in images]:
+    if found != [([os.path.getsize(each)], [os.fsencode(Path(each).name)], [label]) for each, label in images]:
         raise UserError(f"{path}: is a sound shard of other images, labels or -seed; name another folder, or remove it")
     return positions
 

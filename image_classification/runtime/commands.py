@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
-from .streams import open_missing_streams
+from .streams import escape_what_cannot_be_printed, open_missing_streams
 
 INTERRUPTED = 130
 EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
@@ -28,6 +28,7 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
         open_missing_streams()
+        escape_what_cannot_be_printed()
         try:
             code = main(sys.argv[1:] if arguments is None else arguments) or 0
             sys.stdout.flush()

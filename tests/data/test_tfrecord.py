@@ -1,6 +1,7 @@
 """TFRecord files against the format's description, protocol buffers by Google, and files of the tfrecord package."""
 
 import base64
+import os
 import struct
 import subprocess
 import sys
@@ -224,6 +225,8 @@ def run_tool(*arguments):
 
 def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     written = write_class_folders(tmp_path / "images" / "train", {"a": 7, "b": 5})
+    first = min((tmp_path / "images" / "train" / "a").iterdir())
+    first.rename(os.fsdecode(os.fsencode(first.parent) + b"/\xe4 b" + os.fsencode(first.suffix)))  # of a Latin-1 system
     write_class_folders(tmp_path / "images" / "val", {"a": 2, "b": 2})
     output = tmp_path / "records"
     result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 2)

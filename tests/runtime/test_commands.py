@@ -83,6 +83,17 @@ def test_command_whose_reader_has_gone_ends_quietly():
     process.stderr.close()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_command_prints_names_that_the_encoding_does_not_have(encoding):
+    program = ("import sys; from image_classification.runtime import command\n"
+               "@command\ndef main(arguments):\n    print('\\u0416 \\udce4')\n"
+               "sys.exit(main())")  # fmt: skip
+    environment = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    shown = {"ascii": "\\u0416 \\udce4\n", "utf-8": "\u0416 \\udce4\n"}[encoding]
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, shown, b"")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("count", [3, 10**6], ids=["in the end", "at once"])
 def test_command_whose_disk_is_full_says_it_in_one_line(count):

@@ -307,6 +307,12 @@ def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_export_to_a_path_that_is_no_text_is_one_line_before_any_work(weights, tmp_path, capsys):
+    output = tmp_path / "\udce4"  # a byte of Latin-1, as a system of long ago wrote it
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", f"-output={output}"]) == 2
+    assert "Paddle writes to paths in UTF-8 only" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_export_that_an_engine_cannot_run_is_one_line_and_leaves_nothing(tmp_path, capfd):
     """oneDNN has no bfloat16 pooling of RegNet's kind, and none at all on a CPU without its instructions."""
     model, _ = zoo.load_model("regnet_tiny_digits")
