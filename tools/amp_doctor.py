@@ -31,6 +31,7 @@ from image_classification.runtime import (
     progress_bar,
     refuse_existing,
     setup_logger,
+    whole_folder,
 )
 
 
@@ -103,10 +104,11 @@ def examine(config, build_model, options):
         "parameters": parameters,
     }
     advice = doctor.advice_yaml(config.AMP.MODE, found)
-    write(options.report / "doctor.json", json.dumps(facts, indent=1).encode())
-    write(options.report / "advice.yaml", advice.encode())
-    doctor.draw(options.report / "doctor.png", plain, dtype, scale)
-    doctor.write_histograms(options.report, plain)
+    with whole_folder(options.report) as folder:
+        write(folder / "doctor.json", json.dumps(facts, indent=1).encode())
+        write(folder / "advice.yaml", advice.encode())
+        doctor.draw(folder / "doctor.png", plain, dtype, scale)
+        doctor.write_histograms(folder, plain)
     doctor.show(facts, found, advice, options)
 
 
