@@ -1,5 +1,6 @@
 """The commands that prepare and show data, started as a user does."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,11 @@ def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
     for split in ("train", "val"):
         write_class_folders(tmp_path / split, {"a": 2, "b": 2})
     (tmp_path / "val" / "b" / "image_0002.jpg").write_bytes(b"no image")
+    (tmp_path / "val" / "a" / "image_0001.jpg").unlink()
+    os.mkfifo(tmp_path / "val" / "a" / "image_0001.jpg")
     result = run("prepare_dataset.py", "imagenet2012", tmp_path, "--check")
     assert result.returncode == 1
+    assert "val/a/image_0001.jpg (cannot be read: it is no plain file)" in result.stdout
     assert "val/b/image_0002.jpg" in result.stdout and "val: 4 images, 2 classes" in result.stdout
     assert run("prepare_dataset.py", "imagenet2012", tmp_path / "none", "--check").stderr.startswith("error: ")
 
