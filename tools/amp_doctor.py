@@ -21,17 +21,17 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import load_config, preview_config
+from image_classification.config import load_config, make_parser, preview_config, refuse_run_options
 from image_classification.config.schema import Amp
 from image_classification.runtime import (
     Parser,
-    UserError,
     atomic_write,
     command,
     prepare_process,
     progress_bar,
     refuse_existing,
     setup_logger,
+    whole_folder,
 )
 
 
@@ -58,11 +58,12 @@ def main(arguments):
     parser.add_argument("-steps", type="count", default=20, help="steps of each run (default: 20)")
     parser.add_argument("-rows", type="count", default=15, help="rows of each table (default: 15)")
     parser.add_argument("-report", type="new_folder", default="output/doctor", help="folder of the report")
-    options, words = parser.parse_known_args(arguments)
+    parser.pass_on(make_parser())
+    options = parser.parse_args(arguments)
+    words = options.words
     config = preview_config([f"-cfg={options.cfg}", *words])
-    if config.EVAL or config.MODEL.RESUME:
-        what = "-eval" if config.EVAL else f"-resume={config.MODEL.RESUME}"
-        raise UserError(f"{what}: two short trainings are examined; -pretrained says with which weights they start")
+    refuse_run_options(config, "two short trainings are examined; -pretrained says with which weights they start, "
+                       "-report where the report goes")  # fmt: skip
     refuse_existing(options.report, "-report")
     prepare_process()
     from image_classification.zoo import find_config
@@ -103,10 +104,11 @@ def examine(config, build_model, options):
         "parameters": parameters,
     }
     advice = doctor.advice_yaml(config.AMP.MODE, found)
-    write(options.report / "doctor.json", json.dumps(facts, indent=1).encode())
-    write(options.report / "advice.yaml", advice.encode())
-    doctor.draw(options.report / "doctor.png", plain, dtype, scale)
-    doctor.write_histograms(options.report, plain)
+    with whole_folder(options.report) as folder:
+        write(folder / "doctor.json", json.dumps(facts, indent=1).encode())
+        write(folder / "advice.yaml", advice.encode())
+        doctor.draw(folder / "doctor.png", plain, dtype, scale)
+        doctor.write_histograms(folder, plain)
     doctor.show(facts, found, advice, options)
 
 

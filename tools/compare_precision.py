@@ -3,7 +3,8 @@
     python tools/compare_precision.py -cfg vit_tiny_digits --modes fp32,auto --dtypes float16,bfloat16 --seeds 0,1
 
 Each run is a process of its own, started as a user starts it; a run that is already in --output is not repeated, so an
-interrupted comparison continues. After Ctrl-C, or when a run fails, no other one begins. The table gives, for each mode
+interrupted comparison continues: what it left of the run that was stopped is removed, a folder of that name that this
+tool did not begin is refused. After Ctrl-C, or when a run fails, no other one begins. The table gives, for each mode
 and number format, the mean top-1 over the seeds, its spread, and the difference to float32 in points.
 """
 
@@ -32,7 +33,9 @@ from image_classification.config import (
 )
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.run_folder import take_lock
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
+from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar, refuse_existing
+
+BEGUN = "begun"  # the configuration of a run, beside what it writes; "done" in the end
 
 
 @command
@@ -40,13 +43,12 @@ def main(arguments):
     """Make the runs that are missing and print the table."""
     arguments = parse_arguments(arguments)
     read_means(arguments.json)
-    runs = [(mode, dtype, seed) for mode, dtype in formats(arguments) for seed in arguments.seeds]
-    for run in runs:
-        prepare(arguments, run)
+    runs = {(mode, dtype, seed): prepare(arguments, (mode, dtype, seed))
+            for mode, dtype in formats(arguments) for seed in arguments.seeds}  # fmt: skip
     reports, stopped = {}, threading.Event()
     bar = progress_bar(len(runs), "runs", "run")
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        waiting = {pool.submit(unless, stopped, arguments, run): run for run in runs}
+        waiting = {pool.submit(unless, stopped, arguments, runs[run]): run for run in runs}
         try:
             for done in concurrent.futures.as_completed(waiting):
                 reports[waiting[done]] = done.result()
@@ -99,7 +101,8 @@ def prepare(arguments, run):
     """Return the folder of a run, the words of its command and its whole configuration as text.
 
     Raises:
-        UserError: the words make another run of it, or its folder has the result of another configuration.
+        UserError: the words make another run of it, or its folder has the result of another configuration, or what
+            this tool did not begin.
     """
     mode, dtype, seed = run
     output = (arguments.output / "_".join(map(str, (arguments.cfg.stem, *run)))).resolve()
@@ -121,31 +124,34 @@ def prepare(arguments, run):
     configuration, done = to_yaml(config) + invocation_yaml(config), output / "done"
     if done.exists() and done.read_text(encoding="utf-8") != configuration:
         raise UserError(f"-output: {output}: has the result of another configuration; name another folder")
+    if not (done.exists() or (output / BEGUN).exists()):
+        refuse_existing(output, "-output")
     return output, words, configuration
 
 
-def unless(stopped, arguments, run):
+def unless(stopped, arguments, prepared):
     """Train unless another run has failed: the pool would make all the others first, for hours."""
     if stopped.is_set():
         return None
     try:
-        return train(arguments, run)
+        return train(arguments, *prepared)
     except BaseException:
         stopped.set()
         raise
 
 
-def train(arguments, run):
-    """Return the report of one run.
+def train(arguments, output, words, configuration):
+    """Return the report of one run, of which :func:`prepare` returned the rest.
 
     Raises:
         UserError: the run failed; the message has its last line.
     """
-    output, words, configuration = prepare(arguments, run)
     if not (output / "done").exists():
-        if output.exists():
+        if (output / BEGUN).exists():
             with take_lock(output):
                 shutil.rmtree(output)  # what a stopped run of this tool has left
+        with atomic_write(output / BEGUN) as file:
+            file.write(configuration.encode())
         program = model_folders()[family_of_file(arguments.cfg)] / "main_single_gpu.py"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
@@ -153,9 +159,10 @@ def train(arguments, run):
             [sys.executable, program, *words], env=environment, capture_output=True, text=True, check=False
         )
         if ended.returncode:
-            raise UserError(f"{output.name} failed: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
+            reason = (ended.stderr.strip() or "no message").splitlines()[-1]
+            raise UserError(f"{output.name} failed: {reason.removeprefix('error: ')}")
         check_complete(output, output.name)
-        (output / "done").write_text(configuration, encoding="utf-8")
+        (output / BEGUN).rename(output / "done")
     return json.loads((output / "report.json").read_text())
 
 

@@ -21,6 +21,7 @@ chain of half operators has 117 in ResNet-50 and 270 in ViT-S: most errors cance
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,45 +40,13 @@ from image_classification.runtime import (
     prepare_process,
     refuse_existing,
     temporary_home,
+    whole_folder,
 )
 
+ONNX = Path(__file__).resolve().parent / "parts" / "export_onnx.py"
 NUM_IMAGES = 10
 # of the largest logit: other kernels and another order of sums; for the half formats 16 times their unit roundoff
 TOLERANCES = {"float32": 1e-4, "float16": 16 * 2.0**-11, "bfloat16": 16 * 2.0**-8}
-# the default optimize_tool would install further packages from another index at run time
-CONVERT = """
-import sys, paddle2onnx
-prefix, path, epsilon = sys.argv[1:]
-files = f"{prefix}.json", f"{prefix}.pdiparams", path
-paddle2onnx.export(*files, opset_version=17, optimize_tool="None", verbose=False)
-import onnx
-model = onnx.load(path)
-graph = model.graph
-old = graph.output[0].name
-borders = {node.input[2] for node in graph.node if node.op_type == "Pad" and len(node.input) > 2}
-for node in graph.node:
-    for attribute in node.attribute:  # in both of these the converter leaves what was in its memory
-        if node.op_type == "InstanceNormalization" and attribute.name == "epsilon":
-            attribute.f = float(epsilon)
-        if node.op_type == "Constant" and node.output[0] in borders:
-            attribute.t.raw_data = bytes(len(attribute.t.raw_data))  # 0, with which models pad
-    for names in (node.input, node.output):
-        names[:] = ["logits" if name == old else name for name in names]
-graph.output[0].name = "logits"
-for value in (graph.input[0], graph.output[0]):
-    value.type.tensor_type.shape.dim[0].dim_param = "batch"
-onnx.checker.check_model(model)
-onnx.save(model, path)
-"""
-# the converter's own limits would clip weights at 1e4 and raise small ones to 1e-7
-HALVE = """
-import sys, onnx
-from onnxconverter_common import float16
-path, half_path = sys.argv[1:]
-half = float16.convert_float_to_float16(
-    onnx.load(path), min_positive_val=2.0**-24, max_finite_val=65504.0, keep_io_types=True)
-onnx.save(half, half_path)
-"""
 
 
 @command
@@ -95,21 +64,29 @@ def main(arguments):
     options = parser.parse_args(arguments)
     refuse_what_no_engine_has(options)
     refuse_existing(options.output, "-output")
-    check_model(options.cfg, options.opts)
+    try:
+        os.path.abspath(options.output).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"-output: {options.output}: Paddle writes to paths in UTF-8 only; name another") from None
+    config = check_model(options.cfg, options.opts)
     prepare_process()
-    for line in export(options):
-        print(line)
+    from image_classification.preview import class_names
+
+    names = class_names(config, options.class_names)
+    with whole_folder(options.output) as folder:
+        for line in export(options, folder, names):
+            print(line)
     return 0
 
 
-def export(options):
-    """Write all files of the export; yield one line for each check."""
+def export(options, folder, names):
+    """Write all files of the export into a folder; yield one line for each check."""
     import paddle
     from paddle.static import InputSpec
 
     from image_classification.fold import fold_batch_norms
     from image_classification.half_cpu.paddle_names import norm_epsilon
-    from image_classification.preview import class_names, normalised
+    from image_classification.preview import normalised
     from image_classification.zoo import load_model
 
     model, config = load_model(options.cfg, options.pretrained, options.opts)
@@ -123,8 +100,8 @@ def export(options):
             norm.bias = norm.create_parameter(norm.weight.shape, is_bias=True)
     if options.fold:
         yield f"BatchNorms folded into the layers before them: {fold_batch_norms(model, paddle.to_tensor(images[:2]))}"
-    write_preprocessing(options.output / "preprocessing.json", config, class_names(config, options.class_names))
-    prefix = options.output / "inference"
+    write_preprocessing(folder / "preprocessing.json", config, names)
+    prefix = folder / "inference"
     spec = InputSpec([None, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "float32", name="images")
     with temporary_home():
         paddle.jit.save(paddle.jit.to_static(model, input_spec=[spec], full_graph=True), str(prefix))
@@ -189,8 +166,12 @@ def write_preprocessing(path, config, names):
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
-def run_paddle(prefix, images, change=lambda config: None):
-    """Return the logits of the exported model by Paddle's inference engine on the CPU."""
+def run_paddle(prefix, images, change=lambda config: None, wanted=""):
+    """Return the logits of the exported model by Paddle's inference engine on the CPU.
+
+    Raises:
+        UserError: the engine has no kernel for it, or its passes break it, as some of oneDNN's bfloat16 do.
+    """
     import paddle
     from paddle import inference
 
@@ -199,7 +180,10 @@ def run_paddle(prefix, images, change=lambda config: None):
     config.disable_glog_info()  # the name of each of its passes
     change(config)
     given = paddle.to_tensor(images, place=paddle.CPUPlace())  # the engine takes any address for one of the CPU's
-    return inference.create_predictor(config).run([given])[0].numpy()
+    try:
+        return inference.create_predictor(config).run([given])[0].numpy()
+    except Exception as error:  # its errors have no class in common
+        raise UserError(f"paddle.inference{wanted} cannot run this model: {' '.join(str(error).split())}") from None
 
 
 def run_paddle_bfloat16(prefix, images):
@@ -213,7 +197,7 @@ def run_paddle_bfloat16(prefix, images):
         config.enable_onednn()
         config.enable_onednn_bfloat16()
 
-    found = run_paddle(prefix, images, bfloat16)
+    found = run_paddle(prefix, images, bfloat16, " with bfloat16")
     if np.array_equal(found, run_paddle(prefix, images, lambda config: config.enable_onednn())):
         raise UserError("-dtype bfloat16: paddle.inference computes this model in float32 on this CPU")
     return found
@@ -224,28 +208,41 @@ def run_onnx(prefix, images, epsilons):
     path = f"{prefix}.onnx"
     if len(epsilons) > 1:
         raise UserError(f"-onnx: the model's GroupNorms have several epsilons, {sorted(epsilons)}; paddle2onnx has one")
-    # in a process of its own: paddle2onnx aborts its process at an operator that it does not know
-    words = [str(prefix), path, str(max(epsilons, default=0.0))]
-    done = subprocess.run([sys.executable, "-c", CONVERT, *words], capture_output=True, text=True)
+    forms = gelu_forms(json.loads(Path(f"{prefix}.json").read_text(encoding="utf-8")))
+    if len(forms) > 1:
+        raise UserError("-onnx: the model has GELUs with erf and with tanh; paddle2onnx has one form")
+    words = [str(prefix), path, str(max(epsilons, default=0.0)), *(forms or ["erf"])]
+    done = subprocess.run([sys.executable, ONNX, "convert", *words], capture_output=True, text=True)
     if done.returncode:
         said = (done.stdout + done.stderr).splitlines()
         reason = next((line for line in said if "ERROR" in line), f"exit code {done.returncode}")
         raise UserError(f"-onnx: paddle2onnx cannot convert this model: {reason}")
-    return answer_of_onnxruntime(path, images)
+    return answer_of_onnxruntime(path, images, "-onnx: onnxruntime cannot run what paddle2onnx")
+
+
+def gelu_forms(program):
+    """Return which of "erf" and "tanh" the GELUs of a program in Paddle's JSON compute with."""
+    if isinstance(program, list):
+        return set().union(*map(gelu_forms, program))
+    if not isinstance(program, dict):
+        return set()
+    if str(program.get("#")).endswith(".gelu"):
+        return {"tanh" if each["AT"]["D"] else "erf" for each in program["A"] if each["N"] == "approximate"}
+    return gelu_forms(list(program.values()))
 
 
 def run_onnx_float16(prefix, images):
     """Write inference.float16.onnx from inference.onnx and return its logits by onnxruntime."""
     path = f"{prefix}.float16.onnx"
-    done = subprocess.run([sys.executable, "-c", HALVE, f"{prefix}.onnx", path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ONNX, "halve", f"{prefix}.onnx", path], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UserError(f"-dtype float16: onnxconverter-common cannot convert this model: {reason}")
-    return answer_of_onnxruntime(path, images)
+    return answer_of_onnxruntime(path, images, "-dtype float16: onnxruntime cannot run what onnxconverter-common")
 
 
-def answer_of_onnxruntime(path, images):
-    """Return the logits of an ONNX file on the CPU."""
+def answer_of_onnxruntime(path, images, blame):
+    """Return the logits of an ONNX file on the CPU; `blame` begins what is said of one that cannot be run."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -254,8 +251,7 @@ def answer_of_onnxruntime(path, images):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return session.run(None, {session.get_inputs()[0].name: images})[0]
     except Exception as error:  # its errors have no class in common
-        reason = " ".join(str(error).split())
-        raise UserError(f"-onnx: onnxruntime cannot run what paddle2onnx made of this model: {reason}") from None
+        raise UserError(f"{blame} made of this model: {' '.join(str(error).split())}") from None
 
 
 def report(engine, expected, found, dtype="float32"):

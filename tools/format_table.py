@@ -23,9 +23,10 @@ if not __package__:  # run by its path
 
 from image_classification.config import variants
 from image_classification.config.catalogue import model_folders
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
+from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar, refuse_existing
 
 WORKER = Path(__file__).resolve().parent / "parts" / "format_worker.py"
+PICTURES = (".png", ".svg")
 MODES = (
     ("fp32", None), ("auto", "bfloat16"), ("auto", "float16"), ("O2", "bfloat16"), ("O2", "float16"),
     ("naive", "float16"),
@@ -75,9 +76,20 @@ def parse(words):
     if unknown:
         parser.error(f"{unknown[0]}: no such variant; tools/list_models.py lists them")
     for name in options.variants if options.pretrained else ():
-        if not Path(options.pretrained.format(name)).is_file():
-            parser.error(f"-pretrained: {options.pretrained.format(name)}: no such file")
+        if not Path(weights_of(options, name)).is_file():
+            parser.error(f"-pretrained: {weights_of(options, name)}: no such file")
+    if options.plot and options.plot.suffix.lower() not in PICTURES:
+        parser.error(f"-plot: {options.plot}: ends in none of {', '.join(PICTURES)}")
+    for flag in ("json", "plot"):
+        if getattr(options, flag):
+            refuse_existing(getattr(options, flag), f"-{flag}")
+    options.variants = list(dict.fromkeys(options.variants))
     return options
+
+
+def weights_of(options, name):
+    """Return the file of a variant's weights, None where they are random."""
+    return options.pretrained and options.pretrained.replace("{}", name)
 
 
 def compare(name, options, bar):
@@ -114,7 +126,7 @@ def measure(name, mode, options, path):
     task = {
         "cfg": name, "mode": mode[0], "dtype": mode[1], "data": options.data, "batch_size": options.batch_size,
         "iterations": options.iterations, "logits": str(path), "image_size": None, "device": "cpu", "opts": [],
-        "weights": options.pretrained and options.pretrained.format(name),
+        "weights": weights_of(options, name),
     }  # fmt: skip
     done = subprocess.run([sys.executable, str(WORKER), json.dumps(task)], capture_output=True, text=True)
     if done.returncode:
@@ -175,7 +187,7 @@ def plot(rows, path):
     axis.legend(fontsize="small")
     figure.tight_layout()
     with atomic_write(path) as file:
-        figure.savefig(file, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
+        figure.savefig(file, format=path.suffix.lstrip("."), dpi=120)
     pyplot.close(figure)
 
 

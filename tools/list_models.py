@@ -27,7 +27,7 @@ from image_classification.config import load_config, model_folders, variants
 from image_classification.config.catalogue import family_of
 from image_classification.runtime import Parser, UserError, command, prepare_process
 
-CONDITION = re.compile(r"([\w ]+?)(<=|>=|=|<|>)([^<=>].*)")
+CONDITION = re.compile(r"\s*([\w ]+?)\s*(<=|>=|=|<|>)\s*([^<=>\s].*?)\s*")
 SORTABLE = ("name", "parameters", "gmacs", "top1")
 NUMBER = re.compile(r"(\d+\.?\d*)([kMG]?)")
 FORMATS = Path(__file__).resolve().parent / "formats.json"  # written by compare_precision.py, see docs/formats.md

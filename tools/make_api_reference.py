@@ -26,7 +26,7 @@ def main(arguments):
     """Write the pages and return the exit code."""
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "-output", type=Path, default=ROOT / "build" / "docs", help="folder (default: build/docs)"
+        "-output", type="new_folder", default=ROOT / "build" / "docs", help="folder (default: build/docs)"
     )
     options = parser.parse_args(arguments)
     prepare_process()  # pdoc lets nothing start a process while it imports a module, and Paddle does

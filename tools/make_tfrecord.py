@@ -5,7 +5,7 @@
 Reads ``train/`` and ``val/`` (or ``train_list.txt``, ``val_list.txt``) and writes ``train/``, ``validation/`` and
 ``idx_files/`` in the layout that DATA.DATASET=imagenet_tfrecord, TensorFlow and DALI read; labels start at 1. Images
 are shuffled over the shards by a fixed seed. A shard appears when it is complete and its checksums were read back; a
-run that was stopped goes on where it was, a damaged shard is written again.
+run that was stopped goes on where it was, a damaged shard is written again, a sound one of other images is an error.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ from image_classification.data.tfrecord import (
     frame,
     index_text,
     parse_example,
-    read_index,
+    scan_records,
     serialize_example,
     unframe,
 )
@@ -36,6 +36,7 @@ from image_classification.files.plain import open_plain, read_plain
 from image_classification.runtime import Parser, UserError, WithDefaults, atomic_write, command, progress_bar
 
 MAX_CLASSES = 1 << 20
+NAME_FEATURE = "image/filename"
 
 
 @command
@@ -53,7 +54,12 @@ def main(arguments):
     require_folder(options.source, "source")
     if not 0 <= options.seed < 1 << 32:
         raise UserError(f"-seed: expected an integer from 0 to 2^32 - 1, found {options.seed}")
+    if options.first_label < 0:
+        raise UserError(f"-first_label: expected an integer of at least 0, found {options.first_label}")
     splits = {"train": ("-shards", options.shards), "val": ("-shards_val", options.shards_val)}
+    source, output = Path(options.source).resolve(), options.output.resolve()
+    if output == source or any(output.is_relative_to(source / split) for split in splits):
+        raise UserError(f"output: {options.output}: lies among the images; name another folder")
     datasets = {split: _read(options.source, split) for split in splits}
     for split, (flag, num_shards) in splits.items():  # of both, before hours of writing
         if datasets[split] is not None and num_shards > len(datasets[split]):
@@ -104,22 +110,22 @@ def write_shards(dataset, split, options, num_shards):
 
 
 def _write_shard(job):
-    """Write one shard and its index unless they are there and whole; return whether it was written."""
+    """Write what of one shard and its index is not there and whole; return whether that was anything."""
     path, index_path, images = job
-    if _is_whole(path, index_path, images):
+    positions = _positions(path, images)
+    is_there = positions is not None
+    if not is_there:
+        with atomic_write(path) as file:
+            for source, label in images:
+                file.write(frame(serialize_example(_features(source, read_plain(source, LARGEST_FILE), label))))
+        positions = _positions(path, images)
+        if positions is None:
+            raise UserError(f"{path}: reads back differently from what was written; is the disk sound?")
+    index = index_text(positions).encode()
+    if is_there and os.path.isfile(index_path) and read_plain(index_path) == index:
         return False
-    positions, offset = [], 0
-    with atomic_write(path) as file:
-        for source, label in images:
-            content = read_plain(source, LARGEST_FILE)
-            record = frame(serialize_example(_features(source, content, label)))
-            file.write(record)
-            positions.append((offset, len(record)))
-            offset += len(record)
     with atomic_write(index_path) as file:
-        file.write(index_text(positions).encode())
-    if not _is_whole(path, index_path, images):
-        raise UserError(f"{path}: reads back differently from what was written; is the disk sound?")
+        file.write(index)
     return True
 
 
@@ -128,27 +134,33 @@ def _features(source, content, label):
     return {
         IMAGE_FEATURE: content,
         LABEL_FEATURE: label,
-        "image/class/synset": Path(source).parent.name,
-        "image/filename": Path(source).name,
+        "image/class/synset": os.fsencode(Path(source).parent.name),  # which need not be UTF-8
+        NAME_FEATURE: os.fsencode(Path(source).name),
         "image/format": kind,
     }
 
 
-def _is_whole(path, index_path, images):
-    """Return whether a shard has all its records and labels and right checksums, which cover the images' bytes."""
+def _positions(path, images):
+    """Return the (offset, length) of each record of a shard; None where it is missing, or a checksum is wrong.
+
+    The checksums cover the images' bytes; that the images are these is told by their names, sizes and labels.
+
+    Raises:
+        UserError: it is sound, but holds something else.
+    """
+    found = []
     try:
-        positions = read_index(index_path, path)
-        if len(positions) != len(images):
-            return False
+        positions = scan_records(path).tolist()
         with open_plain(path) as file:
-            for (_, length), (source, label) in zip(positions.tolist(), images, strict=True):
+            for _, length in positions:
                 features = parse_example(unframe(file.read(length)))
-                same = features[LABEL_FEATURE] == [label] and len(features[IMAGE_FEATURE][0]) == os.path.getsize(source)
-                if not same:
-                    return False
-        return True
-    except (OSError, UserError, BadRecord, KeyError, IndexError, TypeError):
-        return False
+                contents, names = features.get(IMAGE_FEATURE, []), features.get(NAME_FEATURE, [])
+                found.append((list(map(len, contents)), list(map(bytes, names)), features.get(LABEL_FEATURE)))
+    except (OSError, UserError, BadRecord):
+        return None
+    if found != [([os.path.getsize(each)], [os.fsencode(Path(each).name)], [label]) for each, label in images]:
+        raise UserError(f"{path}: is a sound shard of other images, labels or -seed; name another folder, or remove it")
+    return positions
 
 
 if __name__ == "__main__":

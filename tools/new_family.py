@@ -7,6 +7,8 @@ folder holds a small network of convolutions and MLPs that trains on the digits;
 each file is for stands in CONTRIBUTING.md.
 """
 
+import importlib.util
+import keyword
 import re
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from image_classification.config import variants
 from image_classification.runtime import Parser, UserError, atomic_write, command
 
 PACKAGE = ROOT / "image_classification"
@@ -156,10 +159,19 @@ def write_family(name):
     """Write a family's files and return their paths.
 
     Raises:
-        UserError: the name cannot be a class, or a file is there already.
+        UserError: the name cannot be a class, is taken, or a file is there already.
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         raise UserError(f"NAME: {name!r}: expected letters and digits that begin with a capital, such as RegNet")
+    family, taken = name.lower(), {path.stem.lower(): path for path in PACKAGE.iterdir() if path.name != name}
+    if keyword.iskeyword(name) or keyword.iskeyword(family) or re.search(rf"import .*\b{name}\b", ARCHITECTURE):
+        raise UserError(f"NAME: {name}: is a word of Python, or of the file that is written; name it otherwise")
+    if family in taken:
+        raise UserError(f"NAME: {name}: {taken[family].relative_to(ROOT)} has the name but for the capitals")
+    if f"{family}_tiny_digits" in variants() and not (PACKAGE / name).exists():
+        raise UserError(f"NAME: {name}: there is a variant {family}_tiny_digits already")
+    if importlib.util.find_spec(family):  # an entry point finds what lies beside it first
+        raise UserError(f"NAME: {name}: {family}.py would hide the module {family} of Python or of a package")
     contents = files_of(name)
     there = [path for path in contents if path.exists()]
     if there:

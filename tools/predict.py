@@ -42,14 +42,16 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if options.explain and options.output is None:
         raise UserError("-explain: needs -output with a folder for the pictures")
-    check_model(options.cfg, options.opts)
+    config = check_model(options.cfg, options.opts)
     prepare_process()
-    results = run(options)
+    from image_classification.preview import class_names
+
+    results = run(options, class_names(config, options.class_names))
     print(json.dumps(results, indent=1, ensure_ascii=False) if options.json else table(results))
     return 1 if any("error" in result for result in results) else 0
 
 
-def run(options):
+def run(options, names):
     """Return one dictionary an image: file_name, class_ids, scores, label_names, best class first; or its error.
 
     Raises:
@@ -62,7 +64,7 @@ def run(options):
     from image_classification.amp import build_precision
     from image_classification.config.schema import FLOAT32_MODES
     from image_classification.explain import heatmap
-    from image_classification.preview import class_names, normalised
+    from image_classification.preview import normalised
     from image_classification.zoo import load_model
 
     paths = find_images(options.images)
@@ -70,7 +72,6 @@ def run(options):
     if options.output is not None:
         refuse_output_among(options.output, root, paths, options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
-    names = class_names(config, options.class_names)
     count = min(options.top_k, len(names))
     results = dict.fromkeys(paths)
     precision = build_precision("fp32")

@@ -4,7 +4,7 @@
     python tools/prepare_dataset.py caltech101 /dataset/caltech101
     python tools/prepare_dataset.py imagenet2012 /dataset/imagenet --check
 
-``--check`` decodes every image of both splits and lists the corrupt ones; nothing is written.
+``--check`` decodes every image of both splits and lists the corrupt and the unreadable ones; nothing is written.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import build_config
-from image_classification.runtime import Parser, command, progress_bar
+from image_classification.runtime import Parser, UserError, command, progress_bar
 
 
 @command
@@ -48,7 +48,7 @@ def main(arguments):
 
 
 def _check(dataset, split):
-    """Decode every image, print the corrupt ones and return how many they are."""
+    """Decode every image, print those that cannot be decoded or read and return how many they are."""
     from image_classification.data.decode import CorruptImage, decode
 
     found = 0
@@ -57,9 +57,10 @@ def _check(dataset, split):
             try:
                 content, _ = dataset.read(index)
                 decode(content)
-            except CorruptImage as error:
+            except (CorruptImage, UserError) as error:  # damaged, or not to be read at all
                 found += 1
-                bar.write(f"corrupt: {dataset.describe(index)} ({error})")
+                name = dataset.describe(index)
+                bar.write(f"corrupt: {name} ({str(error).removeprefix(f'{name}: ')})")
             bar.update()
     return found
 

@@ -10,12 +10,18 @@ What is printed goes into image_classification/weights/registry/<Family>.yaml; n
 
 import csv
 import fnmatch
+import re
 import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "parts")]  # torch_peers
 
+from image_classification.files.plain import read_text
 from image_classification.runtime import Parser, UserError, command
+
+LARGEST_TABLE = 16 << 20  # bytes; timm's have less than 1 MB
+RESULTS = {"model": False, "img_size": True, "top1": True, "crop_pct": True, "interpolation": False}
+BENCHMARKS = {"model": False, "infer_img_size": True, "infer_gmacs": False}
 
 
 @command
@@ -29,23 +35,46 @@ def main(arguments):
         "-as", dest="names", action="append", default=[], metavar="TIMM=OURS", help="another name of a variant"
     )
     options = parser.parse_args(arguments)
+    renamed = dict(word.split("=", 1) for word in options.names if re.fullmatch(r"[^=]+=[^=]+", word))
+    if len(renamed) < len(options.names):
+        raise UserError(f"-as: {' '.join(options.names)}: expected TIMM=OURS, each of another model of timm")
+    results = {row["model"]: row for row in rows("-results", options.results, RESULTS)}
+    gmacs = {}
+    for path in options.benchmarks:
+        for row in rows("-benchmarks", path, BENCHMARKS):
+            if row["infer_gmacs"]:
+                gmacs[row["model"].split(".")[0], int(float(row["infer_img_size"]))] = row["infer_gmacs"]
     try:
         from torch_peers import timm
     except ImportError as error:
         raise UserError(f"{error}: run this in the environment of `make test-peers`") from None
 
-    renamed = dict(word.split("=", 1) for word in options.names)
-    with open(options.results, newline="", encoding="utf-8") as file:
-        results = {row["model"]: row for row in csv.DictReader(file)}
-    gmacs = {}
-    for path in options.benchmarks:
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                gmacs[row["model"].split(".")[0], int(float(row["infer_img_size"]))] = row["infer_gmacs"]
-    for architecture in timm.list_models():
+    known = timm.list_models()
+    for word in [*options.patterns, *renamed]:
+        if not fnmatch.filter(known, word):
+            raise UserError(f"{word}: timm has no such architecture")
+    for architecture in known:
         if any(fnmatch.fnmatch(architecture, pattern) for pattern in options.patterns):
             print(section(architecture, renamed.get(architecture, architecture), results, gmacs))
     return 0
+
+
+def rows(flag, path, columns):
+    """Return the rows of a CSV file as dictionaries.
+
+    Args:
+        columns: {name: whether each row must have a number there}, of those that are read.
+
+    Raises:
+        UserError: it has other columns, or a row lacks a number.
+    """
+    found = list(csv.DictReader(read_text(path, LARGEST_TABLE).splitlines()))
+    for line, row in enumerate(found, 2):
+        for name, is_number in columns.items():
+            if row.get(name) is None or (is_number and not re.fullmatch(r"\d+(\.\d*)?", row[name])):
+                what = "a number" if is_number else "a name"
+                raise UserError(f"{flag}: {path}:{line}: expected {what} in column {name}, found {row.get(name)!r}")
+    return found
 
 
 def section(architecture, variant, results, gmacs):

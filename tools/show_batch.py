@@ -1,7 +1,7 @@
 """Write a picture of the first training batch, as the model sees it, augmentation included.
 
     python tools/show_batch.py batch.png -cfg=image_classification/ViT/configs/vit_tiny_digits.yaml
-    python tools/show_batch.py batch.png -cfg=... -data_path=/dataset/imagenet -opts TRAIN.RAND_AUGMENT=True
+    python tools/show_batch.py other.png -cfg=... -data_path=/dataset/imagenet -opts TRAIN.RAND_AUGMENT=True
 
 Takes every option of the training commands. Below each image stands its label; a mixed image has its two largest.
 """
@@ -15,8 +15,8 @@ if not __package__:  # run by its path
 import cv2
 import numpy as np
 
-from image_classification.config import preview_config
-from image_classification.runtime import Parser, UserError, atomic_write, command
+from image_classification.config import make_parser, preview_config, refuse_run_options
+from image_classification.runtime import Parser, UserError, atomic_write, command, refuse_existing
 
 MAX_IMAGES = 64
 FORMATS = (".png", ".jpg", ".webp")
@@ -34,18 +34,25 @@ def main(arguments):
     )
     parser.add_argument("path", type="new_file", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
     parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
-    options, words = parser.parse_known_args(arguments)
+    parser.pass_on(make_parser())
+    options = parser.parse_args(arguments)
     suffix = options.path.suffix.lower()
     if suffix not in FORMATS:
         raise UserError(f"{options.path}: ends in none of {', '.join(FORMATS)}")
-    config = preview_config([f"-cfg={options.cfg}", *words])
+    refuse_existing(options.path, "PICTURE")
+    config = preview_config([f"-cfg={options.cfg}", *options.words])
+    refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
     from image_classification.data import build_train_loader
 
     loader = build_train_loader(config)
     images, labels = next(iter(loader))
     loader.close()
     picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)
-    content = cv2.imencode(suffix, picture[:, :, ::-1])[1]
+    fits, content = cv2.imencode(suffix, picture[:, :, ::-1])
+    if not fits:
+        height, width = picture.shape[:2]
+        raise UserError(f"{options.path}: a picture of {width} x {height} pixels is too large for {suffix}; lower "
+                        "-batch_size, or take .png")  # fmt: skip
     with atomic_write(options.path) as file:
         file.write(content.tobytes())
     print(f"{options.path}: {len(images[:MAX_IMAGES])} of {len(images)} images")

@@ -49,8 +49,15 @@ def main(arguments):
     parser = Parser(description=__doc__)
     parser.add_argument("-pythons", nargs="+", default=pythons, help="Python versions (default: %(default)s)")
     parser.add_argument("-paddles", nargs="+", default=VERSIONS, help="Paddle versions (default: %(default)s)")
-    parser.add_argument("-cache", type=Path, default=ROOT / ".venv-matrix", help="folder (default: .venv-matrix)")
+    parser.add_argument(
+        "-cache", type="new_folder", default=ROOT / ".venv-matrix", help="folder (default: .venv-matrix)"
+    )
     options = parser.parse_args(arguments)
+    for flag, given, form, example in (("-pythons", options.pythons, r"\d+\.\d+", "3.11"),
+                                       ("-paddles", options.paddles, r"\d+(\.\d+){2}", "3.3.1")):  # fmt: skip
+        for version in given:
+            if not re.fullmatch(form, version):
+                raise UserError(f"{flag}: {version!r}: expected a version such as {example}")
     cells = {}
     with progress_bar(len(options.pythons) * len(options.paddles), "versions", "pair") as bar:
         for paddle in options.paddles:

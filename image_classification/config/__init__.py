@@ -1,10 +1,11 @@
 """One schema with defaults, YAML files with BASE, the command line; frozen once loaded. Knows no Paddle."""
 
 from .catalogue import find_yaml, model_folders, variants
-from .command_line import check_model, load_config, preview_config
+from .command_line import check_model, load_config, make_parser, preview_config
 from .dialect import family_of_file
 from .merge import build_config
 from .schema import Config, invocation_yaml, to_yaml
+from .switches import refuse_run_options
 
 __all__ = [
     "Config",
@@ -14,8 +15,10 @@ __all__ = [
     "find_yaml",
     "invocation_yaml",
     "load_config",
+    "make_parser",
     "model_folders",
     "preview_config",
+    "refuse_run_options",
     "to_yaml",
     "variants",
 ]

@@ -172,9 +172,13 @@ def preview_config(argv: Sequence[str], family: str | None = None) -> Config:
     return load_config(argv, signature_of(family) if family else None)
 
 
-def check_model(cfg: str, options: Sequence[str] = ()) -> None:
-    """Raise a UserError, before Paddle is imported, about a model or its keys that a tool was given wrongly."""
-    preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
+def check_model(cfg: str, options: Sequence[str] = ()) -> Config:
+    """Return the :class:`Config` of a model that a tool was given, before Paddle is imported.
+
+    Raises:
+        UserError: there is no such model, or a key of it is wrong.
+    """
+    return preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
 
 
 def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]) -> bool:

@@ -43,6 +43,24 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
         )
 
 
+def refuse_run_options(config: Config, instead: str) -> None:
+    """Refuse what says something of a run, to a tool that takes the options of a training and makes none.
+
+    Raises:
+        UserError: the option, and what the tool does ``instead``.
+    """
+    for option, is_given in {
+        "-eval": config.EVAL,
+        f"-resume={config.MODEL.RESUME}": config.MODEL.RESUME,
+        f"-output={config.OUTPUT}": config.OUTPUT,
+        "-dry_run": config.DRY_RUN,
+        f"-prof={config.TRAIN.PROFILE_STEP}": config.TRAIN.PROFILE_STEP is not None,
+        f"-ngpus={config.NGPUS}": config.NGPUS > 1,
+    }.items():
+        if is_given:
+            raise UserError(f"{option}: {instead}; leave it out")
+
+
 def with_one_source_of_weights(config: Config, of_command_line: Config) -> Config:
     """Return the configuration with MODEL.PRETRAINED or MODEL.RESUME: the command line's, else the file's.
 

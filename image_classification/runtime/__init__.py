@@ -19,7 +19,7 @@ from .devices import (
     visible,
 )
 from .errors import UserError
-from .files import atomic_write, refuse_existing, remove_leftovers, temporary_home, why_unwritable
+from .files import atomic_write, refuse_existing, remove_leftovers, temporary_home, whole_folder, why_unwritable
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
@@ -65,6 +65,7 @@ __all__ = [
     "tune_allocator",
     "tune_mkl",
     "visible",
+    "whole_folder",
     "why_unwritable",
     "world_size",
 ]

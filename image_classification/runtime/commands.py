@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import functools
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
-from .streams import open_missing_streams
+from .streams import escape_what_cannot_be_printed, open_missing_streams
 
 INTERRUPTED = 130
 EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
@@ -20,13 +21,14 @@ EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a v
 def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
-    Its exit code is 2 after a UserError or a file that cannot be read or written, 130 after Ctrl-C, 0 where `main`
-    returns None.
+    Its exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 0
+    where `main` returns None.
     """
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
         open_missing_streams()
+        escape_what_cannot_be_printed()
         try:
             code = main(sys.argv[1:] if arguments is None else arguments) or 0
             sys.stdout.flush()
@@ -38,15 +40,22 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
             print("error: interrupted", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:  # `... | head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _print_no_more()
             return 0
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            if error.filename is None:
+                _print_no_more()
+            print(f"error: {error.filename or 'what is printed'}: {error.strerror}", file=sys.stderr)
             return 2
 
     return run
+
+
+def _print_no_more() -> None:
+    """Let the end of the process write nowhere what is left of what was printed, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -86,7 +95,8 @@ class Parser(argparse.ArgumentParser):
             words = _cfg_first(words)
         found, unknown = super().parse_known_args(words, namespace)
         for action in self._actions:
-            if getattr(found, action.dest, None) == "" != action.default:
+            value = getattr(found, action.dest, None)
+            if (value == "" != action.default) or (isinstance(value, list) and "" in value):
                 raise UserError(f"{action.option_strings[0] if action.option_strings else action.dest}: {EMPTY}")
         return found, unknown
 
@@ -101,12 +111,33 @@ class Parser(argparse.ArgumentParser):
             self.refuse(unknown[0])
         return found
 
+    def pass_on(self, other: "Parser") -> None:
+        """Take the options of another program, too: its words, as it takes them, are `words` of what is returned.
+
+        What both have, -h or -cfg, stays this one's.
+        """
+        self.set_defaults(words=())
+        self.aliases |= other.aliases
+        own = {flag for action in self._actions for flag in action.option_strings}
+        for action in other._actions:
+            if action.option_strings and not own.intersection(action.option_strings):
+                self.add_argument(*action.option_strings, dest="words", default=(), action=_PassOn, nargs=action.nargs,
+                                  help=argparse.SUPPRESS)  # fmt: skip
+
     def refuse(self, word: str) -> NoReturn:
         """Raise the UserError about a word that is none of the options."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1)
         hint = f"did you mean {near[0]}?" if near and word.startswith("-") else "-h lists the options"
         raise UserError(f"unknown argument {word!r}; {hint}")
+
+
+class _PassOn(argparse.Action):
+    """Keeps the option and its values as the words that they were."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        words = [f"{option_string}={values}"] if isinstance(values, str) else [option_string, *values]
+        namespace.words = (*namespace.words, *words)
 
 
 def count(text: str) -> int:

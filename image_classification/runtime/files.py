@@ -39,6 +39,23 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 temporary.unlink()
 
 
+@contextlib.contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a folder whose files appear in ``path``, a new or an empty one, all together or not at all."""
+    path = Path(path)
+    made = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path, prefix=".unfinished-") as scratch:
+            yield Path(scratch)
+            for file in Path(scratch).iterdir():
+                file.replace(path / file.name)
+    finally:
+        with contextlib.suppress(OSError):  # one that holds something stays, and those around it
+            for each in made:
+                each.rmdir()
+
+
 def why_unwritable(folder: str | os.PathLike[str]) -> str:
     """Return why nothing can be written to a folder, which need not be there yet; "" where it can be."""
     there = next(each for each in (Path(folder), *Path(folder).absolute().parents) if os.path.lexists(each))

@@ -1,6 +1,7 @@
 """Standard input, output and error of this process, which who started it may have closed or may take away."""
 
 import contextlib
+import io
 import os
 import sys
 
@@ -15,6 +16,12 @@ def open_missing_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))  # it lives as long as the process
+
+
+def escape_what_cannot_be_printed() -> None:
+    """Let standard output show what its encoding does not have as escapes: a file's name may be any bytes."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def write_line(text: str) -> None:

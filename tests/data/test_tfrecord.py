@@ -1,6 +1,7 @@
 """TFRecord files against the format's description, protocol buffers by Google, and files of the tfrecord package."""
 
 import base64
+import os
 import struct
 import subprocess
 import sys
@@ -224,6 +225,8 @@ def run_tool(*arguments):
 
 def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     written = write_class_folders(tmp_path / "images" / "train", {"a": 7, "b": 5})
+    first = min((tmp_path / "images" / "train" / "a").iterdir())
+    first.rename(os.fsdecode(os.fsencode(first.parent) + b"/\xe4 b" + os.fsencode(first.suffix)))  # of a Latin-1 system
     write_class_folders(tmp_path / "images" / "val", {"a": 2, "b": 2})
     output = tmp_path / "records"
     result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 2)
@@ -243,6 +246,38 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 1)
     assert result.returncode == 0, result.stderr
     assert kept.stat().st_mtime_ns == stamp and damaged.read_bytes() == content
+    # an index that is gone is made again, beside its shard
+    index = output / "idx_files" / "train" / kept.name
+    text = index.read_text()
+    index.unlink()
+    result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 1)
+    assert "train: 12 images in 3 shards, 1 of them written now" in result.stdout, result.stderr
+    assert kept.stat().st_mtime_ns == stamp and index.read_text() == text
+
+
+@pytest.mark.parametrize("change", ["other images", "other labels", "another seed", "another tool"])
+def test_make_tfrecord_writes_over_no_sound_shard_of_something_else(tmp_path, change):
+    write_class_folders(tmp_path / "images" / "train", {"a": 3, "b": 3})
+    words = [tmp_path / "images", tmp_path / "records", "--shards", 1, "--workers", 1]
+    assert run_tool(*words).returncode == 0
+    if change == "other images":  # of the same sizes
+        for path in list((tmp_path / "images").rglob("*.*")):
+            path.rename(path.with_stem(f"x{path.stem}"))
+    if change == "another tool":
+        make_records(tmp_path / "records", [1, 2], name="train-00000-of-00001", index=False)
+    before = {path: path.read_bytes() for path in (tmp_path / "records").rglob("*") if path.is_file()}
+    refused = run_tool(*words, *{"other labels": ["--first-label", 0], "another seed": ["--seed", 1]}.get(change, []))
+    assert refused.returncode == 2 and refused.stderr.splitlines()[-1].startswith("error: "), refused.stderr
+    assert "is a sound shard of other images, labels or -seed" in refused.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "records").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("output", [".", "train/records", "val"])
+def test_make_tfrecord_writes_nothing_among_the_images(tmp_path, output):
+    write_class_folders(tmp_path / "train", {"a": 2, "b": 2})
+    refused = run_tool(tmp_path, tmp_path / output, "--shards", 1)
+    assert refused.returncode == 2 and "lies among the images" in refused.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"train"}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +285,8 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     [
         (["--shards", 3, "--shards-val", 3], "-shards_val: 3 shards for 2 images of val"),
         (["--shards", 9, "--shards-val", 1], "-shards: 9 shards for 4 images of train"),
+        (["--shards", 3, "--shards-val", 1, "--first-label", -1],
+         "-first_label: expected an integer of at least 0, found -1"),
         (["--shards", 3, "--shards-val", 1, "--seed", -1], "-seed: expected an integer from 0 to 2^32 - 1, found -1"),
     ],
 )

@@ -1,5 +1,6 @@
 """How options are spelt and what a program says of a mistake."""
 
+import os
 import subprocess
 import sys
 
@@ -44,6 +45,7 @@ def test_words_behind_two_dashes_are_values():
     (["-cfg"], "required: cfg.*; -h explains them"),
     (["x", "--switch=True"], "-switch: is a switch, which takes no value: found 'True'"),
     (["x", "--opt-level="], "-opt-level: is empty; give it a value or leave it out"),
+    (["x", "a", ""], "images: is empty; give it a value or leave it out"),
     (["x", "-rounds=0"], "-rounds: expected an integer of at least 1, found '0'"),
     (["x", "-rounds=1.5"], "-rounds: expected an integer of at least 1, found '1.5'"),
     (["x", "-json=/etc/hostname/x"], "-json: /etc/hostname: is no folder"),
@@ -79,6 +81,29 @@ def test_command_whose_reader_has_gone_ends_quietly():
     process.stdout.close()
     assert (process.wait(), process.stderr.read()) == (0, b"")
     process.stderr.close()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_command_prints_names_that_the_encoding_does_not_have(encoding):
+    program = ("import sys; from image_classification.runtime import command\n"
+               "@command\ndef main(arguments):\n    print('\\u0416 \\udce4')\n"
+               "sys.exit(main())")  # fmt: skip
+    environment = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    shown = {"ascii": "\\u0416 \\udce4\n", "utf-8": "\u0416 \\udce4\n"}[encoding]
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, shown, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("count", [3, 10**6], ids=["in the end", "at once"])
+def test_command_whose_disk_is_full_says_it_in_one_line(count):
+    program = ("import sys; from image_classification.runtime import command\n"
+               "@command\ndef main(arguments):\n    print('x' * int(arguments[0]))\n"
+               "sys.exit(main())")  # fmt: skip
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-c", program, str(count)]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: what is printed: No space left on device\n")
 
 
 @pytest.mark.parametrize("kind", ["new_file", "new_folder"])

@@ -103,3 +103,18 @@ def test_command_when_the_home_cannot_be_written_to_does_its_work(tmp_path, what
     words = [sys.executable, "-c", start + WITHOUT_HOME[what], str(tmp_path)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_folder_appears_whole_or_not_at_all(tmp_path, is_there):
+    folder = tmp_path / "a b" / "ä"
+    if is_there:
+        folder.mkdir(parents=True)
+    with pytest.raises(KeyError), runtime.whole_folder(folder) as scratch:
+        (scratch / "one").write_text("1")
+        raise KeyError
+    assert folder.exists() == is_there and [path.name for path in tmp_path.rglob("*")] == ["a b", "ä"][: 2 * is_there]
+    with runtime.whole_folder(folder) as scratch:
+        (scratch / "one").write_text("1")
+        assert not (folder / "one").exists()
+    assert [path.name for path in folder.iterdir()] == ["one"]

@@ -120,7 +120,7 @@ def test_static_scale_when_gradients_overflow_under_it_is_replaced_and_the_run_c
     assert diagnosis(None, scale=2.0**40, dynamic=True).loss_scale is None  # it goes down by itself
 
 
-@pytest.mark.parametrize("word", ["-eval", "-resume=latest"])
+@pytest.mark.parametrize("word", ["-eval", "-resume=latest", "-output=mine", "-dry_run", "-prof=3", "-ngpus=2"])
 def test_doctor_when_a_word_would_have_no_effect_refuses_it(word, tmp_path, capsys):
     from image_classification.tools import amp_doctor
 
@@ -296,6 +296,8 @@ def test_gradients_of_an_accumulated_window_are_those_of_the_whole_batch():
     [
         (["-cfg=no_such_model"], "error: -cfg: no_such_model: no such file, and no model or recipe of that name"),
         (["-cfg=vit_tiny_digits", "-steps=0"], "error: argument -steps: expected an integer of at least 1, found '0'"),
+        (["-cfg=vit_tiny_digits", "-step=2"], "unknown argument '-step=2'; did you mean -steps?"),
+        (["-cfg=vit_tiny_digits", "-batchsize", "2"], "unknown argument '-batchsize'; did you mean -batch_size?"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.hystersis=2"], "did you mean 'hysteresis'"),
         (["-cfg=vit_tiny_digits", "-amp_mode=O2", "-opts", "AMP.keep_float32=[neck]"], "the model has no layer 'neck'"),
     ],

@@ -52,7 +52,6 @@ def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeyp
     def run(command, **_):
         ran.append(command)
         folder = tmp_path / "vit_tiny_digits_fp32_float32_0"
-        folder.mkdir()
         folder.joinpath("report.json").write_text(json.dumps({"epochs": 30, "top1": 0.9}))
         folder.joinpath("config.yaml").write_text("TRAIN: {NUM_EPOCHS: 30}")
         return subprocess.CompletedProcess(command, 0)
@@ -62,10 +61,10 @@ def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeyp
     arguments = parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.1"])
     assert (arguments.modes, arguments.seeds) == (["fp32"], [0])
     for _ in range(2):  # the second time it is there
-        assert train(arguments, ("fp32", "float32", 0))["top1"] == 0.9
+        assert train(arguments, *prepare(arguments, ("fp32", "float32", 0)))["top1"] == 0.9
     assert len(ran) == 1
     with pytest.raises(UserError, match="vit_tiny_digits_fp32_float32_0: has the result of another configuration"):
-        train(parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.2"]), ("fp32", "float32", 0))
+        prepare(parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.2"]), ("fp32", "float32", 0))
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[1]", '{"top1": 1}'])
@@ -109,21 +108,41 @@ def test_weights_of_a_relative_path_are_those_of_the_users_folder(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "_0 failed: error: " in done.stderr and "mine.pdparams" in done.stderr, done.stderr
+    assert "_0 failed: " in done.stderr and "mine.pdparams" in done.stderr, done.stderr
+    assert done.stderr.count("error:") == 1
     assert "no such file" not in done.stderr
     assert not (tmp_path / "runs/vit_tiny_digits_fp32_float32_1").exists()
 
 
 def test_run_that_fails_stops_those_that_wait(tmp_path):
-    stopped, run = threading.Event(), ("fp32", "float32", 0)
+    stopped = threading.Event()
     arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"])
-    output, _, _ = prepare(arguments, run)
-    output.mkdir()
-    (output / "done").write_text("another configuration")
-    with pytest.raises(UserError, match="has the result of another configuration"):
-        unless(stopped, arguments, run)
+    output, _, configuration = prepare(arguments, ("fp32", "float32", 0))
+    with pytest.raises(UserError, match="_0 failed: unknown argument '-no_such'"):
+        unless(stopped, arguments, (output, [f"-cfg={arguments.cfg}", "-no_such"], configuration))
     assert stopped.is_set()
-    assert unless(stopped, arguments, run) is None
+    assert unless(stopped, arguments, None) is None
+
+
+def test_folder_of_a_run_that_the_tool_did_not_begin_is_kept(tmp_path, capsys):
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"]
+    folder = tmp_path / "vit_tiny_digits_fp32_float32_0"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    assert main(words) == 2
+    assert "_0: is a folder that is not empty" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_run_that_was_stopped_is_made_anew(tmp_path):
+    arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"])
+    output, words, configuration = prepare(arguments, ("fp32", "float32", 0))
+    with pytest.raises(UserError, match="failed"):
+        train(arguments, output, ["-no_such"], configuration)
+    (output / "latest.pdparams").write_bytes(b"cut")
+    with pytest.raises(UserError, match="failed"):
+        train(arguments, *prepare(arguments, ("fp32", "float32", 0))[:1], ["-no_such"], configuration)
+    assert [path.name for path in output.iterdir()] == ["begun"]
 
 
 def test_interrupted_comparison_begins_no_other_run(tmp_path):
@@ -144,13 +163,14 @@ def test_folder_in_which_a_run_is_writing_is_kept(tmp_path):
     folder = tmp_path / "vit_tiny_digits_fp32_float32_0"
     folder.mkdir()
     (folder / "latest.pdparams").write_bytes(b"state")
+    (folder / "begun").touch()
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold, folder / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         other.stdout.readline()
         with pytest.raises(UserError, match="another run is writing to it"):
-            train(parse_arguments(words), ("fp32", "float32", 0))
+            train(parse_arguments(words), *prepare(parse_arguments(words), ("fp32", "float32", 0)))
         other.communicate(b"\n")
     assert (folder / "latest.pdparams").exists()
 

@@ -1,5 +1,6 @@
 """The commands that prepare and show data, started as a user does."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,30 @@ def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
     assert (picture[-100:, -100:] == 255).all()
 
 
+@pytest.mark.parametrize("word", ["-eval", "-output=mine", "-dry_run"])
+def test_show_batch_when_a_word_would_have_no_effect_refuses_it(word, tmp_path):
+    result = run("show_batch.py", tmp_path / "batch.png", "-cfg=vit_tiny_digits", word, "-pretrained=w.pdparams")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "batch.png").exists()
+    assert f"error: {word}: the first training batch is drawn" in result.stderr
+
+
+def test_show_batch_writes_over_nothing_and_says_what_a_format_cannot_hold(tmp_path):
+    (tmp_path / "cat.jpg").write_text("mine")
+    result = run("show_batch.py", tmp_path / "cat.jpg", "-cfg=vit_tiny_digits")
+    assert result.returncode == 2 and "cat.jpg: exists" in result.stderr
+    words = ["-batch_size=4", "-opts", "DATA.IMAGE_SIZE=8400", "DATA.NUM_WORKERS=0"]  # webp ends at 16383 pixels
+    result = run("show_batch.py", tmp_path / "b.webp", "-cfg=vit_tiny_digits", *words)
+    assert result.returncode == 2 and "pixels is too large for .webp" in result.stderr, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cat.jpg"]
+
+
+def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path):
+    words = ["-batch_size", 4, "-j", 0, "-opts", "TRAIN.MIXUP_ALPHA=0.8", "SEED=3", "-cfg", "vit_tiny_digits"]
+    result = run("show_batch.py", *words, tmp_path / "batch.png")
+    assert result.returncode == 0, result.stderr
+    assert "4 of 4 images" in result.stdout
+
+
 def test_show_batch_reports_a_wrong_ending_in_one_line(tmp_path):
     config = tmp_path / "digits.yaml"
     config.write_text("DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 4}\nMODEL: {NUM_CLASSES: 10}\n")
@@ -48,8 +73,11 @@ def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
     for split in ("train", "val"):
         write_class_folders(tmp_path / split, {"a": 2, "b": 2})
     (tmp_path / "val" / "b" / "image_0002.jpg").write_bytes(b"no image")
+    (tmp_path / "val" / "a" / "image_0001.jpg").unlink()
+    os.mkfifo(tmp_path / "val" / "a" / "image_0001.jpg")
     result = run("prepare_dataset.py", "imagenet2012", tmp_path, "--check")
     assert result.returncode == 1
+    assert "val/a/image_0001.jpg (cannot be read: it is no plain file)" in result.stdout
     assert "val/b/image_0002.jpg" in result.stdout and "val: 4 images, 2 classes" in result.stdout
     assert run("prepare_dataset.py", "imagenet2012", tmp_path / "none", "--check").stderr.startswith("error: ")
 

@@ -48,6 +48,10 @@ def test_difference_of_the_logits_is_that_of_roundings(two_modes, tmp_path):
     (["vit_tiny"], "vit_tiny: no such variant"),
     (["-rounds=0"], "-rounds: expected an integer of at least 1"),
     ([VARIANT, "-pretrained=no/{}.pdparams"], "no/mixer_tiny_digits.pdparams: no such file"),
+    ([VARIANT, "-pretrained=no/{1}{"], "no/{1}{: no such file"),
+    ([VARIANT, "-plot=a.xyz"], "-plot: a.xyz: ends in none of .png, .svg"),
+    ([VARIANT, f"-json={__file__}"], "test_format_table.py: exists; name another"),
+    ([""], "variants: is empty"),
 ])  # fmt: skip
 def test_wrong_words_are_named_before_anything_is_measured(words, message, capsys):
     assert format_table.main(words) == 2

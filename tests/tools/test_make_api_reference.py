@@ -2,6 +2,8 @@
 
 import importlib
 
+import pytest
+
 from tools import make_api_reference
 
 
@@ -11,6 +13,13 @@ def test_reference_has_a_page_for_every_package(tmp_path, capsys):
     names = [f"image_classification/{name.replace('.', '/')}" for name in make_api_reference.PACKAGES]
     assert set(map(str, pages)) == {"index", *names}
     assert "found_inf" in (tmp_path / "image_classification" / "amp.html").read_text()
+
+
+@pytest.mark.parametrize("output", ["", __file__], ids=["empty", "file"])
+def test_folder_that_is_none_is_refused_and_nothing_written(output, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert make_api_reference.main([f"-output={output}"]) == 2
+    assert "-output: " in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 SILENT = '''

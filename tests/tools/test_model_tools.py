@@ -77,7 +77,7 @@ def test_list_models_counts_multiply_adds_that_nobody_published(capsys):
 
 
 def test_list_models_keeps_the_rows_that_satisfy_all_conditions(capsys):
-    where = ["-where", "parameters<30M", "top1>=71", "family=resnet", "image_size=224", "licence=bsd*"]
+    where = ["-where", "parameters < 30M", "top1>=71", "family=resnet", "image_size=224", "licence=bsd*"]
     assert tool("list_models").main(["resnet[1-5]*", "-json", *where]) == 0
     kept = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
     assert "resnet50" in kept and not {"resnet18", "resnet101"} & set(kept)
@@ -298,6 +298,32 @@ def test_export_answers_the_same_and_carries_its_preprocessing(weights, tmp_path
     assert again(paddle.zeros([3, 3, side, side])).shape == [3, 10]  # the batch size is free
 
 
+@pytest.mark.parametrize("name", ["export", "predict"])
+def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_path, capsys):
+    words = [VARIANT, "-pretrained=gone.pdparams", "-output", str(tmp_path / "out"), "-class_names=gone.txt"]
+    assert tool(name).main(words if name == "export" else [*words, str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: gone.txt: cannot be read") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_to_a_path_that_is_no_text_is_one_line_before_any_work(weights, tmp_path, capsys):
+    output = tmp_path / "\udce4"  # a byte of Latin-1, as a system of long ago wrote it
+    assert tool("export").main([VARIANT, f"-pretrained={weights}", f"-output={output}"]) == 2
+    assert "Paddle writes to paths in UTF-8 only" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_export_that_an_engine_cannot_run_is_one_line_and_leaves_nothing(tmp_path, capfd):
+    """oneDNN has no bfloat16 pooling of RegNet's kind, and none at all on a CPU without its instructions."""
+    model, _ = zoo.load_model("regnet_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = ["regnet_tiny_digits", f"-pretrained={tmp_path / 'w.safetensors'}", "-dtype=bfloat16"]
+    assert tool("export").main([*words, f"-output={tmp_path / 'a' / 'b'}"]) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert re.match("error: .*(cannot run this model|computes this model in float32|answers differently)", last)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
 @pytest.mark.parametrize("keep_aspect", [True, False])
 def test_exported_preprocessing_is_that_of_the_evaluation(photos, tmp_path, keep_aspect):
     """Pillow and NumPy, told by the file alone, give the numbers that the model is evaluated with."""
@@ -419,6 +445,30 @@ def test_export_to_onnx_when_a_model_pads_images_pads_with_zeros(tmp_path, capfd
     assert values and set(values) == {bytes(4)}
 
 
+@pytest.mark.parametrize(
+    "variant", ["maxvit_tiny_digits", "volo_tiny_digits", "crossvit_tiny_digits"], ids=["tanh", "casts", "resized"]
+)
+def test_export_to_onnx_and_float16_mends_what_the_converters_leave_wrong(variant, tmp_path, capfd):
+    """GELUs of tanh become erf's; a cast between halves stays one to float32, an empty scale becomes a given one."""
+    for package in ("paddle2onnx", "onnxruntime", "onnxconverter_common"):
+        pytest.importorskip(package, reason="optional: pip install paddle2onnx onnxruntime onnxconverter-common")
+    paddle.seed(0)
+    model, _ = zoo.load_model(variant)
+    for weight in (weight for weight in model.parameters() if weight.ndim == 2):
+        weight.set_value(weight * 4.0)  # GELUs whose forms differ
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    words = [variant, f"-pretrained={tmp_path / 'w.safetensors'}", f"-output={tmp_path / 'out'}", "-onnx"]
+    assert tool("export").main([*words, "-dtype=float16"]) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("variant", "form"), [("maxvit_tiny_digits", "tanh"), ("vit_tiny_digits", "erf")])
+def test_form_of_gelu_is_that_of_the_exported_program(variant, form, tmp_path):
+    model, config = zoo.load_model(variant)
+    spec = paddle.static.InputSpec([None, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE], "float32")
+    paddle.jit.save(paddle.jit.to_static(model, input_spec=[spec], full_graph=True), str(tmp_path / "inference"))
+    assert tool("export").gelu_forms(json.loads((tmp_path / "inference.json").read_text())) == {form}
+
+
 def test_export_to_onnx_without_the_packages_names_them(weights, tmp_path, capfd, monkeypatch):
     export = tool("export")
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
@@ -451,7 +501,7 @@ def test_export_bfloat16_computes_in_bfloat16_and_answers_nearly_the_same(varian
 
 def test_export_bfloat16_that_runs_in_float32_is_refused(weights, tmp_path, capfd, monkeypatch):
     export = tool("export")
-    monkeypatch.setattr(export, "run_paddle", lambda prefix, images, change=None: np.zeros((10, 10), np.float32))
+    monkeypatch.setattr(export, "run_paddle", lambda *_: np.zeros((10, 10), np.float32))
     with pytest.raises(UserError, match="computes this model in float32"):
         export.run_paddle_bfloat16("prefix", None)
 

@@ -58,7 +58,12 @@ def test_new_family_passes_the_linter_and_every_test_of_families(copy):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("regnet", "expected letters and digits that begin with a capital"), ("Reg-Net", "'Reg-Net'"),
+    [("None", "None: is a word of Python"), ("Class", "Class: is a word of Python"),
+     ("Mlp", "of the file that is written"), ("VIT", "image_classification/ViT has the name but for the capitals"),
+     ("Layers", "image_classification/layers.py has"),
+     ("ConvNeXtV2", "there is a variant convnextv2_tiny_digits"), ("Token", "token.py would hide the module token"),
+     ("Paddle", "hide the module paddle"), ("", "name: is empty"),
+     ("regnet", "expected letters and digits that begin with a capital"), ("Reg-Net", "'Reg-Net'"),
      ("ResNet", "image_classification/ResNet/__init__.py exists already")],
 )  # fmt: skip
 def test_new_family_with_an_impossible_name_writes_nothing(name, message, capsys):
