@@ -154,15 +154,15 @@ using Mask = __m256;
 static inline Vector all(float x) { return _mm256_set1_ps(x); }
 static inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
-static inline Vector load(const Float16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline Vector widened(__m128i bits, const Float16*) { return _mm256_cvtph_ps(bits); }
+static inline Vector widened(__m128i bits, const BFloat16*) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+static inline Vector widened(__m128i bits, const Bits*) { return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(bits)); }
+template <class T>
+static inline Vector load(const T* p) { return widened(_mm_loadu_si128((const __m128i*)p), p); }
 static inline void store(Float16* p, Vector v) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-static inline Vector load(const BFloat16* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
-}
-static inline Vector load(const Bits* p) {
-    return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 static inline Vector paired(Vector low, Vector high) {
     return _mm256_castsi256_ps(
@@ -251,28 +251,32 @@ static inline void transpose(Vector* r) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 
-// Copy fewer bytes than a vector has, an even number; a call of memcpy would take longer.
-static inline void copy_some(void* to, const void* from, long bytes) {
-    long done = 0;
-#pragma GCC unroll 4
-    for (long size = 16; size > 1; size /= 2)
-        if (bytes & size) {
-            memcpy((char*)to + done, (const char*)from + done, size);
-            done += size;
-        }
-}
-// The first n < W elements; the lanes beyond them are zero.
+// The first n < W elements; the lanes beyond them are zero. Of known sizes, which a call of memcpy would take longer for.
 template <class T>
 static inline Vector load(const T* p, long n) {
-    T some[W] = {};
-    copy_some(some, p, n * sizeof(T));
-    return load(some);
+    const uint16_t* from = (const uint16_t*)p;
+    uint64_t low = 0, high = 0;
+    if (n >= 4) memcpy(&low, from, 8);
+    if (n > 4) memcpy(&high, from + n - 4, 8), high >>= 16 * (8 - n);  // what low has goes
+    if (n == 2 || n == 3) memcpy(&low, from, 4);
+    if (n == 1 || n == 3) low |= (uint64_t)from[n - 1] << 16 * (n - 1);
+    return widened(_mm_set_epi64x(high, low), p);
+}
+static inline Vector load(const float* p, long n) {
+    static const int lanes[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_maskload_ps(p, _mm256_loadu_si256((const __m256i*)(lanes + W - n)));
 }
 template <class T>
 static inline void store(T* p, Vector v, long n) {
     T some[W];
     store(some, v);
-    copy_some(p, some, n * sizeof(T));
+    long done = 0, bytes = n * sizeof(T);
+#pragma GCC unroll 4
+    for (long size = 16; size > 1; size /= 2)
+        if (bytes & size) {
+            memcpy((char*)p + done, (const char*)some + done, size);
+            done += size;
+        }
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
