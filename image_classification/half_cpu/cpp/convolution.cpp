@@ -143,8 +143,13 @@ struct PixelRows {
     const Ending<T>& ending;
     void operator()(long i, long v, Vector sum) const {
         T* to = rows + i * channels + v * W;
-        long lanes = std::min(channels - v * W, (long)W);
-        give(to, ending(sum, v * W, to - data, lanes), lanes);
+        if (v * W + W <= channels) store(to, ending(sum, v * W, to - data, W));
+        else last(to, v * W, sum);
+    }
+    // A function of its own: sums stay in registers.
+    __attribute__((noinline)) void last(T* to, long channel, Vector sum) const {
+        long lanes = channels - channel;
+        store(to, ending(sum, channel, to - data, lanes), lanes);
     }
 };
 

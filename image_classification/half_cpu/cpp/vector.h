@@ -83,6 +83,7 @@ static inline Vector nearest(Vector a) {
 static inline Vector times_power_of_two(Vector a, Vector exponent) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(exponent, all(-150.0f), _CMP_NLT_UQ), a, exponent);
 }
+static inline Vector power_of_two(Vector n) { return _mm512_scalef_ps(all(1.0f), n); }
 // Each lane with the one beside it exchanged: 1, 0, 3, 2, ...
 static inline Vector neighbours(Vector a) { return _mm512_permute_ps(a, 0xB1); }
 // The numbers of a table of 16 at places 0..15.
@@ -153,15 +154,15 @@ using Mask = __m256;
 static inline Vector all(float x) { return _mm256_set1_ps(x); }
 static inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
-static inline Vector load(const Float16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline Vector widened(__m128i bits, const Float16*) { return _mm256_cvtph_ps(bits); }
+static inline Vector widened(__m128i bits, const BFloat16*) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+static inline Vector widened(__m128i bits, const Bits*) { return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(bits)); }
+template <class T>
+static inline Vector load(const T* p) { return widened(_mm_loadu_si128((const __m128i*)p), p); }
 static inline void store(Float16* p, Vector v) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-static inline Vector load(const BFloat16* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
-}
-static inline Vector load(const Bits* p) {
-    return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 static inline Vector paired(Vector low, Vector high) {
     return _mm256_castsi256_ps(
@@ -221,9 +222,15 @@ static inline Vector times_power_of_two(Vector a, Vector exponent) {
     a = a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(first, bias), 23));
     return a * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23));
 }
+// 2^n for whole numbers n from -126 to 127.
+static inline Vector power_of_two(Vector n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
 static inline Vector neighbours(Vector a) { return _mm256_permute_ps(a, 0xB1); }
 static inline Vector look_up(const float* table, Vector place) {
-    return _mm256_i32gather_ps(table, _mm256_cvtps_epi32(place), 4);
+    __m256i index = _mm256_cvtps_epi32(place);
+    Vector first = _mm256_permutevar8x32_ps(load(table), index), second = _mm256_permutevar8x32_ps(load(table + 8), index);
+    return choose(_mm256_castsi256_ps(_mm256_slli_epi32(index, 28)), second, first);
 }
 static inline void transpose(Vector* r) {
     Vector t[8];
@@ -244,29 +251,46 @@ static inline void transpose(Vector* r) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 
-// The first n < W elements; the lanes beyond them are zero.
+// The first n < W elements; the lanes beyond them are zero. Of known sizes, which a call of memcpy would take longer for.
 template <class T>
 static inline Vector load(const T* p, long n) {
-    T some[W] = {};
-    memcpy(some, p, n * sizeof(T));
-    return load(some);
+    const uint16_t* from = (const uint16_t*)p;
+    uint64_t low = 0, high = 0;
+    if (n >= 4) memcpy(&low, from, 8);
+    if (n > 4) memcpy(&high, from + n - 4, 8), high >>= 16 * (8 - n);  // what low has goes
+    if (n == 2 || n == 3) memcpy(&low, from, 4);
+    if (n == 1 || n == 3) low |= (uint64_t)from[n - 1] << 16 * (n - 1);
+    return widened(_mm_set_epi64x(high, low), p);
+}
+static inline Vector load(const float* p, long n) {
+    static const int lanes[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_maskload_ps(p, _mm256_loadu_si256((const __m256i*)(lanes + W - n)));
 }
 template <class T>
 static inline void store(T* p, Vector v, long n) {
     T some[W];
     store(some, v);
-    memcpy(p, some, n * sizeof(T));
+    long done = 0, bytes = n * sizeof(T);
+#pragma GCC unroll 4
+    for (long size = 16; size > 1; size /= 2)
+        if (bytes & size) {
+            memcpy((char*)p + done, (const char*)some + done, size);
+            done += size;
+        }
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
-    float some[W] = {};
-    for (long i = 0; i < n; i++) some[i] = p[i];
-    return load(some);
+    long bytes = 0;
+    if (n == W) memcpy(&bytes, p, W);
+    else memcpy(&bytes, p, n);
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes)));
 }
 static inline void store_bytes(uint8_t* p, Vector v, long n) {
-    float some[W];
-    store(some, v);
-    for (long i = 0; i < n; i++) p[i] = (uint8_t)some[i];
+    __m256i whole = _mm256_cvtps_epi32(v);
+    __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    long bytes = _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves));
+    if (n == W) memcpy(p, &bytes, W);
+    else memcpy(p, &bytes, n);
 }
 
 #else
@@ -279,6 +303,13 @@ template <>
 inline float value(const float* p) { return *p; }
 template <>
 inline float value(const Float16* p) { return _cvtsh_ss(p->bits); }
+template <>
+inline float value(const BFloat16* p) {
+    uint32_t bits = (uint32_t)p->bits << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 template <class T>
 static inline void put(T* p, float x) { store(p, all(x), 1); }
 
@@ -347,7 +378,7 @@ static inline Vector sigmoid(Vector x) { return all(1.0f) / (all(1.0f) + exponen
 static inline Vector tanh(Vector x) {
     x = minimum(all(20.0f), maximum(all(-20.0f), x));
     x = x + x;
-    Vector n = nearest(x * all(1.44269504f)), power = times_power_of_two(all(1.0f), n);
+    Vector n = nearest(x * all(1.44269504f)), power = power_of_two(n);
     Series s(x, n);
     Vector e = fma(fma(s.p, s.r * s.r, s.r), power, power - all(1.0f));
     return e / (e + all(2.0f));
