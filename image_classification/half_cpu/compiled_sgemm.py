@@ -8,13 +8,14 @@ import functools
 import math
 
 from . import onednn_library as onednn
-from .compiled import Primitive
+from .compiled import Primitive, formats
 from .compiled_library import load
 
 
 def is_sgemm(left, right, bias, out, post_ops):
-    """Return whether the product of a key is one of these: left [M, K], plain or transposed, right [K, N]."""
-    if out.data_type != onednn.FLOAT32 or bias is not None or post_ops or len(out.shape) != 2:
+    """Return whether the product of a key is one of these: left [M, K], plain or transposed, right [K, N]; none without
+    the compiled kernels, where oneDNN's own primitives need what they need: a packed right factor."""
+    if not formats() or out.data_type != onednn.FLOAT32 or bias is not None or post_ops or len(out.shape) != 2:
         return False
     if left.data_type != out.data_type or right.strides is None or not _has_rows(right) or not _has_rows(out):
         return False

@@ -26,7 +26,7 @@ def is_product(changes, name, source, filters, target, geometry, post_ops=()):
         return False
     pixels = math.prod(target.shape) // target.shape[1]
     is_single = filters.shape[2:] == (1, 1) and geometry == PIXELS
-    if is_single and name != "forward" and filters.data_type == onednn.FLOAT32:
+    if is_single and name != "forward" and filters.data_type == onednn.FLOAT32 and compiled.formats():
         return True
     if is_single and name == "backward_weights" and pays(filters.data_type, pixels, *filters.shape[:2]):
         return True

@@ -1,6 +1,10 @@
 """float32 products by sgemm: compared with float64, and when they are chosen."""
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -121,3 +125,55 @@ def test_recorded_pass_with_a_product_of_columns_reads_the_images_of_each_call()
         for seed in range(6):
             x = paddle.to_tensor(np.random.default_rng(seed).standard_normal([128, 6]).astype("float32"))
             np.testing.assert_array_equal(half_cpu.replay(model, x).numpy(), model(x).numpy())
+
+
+THREADS = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import hashlib
+import numpy as np
+import paddle
+from image_classification import half_cpu
+random = np.random.default_rng(0)
+bits = hashlib.sha256()
+for *columns, rows in ((2, 3, 8192), (7, 89, 6699), (64, 64, 3136), (1000, 8, 64)):
+    left, right = (paddle.to_tensor(random.standard_normal([rows, n]).astype("float32")) for n in columns)
+    with half_cpu.dispatch():
+        bits.update(paddle.matmul(left, right, transpose_x=True).numpy().tobytes())
+print(bits.hexdigest())
+"""
+
+
+def in_a_process(script, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environment,
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_columns_of_two_matrices_have_the_same_bits_with_any_number_of_threads():
+    """Of two columns or more; to sum up a vector MKL's threads take shares, as oneDNN's do."""
+    assert len({in_a_process(THREADS, OMP_NUM_THREADS=count) for count in "123"}) == 1
+
+
+WITHOUT = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import paddle
+import paddle.nn.functional as F
+from image_classification import half_cpu
+from image_classification.half_cpu import onednn_primitives
+x, images, filters = paddle.ones([600, 64]), paddle.ones([2, 8, 9, 9]), paddle.ones([4, 8, 1, 1])
+images.stop_gradient = filters.stop_gradient = False
+with half_cpu.dispatch():
+    paddle.matmul(x, paddle.ones([64, 64]))
+    F.conv2d(images, filters).sum().backward()
+print(*(build.__name__ for build, _ in onednn_primitives.cache._entries if "matmul" in build.__module__))
+"""
+
+
+def test_machine_without_a_compiler_packs_and_convolves_as_without_sgemm():
+    """oneDNN's product of many rows gets its right factor rearranged, gradients of single pixels are convolutions."""
+    assert in_a_process(WITHOUT, OMP_NUM_THREADS="1", CXX="none") == "_describe _describe_packing"
