@@ -15,6 +15,7 @@ from image_classification.data import build_eval_loader, build_train_loader
 from image_classification.data.datasets import ArrayDataset
 from image_classification.data.loader import Loader
 from image_classification.data.normalize import Normalize
+from image_classification.data.sampler import train_order
 from image_classification.data.samples import SampleMaker
 from image_classification.data.transforms import TrainTransform
 from image_classification.runtime import UserError
@@ -414,3 +415,12 @@ def test_evaluation_of_no_image_is_refused():
     nothing = ArrayDataset("nothing", np.zeros((0, 8, 8, 3), np.uint8), [], ["a", "b"])
     with pytest.raises(UserError, match="DATA.DATA_PATH: list at /lists has no image for the evaluation"):
         build_eval_loader(make_config(DATASET="list", DATA_PATH="/lists"), dataset=nothing)
+
+
+@pytest.mark.parametrize("num_images", [12, 17, 23])
+def test_all_ranks_have_the_same_number_of_full_batches_whatever_is_left_over(num_images):
+    """A rank with one batch more would wait for the others in its collective."""
+    for epoch in range(2):
+        shares = [train_order(num_images, 5, epoch, 2, rank, 3) for rank in range(3)]
+        assert [len(share) for share in shares] == [num_images // 6 * 2] * 3
+        assert len({image for share in shares for image, _ in share.tolist()}) == num_images // 6 * 6
