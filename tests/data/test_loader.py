@@ -434,3 +434,10 @@ def test_corrupt_images_at_the_end_are_replaced_by_the_first_and_each_is_named(t
     maker = SampleMaker(dataset, EvalTransform(8, 3, 1.0), 5, 0, skip_corrupt=True, replace_corrupt=True)
     assert maker.make(0, 1, 0, np.empty((3, 8, 8), np.uint8), lambda index, reason: skipped.append(index)) == 3
     assert skipped == [1, 2]
+
+
+def test_evaluation_has_its_own_batch_size():
+    data = {"DATASET": "digits", "BATCH_SIZE": 16, "BATCH_SIZE_EVAL": 100, "IMAGE_CHANNELS": 1, "IMAGE_SIZE": 8}
+    data |= {"IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
+    loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
+    assert [len(labels) for _, labels in loader] == [100, 100, 100, 60]

@@ -212,6 +212,16 @@ def test_evaluation_folder_without_some_classes_has_the_labels_of_the_training_f
     assert (dataset.labels.tolist(), dataset.class_names) == ([0, 2], ["a", "b", "c"])
 
 
+def test_shard_that_was_written_anew_at_the_same_size_is_indexed_anew_and_folders_keep_samples_apart(tmp_path):
+    shard, config = tmp_path / "train-0.tar", make_config(DATASET="tar_shards", DATA_PATH=tmp_path)
+    for number, labels in enumerate(([0, 1], [2, 1])):
+        members = {f"{place}/one.jpg": encoded(photo(20, 24)) for place in "ab"}
+        members |= {f"{place}/one.cls": b"%d" % label for place, label in zip("ab", labels, strict=True)}
+        shard.write_bytes(tar_bytes(members))
+        os.utime(shard, (number, number))
+        assert build_dataset(config, "train").labels.tolist() == labels
+
+
 def test_list_data_set_needs_its_list(tmp_path):
     assert "no train_list.txt" in error_of(make_config(DATASET="list", DATA_PATH=tmp_path))
 
