@@ -48,7 +48,7 @@ class RunFolder:
         folder = cls(path, lock)
         with folder.writing():
             remove_leftovers(path)
-            if not config.MODEL.RESUME:
+            if not _goes_on_in(path, config):
                 (path / "metrics.jsonl").unlink(missing_ok=True)  # of a start that came to nothing
         folder.write_text("config.yaml", to_yaml(config))
         folder.write_text("invocation.yaml", invocation_yaml(config))
@@ -164,11 +164,16 @@ def check_output(config):
     if config.EVAL:
         raise UserError(f"-output: {path}: holds a run already, and an evaluation has a folder of its own: "
                         "name another one")  # fmt: skip
-    resumed = config.MODEL.RESUME and Path(config.MODEL.RESUME)
-    if resumed and path.resolve() in (resumed.resolve(), resumed.resolve().parent):
+    if _goes_on_in(path, config):
         return
     way = f"continue it with -resume={path / 'latest'}, or " if (path / "latest.pdparams").exists() else ""
     raise UserError(f"-output: {path}: holds a run already: {way}name another folder")
+
+
+def _goes_on_in(path, config):
+    """Return whether ``-resume`` names a checkpoint of a folder, or the folder."""
+    resumed = config.MODEL.RESUME and Path(config.MODEL.RESUME).resolve()
+    return bool(resumed) and path.resolve() in (resumed, resumed.parent)
 
 
 def take_lock(path):

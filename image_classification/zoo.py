@@ -50,7 +50,7 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     path, build_model = find_config(name, "create_model")
     known = [word for word in inspect.signature(build_model).parameters if word not in ("num_classes", *OF_DATA)]
     keys = {word: f"MODEL.{word.upper()}" for word in known} | OF_DATA
-    weights = _default_weights(name, path) if pretrained is True else pretrained or None
+    weights = _default_weights(name, path, build_model) if pretrained is True else pretrained or None
     entry = read_registry().get(weights)
     if num_classes is None and entry is not None and entry.classes:
         options = [f"MODEL.NUM_CLASSES={entry.classes}"]
@@ -83,7 +83,7 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     """
     path, build_model = find_config(name, "create_transform")
     keys = {key.lower(): f"DATA.{key}" for key in vars(load_config([f"-cfg={path}"], build_model).DATA)}
-    weights = _default_weights(name, path, needed=False) if pretrained is True else pretrained or None
+    weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else pretrained or None
     config = _configured(path, build_model, weights, _words("create_transform", keys, overrides), training)
     transform = build_train_transform(config) if training else build_eval_transform(config.DATA)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
@@ -173,9 +173,9 @@ def _configured(path, build_model, weights, options, training=False):
     return with_preprocessing(load_config(words, build_model))
 
 
-def _default_weights(name, path, needed=True):
+def _default_weights(name, path, build_model, needed=True):
     """Return the id of the weights that stand for a variant."""
-    variant = load_config([f"-cfg={path}"]).MODEL.NAME if path.stem not in variants() else path.stem
+    variant = load_config([f"-cfg={path}"], build_model).MODEL.NAME if path.stem not in variants() else path.stem
     found = next((family[variant].get("default") for family in read_variants().values() if variant in family), None)
     if found is None and needed:
         raise UserError(f"pretrained: {name} has no published weights; give the file of its weights instead of True")

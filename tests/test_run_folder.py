@@ -65,6 +65,15 @@ def test_start_that_left_no_result_may_be_repeated_and_nothing_of_it_is_mixed_in
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 2}\n'
 
 
+@pytest.mark.parametrize(("place", "goes_on"), [("else/latest", False), ("run/latest", True), ("run", True)])
+def test_metrics_go_on_where_the_checkpoint_is_of_this_folder_only(tmp_path, place, goes_on):
+    """A start that left no result has lines, too; a training that comes from elsewhere is not behind them."""
+    RunFolder.create(config_of(tmp_path / "run")).append_metrics({"step": 1})
+    folder = RunFolder.create(config_of(tmp_path / "run", RESUME=str(tmp_path / place)))
+    folder.append_metrics({"step": 2})
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == goes_on * '{"step": 1}\n' + '{"step": 2}\n'
+
+
 def test_resume_from_the_folder_and_a_folder_with_other_files_are_welcome(tmp_path):
     (tmp_path / "photo.jpg").write_text("")
     check_output(config_of(tmp_path))

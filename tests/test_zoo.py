@@ -48,6 +48,14 @@ def test_own_weights_are_loaded_and_another_number_of_classes_gets_a_fresh_head(
     np.testing.assert_array_equal(model.norm.weight.numpy(), tensors["norm.weight"].numpy())
 
 
+def test_own_weights_of_another_number_of_classes_are_refused_where_nobody_asked_for_a_fresh_head(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    write_weights(path, export_tensors(zoo.create_model(NAME, num_classes=7), "torch"))
+    with pytest.raises(ValueError, match=r"instead of \[10\]"):
+        zoo.create_model(NAME, pretrained=str(path))
+    assert zoo.create_model(NAME, pretrained=str(path), num_classes=7).num_classes == 7
+
+
 def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
     loaded = []
     monkeypatch.setattr("image_classification.zoo.load_pretrained", lambda *given, **options: loaded.append(given[1]))
@@ -55,8 +63,9 @@ def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
     with paddle.LazyGuard():
         model = zoo.create_model(entry.variant, pretrained=entry.id)
         assert model.num_classes == entry.classes
-        zoo.create_model("resnet18", pretrained=True)
-    assert loaded == [entry.id, published()["resnet18"]["default"]]
+        for name in ("resnet18", "resnet50_apex"):  # a variant, and a recipe of one
+            zoo.create_model(name, pretrained=True)
+    assert loaded == [entry.id, *(published()[name]["default"] for name in ("resnet18", "resnet50"))]
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -96,6 +105,12 @@ def test_transform_makes_the_input_of_the_evaluation(given, tmp_path):
     config = described("resnet50", default, ["DATA.IMAGE_SIZE=32", "DATA.EXIF_ORIENTATION=True"])
     (expected,) = normalised(config, eval_pixels(config, [path]))
     np.testing.assert_allclose(prepare(image), expected, atol=1e-6)
+
+
+def test_transform_of_a_recipe_is_that_of_its_models_weights():
+    image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
+    recipe, variant = (zoo.create_transform(name, image_size=32)(image) for name in ("resnet50_apex", "resnet50"))
+    np.testing.assert_array_equal(recipe, variant)
 
 
 def described(name, pretrained, options):

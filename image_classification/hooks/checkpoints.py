@@ -65,9 +65,8 @@ class CheckpointHook(Hook):
         for candidate in (path.parent / "best.pdparams", path):
             with contextlib.suppress(UserError):  # not there, or damaged: the training itself needs it not
                 state = checkpoint.load(candidate)
-                found = state["progress"]
                 is_best = state.get("run", {}).get("is_best", False)
-                if is_best and found["best_top1"] == progress.best_top1 and found["epoch"] <= progress.epoch:
+                if is_best and state["progress"]["best_top1"] == progress.best_top1:
                     return state
         return None
 

@@ -25,9 +25,8 @@ class RecordHook(Hook):
         self.skipped_steps = 0  # up to the last line
 
     def before_train(self, trainer):
-        resumed = trainer.resumed
-        if resumed and resumed.run.get("metrics_bytes") is not None and self.run.holds(resumed.path):
-            self.run.cut_metrics(resumed.run["metrics_bytes"])
+        if trainer.resumed and trainer.resumed.run.get("metrics_bytes") is not None:
+            self.run.cut_metrics(trainer.resumed.run["metrics_bytes"])  # none are there where it comes from elsewhere
         with self._goes_on():
             self._open()
             self._add_facts(trainer)

@@ -38,7 +38,7 @@ def with_preprocessing(config):
     they are. DATA.PREPROCESSING "config", or weights that are not in the registry, leave all as it is.
     """
     values = preprocessing_of(config.MODEL.PRETRAINED)
-    if values is None or config.MODEL.RESUME:
+    if values is None:
         return config
     if not config.EVAL:
         values = {key: values[key] for key in NORMALISATION}

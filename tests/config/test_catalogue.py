@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from image_classification.config import find_yaml, load_config, preview_config, variants
-from image_classification.config.catalogue import shared, signature_of
+from image_classification.config.catalogue import name_of, shared, signature_of
 from image_classification.config.yaml_text import load_yaml
 from image_classification.runtime import UserError
 from tests.helpers.model_zoo import CONFIGS, FOLDERS, builder
@@ -82,3 +82,8 @@ def test_base_of_the_projects_files_is_a_name(path):
     bases = load_yaml(path.read_text(), str(path)).get("BASE", [])
     for base in [bases] if isinstance(bases, str) else bases:
         assert base in variants() or base in shared()
+
+
+def test_name_of_a_model_is_that_of_the_last_layer_that_has_one():
+    layers = [{"MODEL": {"NAME": "base"}}, {"MODEL": {"NAME": "own"}}, {"MODEL": {}}, {"MODEL": 3}, {}]
+    assert name_of([("a file", layer) for layer in layers]) == "own"

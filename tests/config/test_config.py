@@ -97,6 +97,7 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
     [
         ("TRAIN: {BASE_LRR: 1}", ["model.yaml", "TRAIN.BASE_LRR", "TRAIN.BASE_LR"]),
         ("BASE_LR: 1", ["model.yaml", "BASE_LR", "TRAIN.BASE_LR"]),
+        ("BETAS: [0.9, 0.99]", ["BETAS is not a key; did you mean TRAIN.OPTIMIZER.BETAS?"]),
         ("MODEL: {EMBED_DIMM: 1}", ["MODEL.EMBED_DIMM", "MODEL.EMBED_DIM"]),
         ("MODEL: {EMBED_DIM: big}", ["MODEL.EMBED_DIM", "an integer", "'big'"]),
         ("MODEL: {EPSILON: 0.3}", ["MODEL.EPSILON", "at most 0.001", "0.3"]),
@@ -134,6 +135,20 @@ def test_wrong_yaml_is_one_line_that_names_file_key_and_what_is_allowed(tmp_path
         assert part in message
 
 
+def test_base_that_cannot_be_read_is_said_to_be_that_of_the_file_that_names_it(tmp_path):
+    (tmp_path / "cut.yaml").write_bytes(b"\xff")
+    write(tmp_path, "middle.yaml", "BASE: cut.yaml")
+    with pytest.raises(UserError, match=r"cut.yaml: .* \(BASE of .*middle.yaml\)"):
+        load(tmp_path, "BASE: middle.yaml")
+
+
+def test_key_like_no_other_lists_those_of_its_section_alone(tmp_path):
+    with pytest.raises(UserError, match="; MODEL has NAME, ") as caught:
+        load(tmp_path, "MODEL: {XXXXXXXXXXXXXXXXXXXX: 1}")
+    listed = str(caught.value).rpartition(" has ")[2].split(", ")
+    assert {"PRETRAINED", "EMBED_DIM"} <= set(listed) and not {"SEED", "BASE_LR", "BATCH_SIZE"} & set(listed)
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -168,6 +183,13 @@ def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
     with_equals = load(tmp_path, text, f"-{flag}={value}")
     assert with_equals == load(tmp_path, text, f"-{flag}", value)
     assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
+
+
+def test_flag_sets_the_key_of_its_name():
+    other = {"teacher_model_path": "TEACHER", "lr": "BASE_LR", "prof": "PROFILE_STEP", "amp_mode": "MODE",
+             "opt-level": "MODE", "amp_dtype": "DTYPE"}  # fmt: skip
+    for flag, (key, _) in [item for group in FLAGS.values() for item in group.items()]:
+        assert key.rpartition(".")[2].lower() == other.get(flag, flag).replace("-", "_").lower(), flag
 
 
 def test_help_names_every_flag_with_its_default():

@@ -12,13 +12,14 @@ import pytest
 
 from image_classification.config import build_config
 from image_classification.data import build_eval_loader, build_train_loader
-from image_classification.data.datasets import ArrayDataset
+from image_classification.data.datasets import ArrayDataset, FileDataset
 from image_classification.data.loader import Loader
 from image_classification.data.normalize import Normalize
+from image_classification.data.sampler import train_order
 from image_classification.data.samples import SampleMaker
-from image_classification.data.transforms import TrainTransform
+from image_classification.data.transforms import EvalTransform, TrainTransform
 from image_classification.runtime import UserError
-from tests.helpers.data_samples import photo
+from tests.helpers.data_samples import encoded, photo
 from tests.helpers.model_zoo import ROOT
 
 
@@ -414,3 +415,29 @@ def test_evaluation_of_no_image_is_refused():
     nothing = ArrayDataset("nothing", np.zeros((0, 8, 8, 3), np.uint8), [], ["a", "b"])
     with pytest.raises(UserError, match="DATA.DATA_PATH: list at /lists has no image for the evaluation"):
         build_eval_loader(make_config(DATASET="list", DATA_PATH="/lists"), dataset=nothing)
+
+
+@pytest.mark.parametrize("num_images", [12, 17, 23])
+def test_all_ranks_have_the_same_number_of_full_batches_whatever_is_left_over(num_images):
+    """A rank with one batch more would wait for the others in its collective."""
+    for epoch in range(2):
+        shares = [train_order(num_images, 5, epoch, 2, rank, 3) for rank in range(3)]
+        assert [len(share) for share in shares] == [num_images // 6 * 2] * 3
+        assert len({image for share in shares for image, _ in share.tolist()}) == num_images // 6 * 6
+
+
+def test_corrupt_images_at_the_end_are_replaced_by_the_first_and_each_is_named(tmp_path):
+    (tmp_path / "one.png").write_bytes(encoded(photo(8, 8), "PNG"))
+    for name in ("two.png", "three.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    dataset, skipped = FileDataset(tmp_path, ["one.png", "two.png", "three.png"], [3, 4, 4], range(5)), []
+    maker = SampleMaker(dataset, EvalTransform(8, 3, 1.0), 5, 0, skip_corrupt=True, replace_corrupt=True)
+    assert maker.make(0, 1, 0, np.empty((3, 8, 8), np.uint8), lambda index, reason: skipped.append(index)) == 3
+    assert skipped == [1, 2]
+
+
+def test_evaluation_has_its_own_batch_size():
+    data = {"DATASET": "digits", "BATCH_SIZE": 16, "BATCH_SIZE_EVAL": 100, "IMAGE_CHANNELS": 1, "IMAGE_SIZE": 8}
+    data |= {"IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
+    loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
+    assert [len(labels) for _, labels in loader] == [100, 100, 100, 60]

@@ -199,7 +199,27 @@ def test_stratified_split_takes_the_largest_remainders():
     labels = np.repeat([0, 1, 2], [7, 6, 9])  # a fifth: 1.4, 1.2, 1.8, together 4.4 -> 5
     held_out = stratified_split(labels, "val")
     assert np.bincount(labels[held_out]).tolist() == [2, 1, 2]
+    assert held_out.tolist() == [2, 6, 8, 19, 20]  # for ever: else a model would be evaluated on what it has learnt
     assert sorted([*held_out, *stratified_split(labels, "train")]) == list(range(22))
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet2012"])
+def test_evaluation_folder_without_some_classes_has_the_labels_of_the_training_folders(tmp_path, name):
+    for folder in ("train/a", "train/b", "train/c", "val/a", "val/c"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "one.jpg").write_bytes(encoded(photo(20, 24)))
+    dataset = build_dataset(make_config(DATASET=name, DATA_PATH=tmp_path), "val")
+    assert (dataset.labels.tolist(), dataset.class_names) == ([0, 2], ["a", "b", "c"])
+
+
+def test_shard_that_was_written_anew_at_the_same_size_is_indexed_anew_and_folders_keep_samples_apart(tmp_path):
+    shard, config = tmp_path / "train-0.tar", make_config(DATASET="tar_shards", DATA_PATH=tmp_path)
+    for number, labels in enumerate(([0, 1], [2, 1])):
+        members = {f"{place}/one.jpg": encoded(photo(20, 24)) for place in "ab"}
+        members |= {f"{place}/one.cls": b"%d" % label for place, label in zip("ab", labels, strict=True)}
+        shard.write_bytes(tar_bytes(members))
+        os.utime(shard, (number, number))
+        assert build_dataset(config, "train").labels.tolist() == labels
 
 
 def test_list_data_set_needs_its_list(tmp_path):

@@ -107,6 +107,14 @@ def test_run_that_continues_in_a_new_folder_has_its_best_there(tmp_path, later, 
     assert (weights["conv.weight"] == best["model"]["conv.weight"]).all()
 
 
+def test_best_weights_are_the_averaged_ones_that_were_evaluated(tmp_path):
+    config = config_of(train={"NUM_EPOCHS": 1, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.5})
+    trainer_of(config, hooks=[CheckpointHook(RunFolder(tmp_path)), Accuracies(0.7)]).fit()
+    state = checkpoint.load(tmp_path / "best.pdparams")
+    weights = read_weights(tmp_path / "best_weights.safetensors").tensors["conv.weight"]
+    assert (weights == state["ema"]["conv.weight"]).all() and (weights != state["model"]["conv.weight"]).any()
+
+
 def remove(path):
     path.unlink()
 

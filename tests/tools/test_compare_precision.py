@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from image_classification.runtime import UserError
-from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, train, unless
+from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, table, train, unless
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ def run_folder(path, epochs):
     return path
 
 
-@pytest.mark.parametrize("epochs", [None, 7])
+@pytest.mark.parametrize("epochs", [None, 7, 29])
 def test_run_that_a_signal_stopped_is_refused(tmp_path, epochs):
     with pytest.raises(UserError, match=f"vit_fp32_0 was stopped after {epochs or 0} of 30 epochs"):
         check_complete(run_folder(tmp_path, epochs), "vit_fp32_0")
@@ -44,6 +44,19 @@ def test_means_are_added_to_those_of_other_modes_and_variants(tmp_path):
         "mixer_tiny_digits": {"fp32": 0.9}, "vit_tiny_digits": {"auto/float16": 0.55, "fp32": 0.975}
     }  # fmt: skip
     assert len(path.read_text().splitlines()) == 4  # a line a variant
+
+
+def test_table_gives_mean_range_and_points_to_float32_alone():
+    """O0 and O1 are no reference, whatever they reach."""
+    top1 = {("fp32", "float32"): (0.9, 0.8), ("O0", "float32"): (0.2, 0.4), ("auto", "float16"): (0.875, 0.85)}
+    reports = {(*row, seed): {"top1": value, "skipped_steps": seed}
+               for row, values in top1.items() for seed, value in enumerate(values)}  # fmt: skip
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32,O0,auto", "-dtypes=float16", "-seeds=0,1"]
+    assert table(parse_arguments(words), reports).splitlines()[2:] == [
+        "| fp32 | float32 | 0.8500 | 0.8000 - 0.9000 | +0.00 | 0, 1 |",
+        "| O0 | float32 | 0.3000 | 0.2000 - 0.4000 | -55.00 | 0, 1 |",
+        "| auto | float16 | 0.8625 | 0.8500 - 0.8750 | +1.25 | 0, 1 |",
+    ]
 
 
 def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeypatch):

@@ -245,6 +245,13 @@ def test_predict_of_a_folder_finds_what_a_training_finds_in_it(weights, tmp_path
     assert found == sorted(tmp_path / f"a{suffix}" for suffix in IMAGE_EXTENSIONS)
 
 
+def test_predict_goes_on_after_a_batch_of_which_no_image_can_be_read(weights, tmp_path, capsys):
+    (tmp_path / "a.png").write_text("no image")
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "b.png")
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-batch_size=1", "-json"]) == 1
+    assert ["error" in result for result in json.loads(capsys.readouterr().out)] == [True, False]
+
+
 @pytest.mark.parametrize(("word", "message"), [("gone.png", "gone.png: no such image"), ("TEXT", "is no image")])
 def test_predict_names_what_is_no_image(weights, tmp_path, capsys, word, message):
     (tmp_path / "text.png").write_text("no image")

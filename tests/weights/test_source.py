@@ -112,6 +112,14 @@ def test_hash_that_the_hub_announces_is_checked(server):
     assert find_weights(url).read_bytes() == server.content
 
 
+def test_hash_in_the_name_of_a_url_is_checked(server):
+    """torchvision's names end in it."""
+    digest = hashlib.sha256(server.content).hexdigest()[:8]
+    assert find_weights(address(server, f"/resnet18-{digest}.pth")).read_bytes() == server.content
+    with pytest.raises(UserError, match="expected sha256:00000000; the file was removed"):
+        find_weights(address(server, "/resnet18-00000000.pth"))
+
+
 @pytest.mark.parametrize(
     "url",
     [
