@@ -456,8 +456,17 @@ def test_evaluation_counts_every_image_once_and_marks_the_best():
 
 def test_profiler_records_ten_steps_from_the_one_asked_for_and_ends_the_run(tmp_path):
     hook = ProfilerHook(types.SimpleNamespace(path=tmp_path), first_step=2)
-    trainer = make_trainer(make_batches(14, 4), hooks=[hook], NUM_EPOCHS=1)
+    recorded = []
+
+    class Look(Hook):
+        priority = 6  # right after the profiler's
+
+        def before_step(self, trainer):
+            recorded.append(hook.profiler is not None)
+
+    trainer = make_trainer(make_batches(14, 4), hooks=[hook, Look()], NUM_EPOCHS=1)
     trainer.fit()
+    assert recorded == [False] * 2 + [True] * 10
     (trace,) = (tmp_path / "profile").iterdir()
     names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if "name" in event]
     steps = {name.split("[")[0] for name in names if name.startswith("ProfileStep")}

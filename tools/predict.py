@@ -72,7 +72,6 @@ def run(options, names):
     if options.output is not None:
         refuse_output_among(options.output, root, paths, options.images)
     model, config = load_model(options.cfg, options.pretrained, options.opts)
-    count = min(options.top_k, len(names))
     results = dict.fromkeys(paths)
     precision = build_precision("fp32")
     if config.AMP.MODE not in FLOAT32_MODES:
@@ -85,7 +84,7 @@ def run(options, names):
             images = paddle.to_tensor(normalised(config, np.concatenate(list(crops.values()))))
             with paddle.no_grad(), precision.forward_context():
                 scores = F.softmax(half_cpu.replay(model, images), axis=1).numpy()
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+            best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
             maps = [None] * len(crops)
             if options.explain:
                 maps = heatmap(model, images, paddle.to_tensor(best[:, 0])).numpy()

@@ -296,6 +296,14 @@ def test_key_that_lies_idle_for_another_reason_stays(tmp_path, text, words):
     load(tmp_path, text, *(["-opts", *words.split()] if words else []))
 
 
+def test_keys_kept_from_the_weights_in_a_run_stay_kept_in_the_next(tmp_path):
+    first = load(tmp_path, "", "-opts", "DATA.CROP_PCT=0.8")
+    assert first.DATA.PREPROCESSING_KEPT == ("CROP_PCT",)
+    again = load(tmp_path, to_yaml(first), "-opts", "DATA.INTERPOLATION=bilinear", "DATA.CROP_PCT=0.9")
+    assert again.DATA.PREPROCESSING_KEPT == ("CROP_PCT", "INTERPOLATION")
+    assert load(tmp_path, to_yaml(again)).DATA.PREPROCESSING_KEPT == ("CROP_PCT", "INTERPOLATION")
+
+
 def test_keys_that_others_decide_about_are_keys_and_their_values_choices():
     for key, (decides, values) in READ_WITH.items():
         for name, value in ((key, None), *((decides, value) for value in values)):

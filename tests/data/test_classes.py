@@ -6,6 +6,7 @@ import pytest
 
 from image_classification.data import build_dataset, settle_classes
 from image_classification.data.classes import describe_classes
+from image_classification.data.folders import list_images
 from image_classification.runtime import UserError, get_logger
 from tests.helpers.data_samples import make_config, write_class_folders
 
@@ -108,6 +109,28 @@ def test_names_of_the_classes_go_with_the_model_and_must_fit_it(photos, tmp_path
     with pytest.raises(UserError, match="CLASS_NAMES: cat, dog, owl, but the classes of .* are ant, bee, cow"):
         settle_classes(settled, build_dataset(training, "val"))
     assert settle_classes(training, build_dataset(training, "val")).MODEL.CLASS_NAMES == ("ant", "bee", "cow")
+
+
+def test_names_that_a_file_inherits_are_not_those_of_data_without_names(tmp_path):
+    """A list's classes are numbers: a fresh training on them keeps no names of the data that its YAML was made for."""
+    write_list(tmp_path, "train", [0, 1, 2])
+    config = make_config(3, DATASET="list", DATA_PATH=tmp_path)
+    named = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASS_NAMES=("cat", "dog", "owl")))
+    fresh = not_given(named)
+    dataset = build_dataset(fresh, "train")
+    assert settle_classes(fresh, dataset).MODEL.CLASS_NAMES == ()
+    resumed = dataclasses.replace(fresh, MODEL=dataclasses.replace(fresh.MODEL, RESUME="output/run"))
+    for trained in (dataclasses.replace(fresh, EVAL=True), resumed, named):
+        assert settle_classes(trained, dataset).MODEL.CLASS_NAMES == ("cat", "dog", "owl")
+
+
+def test_photographs_with_capital_endings_are_images(tmp_path):
+    """As cameras write them."""
+    for name in ("cat", "dog"):
+        write_class_folders(tmp_path / name, {name: 1})
+        (tmp_path / name / name / "image_0001.jpg").rename(tmp_path / name / "IMG_0001.JPG")
+        (tmp_path / name / name).rmdir()
+    assert list_images(tmp_path) == (["cat/IMG_0001.JPG", "dog/IMG_0001.JPG"], [])
 
 
 def test_files_that_are_no_images_by_their_names_are_counted(photos, caplog, monkeypatch):

@@ -441,3 +441,15 @@ def test_evaluation_has_its_own_batch_size():
     data |= {"IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
     loader = build_eval_loader(build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}})]))
     assert [len(labels) for _, labels in loader] == [100, 100, 100, 60]
+
+
+def test_workers_are_shared_among_the_processes_of_this_host_not_of_all(monkeypatch):
+    """A thousand processes on a thousand hosts have the cores of a host each, on one host together."""
+    config, cores = digits_config(NUM_WORKERS=None, IMAGE_SIZE=96), len(os.sched_getaffinity(0))
+    found = []
+    for local_size in ("1", "1000"):
+        monkeypatch.setenv("PADDLE_LOCAL_SIZE", local_size)
+        found.append(build_eval_loader(config, world_size=1000).num_workers)
+    monkeypatch.delenv("PADDLE_LOCAL_SIZE")  # nobody says how many are here: all of them
+    found += [build_eval_loader(config, world_size=world_size).num_workers for world_size in (1, 1000)]
+    assert found == [min(8, cores), 1, min(8, cores), 1]

@@ -42,6 +42,14 @@ def test_log_names_the_hooks_in_use_in_their_order(log_lines, user_module):
     assert log_lines[0] == "hooks, lower priorities first: EmaHook (0), Mine (3), TotalBatchSizeHook (9), LogHook (10)"
 
 
+def test_training_begins_at_the_epoch_after_those_that_are_done_or_not_at_all(log_lines):
+    trainer = StartingTrainer([], build_config([("test", {"TRAIN": {"NUM_EPOCHS": 3}})]))
+    for trainer.progress.epoch in range(4):
+        LogHook().before_train(trainer)
+    said = [line for line in log_lines if line.startswith("Start")]
+    assert said == [f"Start training from epoch {epoch}." for epoch in (1, 2, 3)]
+
+
 def test_time_of_the_epoch_is_not_that_of_the_run(log_lines):
     hook, trainer = LogHook(), EpochTrainer(Progress(seconds=100.0))
     hook.before_epoch(trainer)

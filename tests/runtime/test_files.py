@@ -50,6 +50,20 @@ def test_atomic_write_into_a_file_as_folder_is_a_user_error(tmp_path):
             pass
 
 
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    (tmp_path / "state.bin").write_text("old")
+    (tmp_path / ".lock").write_text("")
+    code = (
+        "import os, sys\nfrom image_classification.runtime import atomic_write\n"
+        "with atomic_write(sys.argv[1]) as file:\n    file.write(b'half')\n    os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "state.bin"]).returncode == -9
+    assert len(os.listdir(tmp_path)) == 3
+    runtime.remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "state.bin"]
+    assert (tmp_path / "state.bin").read_text() == "old"
+
+
 def test_home_when_it_can_be_written_to_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     with runtime.temporary_home():

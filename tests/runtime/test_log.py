@@ -30,6 +30,14 @@ def test_file_begins_with_what_was_said_before_it_existed_and_holds_warnings_and
     assert "last line" not in capsys.readouterr().out
 
 
+def test_file_of_the_run_before_is_closed_whoever_still_holds_its_handler(tmp_path):
+    (tmp_path / "next").mkdir()
+    held = runtime.setup_logger(tmp_path).handlers[-1]
+    file = held.stream
+    runtime.setup_logger(tmp_path / "next")
+    assert file.closed
+
+
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(log, "SILENT_SECONDS", 0.0)
     with runtime.progress_bar(4, "evaluate", "img") as bar:

@@ -29,8 +29,24 @@ def test_rng_state_is_plain_data():
     assert all(isinstance(value, int | str) for generator in state["paddle"] for value in generator.values())
 
 
-def test_seeds_differ_give_different_numbers():
+def test_seed_again_gives_the_same_numbers_and_another_seed_others():
+    """From every generator: one that nobody seeds gives other numbers each time, too."""
     runtime.seed_everything(1)
     first = draw()
+    runtime.seed_everything(1)
+    assert draw() == first
     runtime.seed_everything(2)
     assert all(one != other for one, other in zip(first, draw(), strict=True))
+
+
+def test_rng_state_of_another_kind_of_device_leaves_the_generator_of_this_one():
+    """Its numbers say nothing here; those of Python and NumPy are the same anywhere."""
+    runtime.seed_everything(5)
+    state = runtime.rng_state() | {"device": "another"}
+    expected = draw()
+    runtime.seed_everything(6)
+    own = paddle.rand([3]).tolist()
+    runtime.seed_everything(6)
+    runtime.set_rng_state(state)
+    assert paddle.rand([3]).tolist() == own
+    assert (random.random(), np.random.rand(2).tolist()) == expected[:2]

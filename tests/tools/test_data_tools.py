@@ -79,6 +79,11 @@ def test_prepare_dataset_counts_and_names_corrupt_images(tmp_path):
     assert result.returncode == 1
     assert "val/a/image_0001.jpg (cannot be read: it is no plain file)" in result.stdout
     assert "val/b/image_0002.jpg" in result.stdout and "val: 4 images, 2 classes" in result.stdout
+    (tmp_path / "train" / "a" / "image_0001.jpg").write_bytes(b"no image")
+    for name in ("a/image_0001.jpg", "b/image_0002.jpg"):
+        (tmp_path / "val" / name).unlink()
+    result = run("prepare_dataset.py", "imagenet2012", tmp_path, "--check")  # one in the training, none after it
+    assert result.returncode == 1 and result.stdout.count("corrupt: ") == 1
     assert run("prepare_dataset.py", "imagenet2012", tmp_path / "none", "--check").stderr.startswith("error: ")
 
 

@@ -186,6 +186,9 @@ def test_predict_gives_the_models_own_scores(weights, photos, capsys):
     scores = paddle.nn.functional.softmax(model(paddle.to_tensor(images)), axis=1).numpy()[0]
     assert results[0]["class_ids"] == np.argsort(-scores)[:3].tolist()
     np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
+    words = [VARIANT, str(photos / "a.png"), f"-pretrained={weights}", "-top_k=99", "-json"]
+    assert tool("predict").main(words) == 0  # more classes than the model has: all of them
+    assert json.loads(capsys.readouterr().out)[0]["class_ids"] == np.argsort(-scores).tolist()
 
 
 def test_predict_says_that_it_computes_in_float32_where_the_configuration_says_otherwise(weights, photos, capsys):

@@ -17,6 +17,7 @@ from image_classification.ResNet.resnet import build_model as build_resnet
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model as build_vit
 from image_classification.weights import (
+    export_tensors,
     find_weights,
     linear_weights,
     load_pretrained,
@@ -245,6 +246,16 @@ def test_batch_norm_statistics_of_pytorch_find_their_place(tmp_path):
     other = tiny_resnet()
     load_pretrained(other, str(tmp_path / "w.pth"))
     assert all(np.array_equal(arrays_of(other)[name], value) for name, value in arrays_of(model).items())
+
+
+def test_batch_norms_are_exported_with_all_buffers_that_pytorch_saves():
+    """The counter is int64 without axes; PyTorch fills in one that is missing, other readers compare the names."""
+    exported = export_tensors(tiny_resnet(), "torch")
+    norms = [name.removesuffix("running_mean") for name in exported if name.endswith("running_mean")]
+    assert norms and {f"{norm}running_var" for norm in norms} <= exported.keys()
+    counters = {name: value for name, value in exported.items() if name.endswith("num_batches_tracked")}
+    assert counters.keys() == {f"{norm}num_batches_tracked" for norm in norms}
+    assert all(value.dtype == np.int64 and value.shape == () for value in counters.values())
 
 
 METAFORMER = (  # our names, those of the authors' repository
