@@ -48,15 +48,25 @@ def main(arguments):
     images, labels = next(iter(loader))
     loader.close()
     picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)
-    fits, content = cv2.imencode(suffix, picture[:, :, ::-1])
-    if not fits:
-        height, width = picture.shape[:2]
-        raise UserError(f"{options.path}: a picture of {width} x {height} pixels is too large for {suffix}; lower "
-                        "-batch_size, or take .png")  # fmt: skip
+    content = encoded(options.path, picture)
     with atomic_write(options.path) as file:
-        file.write(content.tobytes())
+        file.write(content)
     print(f"{options.path}: {len(images[:MAX_IMAGES])} of {len(images)} images")
     return 0
+
+
+def encoded(path, picture):
+    """Return the bytes of the file that a picture, uint8 [height, width, 3], becomes.
+
+    Raises:
+        UserError: the format has no place for so many pixels.
+    """
+    fits, content = cv2.imencode(path.suffix.lower(), picture[:, :, ::-1])
+    if not fits:
+        height, width = picture.shape[:2]
+        raise UserError(f"{path}: a picture of {width} x {height} pixels is too large for {path.suffix}; lower "
+                        "-batch_size, or take .png")  # fmt: skip
+    return content.tobytes()
 
 
 def draw(config, images, labels, class_names):
