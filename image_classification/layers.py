@@ -44,6 +44,8 @@ class Dropout(nn.Layer):
 
     def __init__(self, p: float = 0.0):
         super().__init__()
+        if not 0 <= p <= 1:
+            raise UserError(f"MODEL: a rate of dropout or of dropped paths is {p}, expected a number from 0 to 1")
         self.p = p
 
     def forward(self, x):

@@ -341,6 +341,8 @@ def test_odd_image_size_is_refused_when_the_model_is_made_or_its_images_are_seen
         ("ViT", {"num_heads": 7}, "MODEL.NUM_HEADS 7 does not divide the width of the tokens, 768"),
         ("ViT", {"global_pool": "max"}, "GLOBAL_POOL 'max': allowed are token, avg"),
         ("ViT", {"class_token": False}, "needs MODEL.CLASS_TOKEN"),
+        ("ViT", {"dropout": 1.5}, "MODEL: a rate of dropout .* is 1.5, expected a number from 0 to 1"),
+        ("Swin", {"drop_path": -0.1}, "MODEL: a rate of .* dropped paths is -.*, expected a number from 0 to 1"),
         ("ResNet", {"block": "bottle"}, "BLOCK 'bottle': allowed are basic, bottleneck"),
         ("ResNet", {"block": "basic", "groups": 2}, "GROUPS .* need MODEL.BLOCK: bottleneck"),
         ("ConvNeXt", {"dims": (8, 8)}, "same length"),

@@ -1,5 +1,7 @@
 """Dropout: numbers of a published generator, the same elements in every format, streams that Paddle's state decides."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -119,3 +121,13 @@ def test_shares_of_dropped_elements_are_those_of_independent_draws():
     apart = [(dropped[:, 1:], dropped[:, :-1]), (dropped[:, 16:], dropped[:, :-16]), (dropped[1:], dropped[:-1])]
     for left, right in apart:
         assert abs((left * right).mean() / variance) < 4 / np.sqrt(left.size)
+
+
+@pytest.mark.parametrize(("mode", "seed", "fixed"), [("downgrade_in_infer", 0, False), ("upscale_in_train", 5, True)])
+def test_dropout_of_another_kind_or_with_a_seed_of_its_own_is_paddles(mode, seed, fixed):
+    x, found = paddle.randn([40, 25]), []
+    for context in (contextlib.nullcontext, half_cpu.dispatch):
+        paddle.seed(2)
+        with context():
+            found.append(paddle._C_ops.dropout(x, None, 0.4, False, mode, seed, fixed).numpy())
+    np.testing.assert_array_equal(*found)
