@@ -17,7 +17,7 @@ from image_classification.half_cpu.replay import RECORDED
 from image_classification.parallel.single import SingleProcess
 from image_classification.tools import benchmark
 from image_classification.tools.parts import benchmark_report, benchmark_worker
-from tests.helpers.small_runs import build_net, runs_of
+from tests.helpers.small_runs import build_net, config_of, runs_of, trainer_of
 
 MEASURED = {
     "dtype": "bfloat16", "backend": "onednn amx", "threads": 2, "batch_size": 8, "image_size": 32,
@@ -202,3 +202,13 @@ def test_evaluation_is_measured_layer_by_layer_where_it_is_asked_for(layers):
     images = np.zeros([2, 3, 8, 8], "float32")
     benchmark_worker.measure_evaluation(parts, itertools.repeat((images, None)), 2, layers)
     assert len(runs) == (benchmark_worker.WARMUP_ITERATIONS + 2 if layers else RECORDED + 1)
+
+
+def test_training_is_measured_as_it_runs():
+    """A step of the optimizer's own would switch off the kernels that write half weights with their masters."""
+    trainer = trainer_of(config_of(amp={"MODE": "O2", "DTYPE": "bfloat16"}))
+    expected = half_cpu.writes_weights_last(trainer.optimizer)
+    batches = itertools.repeat((np.zeros([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
+    (iteration,) = benchmark_worker.measure_training(trainer, batches, 1)
+    assert iteration["optimizer"] > 0
+    assert expected and half_cpu.writes_weights_last(trainer.optimizer)
