@@ -17,7 +17,7 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
 
     In a format whose direct kernel multiplies in float32, too, it takes a third to two thirds of the time; where AMX
     multiplies float16 half to 0.9 for up to 128 channels, or more pixels, and else more; where oneDNN multiplies
-    bfloat16 twice as fast 0.66 to 0.93, in a model more for the gradient of filters and for those of few channels;
+    bfloat16 twice as fast 0.66 to 0.93, in a model more for those of few channels;
     where AMX multiplies bfloat16 more than twice.
     float32 results stay those of direct sums: these are twice as far from the exact ones, and depend on what is up to
     five pixels away.
@@ -35,9 +35,7 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
         if by_amx and inputs * outputs > (16 if changes else 100) * pixels:
             return False
         return min(inputs, outputs) >= 16 and waste < 2 and pixels >= (300 if changes else 1)
-    if filters.data_type != onednn.BFLOAT16 or name == "backward_weights":
-        return False
-    if not multiplies_bfloat16() or load().has_amx:
+    if filters.data_type != onednn.BFLOAT16 or not multiplies_bfloat16() or load().has_amx:
         return False
     if not changes:
         return min(inputs, outputs) >= 48 and inputs * outputs <= 1024 * pixels and waste <= 1.4 and pixels >= 128
