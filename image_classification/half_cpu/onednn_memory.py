@@ -34,29 +34,32 @@ _FLOAT32 = paddle.float32
 _CHANNELS_SECOND = [0, 3, 1, 2]
 
 
-def _is_conversion(source, target):
-    """oneDNN takes a microsecond longer to be called, which is what a small weight takes."""
-    return source.data_type != target.data_type and source.strides == target.strides == dense_strides(source.shape)
+def _is_compiled(source, target):
+    """oneDNN refuses some strides, and takes a microsecond longer to be called, which is what a small weight takes."""
+    if source.data_type != target.data_type:
+        return source.strides == target.strides == dense_strides(source.shape)
+    return _overlaps(source) or _overlaps(target)
 
 
-@compiled.counterpart(compiled.reorder, _is_conversion)
+@compiled.counterpart(compiled.reorder, _is_compiled)
 def _describe_reorder(library, builder, source, target):
     return library.description("reorder", builder.md(source), builder.md(target), None), (onednn.SRC, onednn.DST)
 
 
 def reorder_like(tensor, out):
     """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
-    if 0 in tensor.strides or _overlaps(tuple(tensor.shape), tuple(tensor.strides)):
-        # Broadcast, or every second row of an odd number: by Paddle, which rearranges what it is called on.
+    if 0 in tensor.strides or not compiled.formats() and _overlaps(layout(tensor)):
+        # By Paddle, which rearranges what it is called on.
         tensor = paddle_names.transpose(tensor, list(range(tensor.ndim))).contiguous()
     copy_layout(layout(tensor), layout(out), tensor.data_ptr(), out.data_ptr())
     return out
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _overlaps(shape, strides):
-    """Return whether oneDNN refuses strides because an axis reaches, by whole steps, beyond that of the next one."""
-    axes = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+def _overlaps(layout):
+    """Return whether oneDNN refuses strides because an axis reaches, by whole steps, beyond that of the next one, as
+    every second one of an odd number of rows does."""
+    axes = sorted((stride, size) for size, stride in zip(layout.shape, layout.strides, strict=True) if size > 1)
     return any(stride * size > next_one for (stride, size), (next_one, _) in itertools.pairwise(axes))
 
 

@@ -84,6 +84,11 @@ CASES = {
     "conv-stride": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=3), [(2, 3, 17, 15), (8, 3, 7, 7)], False),
     "conv-patches": ("conv2d", lambda x, w: F.conv2d(x, w, stride=4), [(2, 3, 16, 16), (20, 3, 4, 4)], False),
     "conv-1x1": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 16, 9, 7), (24, 16, 1, 1)], False),
+    "conv-1x1-grouped": (
+        "conv2d", lambda x, w: F.conv2d(x, w, stride=[2, 3], groups=2), [(2, 16, 9, 8), (24, 8, 1, 1)], False),
+    "conv-1x1-transposed": (
+        "conv2d_transpose", lambda x, w: F.conv2d_transpose(x, w, stride=2, output_padding=1),
+        [(2, 16, 5, 4), (16, 24, 1, 1)], False),
     "conv-1x1-of-few": ("conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 8, 5, 7), (4, 8, 1, 1)], False),
     "conv-1x1-large": ("conv2d", lambda x, w: F.conv2d(x, w), [(2, 512, 3, 2), (520, 512, 1, 1)], False),
     "conv-1x1-large-stride": (
