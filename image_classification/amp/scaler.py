@@ -57,11 +57,18 @@ RULES = {
         zero_bound_is_none=True,
     ),
     "megatron": ScalerRule(
-        "Megatron-LM, apex update_scale_hysteresis",
+        "Megatron-LM DynamicGradScaler",
         init_scale=2.0**32,
         growth_interval=1000,
         hysteresis=2,
         min_scale=1.0,
+        refill="growth",
+    ),
+    "nemo": ScalerRule(
+        "NeMo's GradScaler, apex update_scale_hysteresis",
+        init_scale=2.0**32,
+        growth_interval=1000,
+        hysteresis=2,
         refill="clean",
     ),
     "fp16_utils": ScalerRule(

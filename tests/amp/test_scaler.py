@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -11,7 +12,7 @@ from image_classification.amp import LossScaler
 from image_classification.amp.scaler import RULES
 
 VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text())["vectors"]
-RULE_NAMES = {"naive_gen0": "naive", "hysteresis_refill_on_clean": "megatron"}
+RULE_NAMES = {"naive_gen0": "naive", "hysteresis_refill_on_clean": "nemo"}
 PARAMETER_NAMES = {
     "init": "init_scale",
     "g": "growth_factor",
@@ -61,7 +62,8 @@ REFILL_SEQUENCE = [1024, 1024, 1024, 1024, 1024, 1024, 2048, 2048, 1024, 1024, 1
         ("paddle", {"consecutive": 2}, REFILL_SEQUENCE),
         ("naive", {}, NAIVE_SEQUENCE),
         ("naive_gen1", {}, NAIVE_SEQUENCE),
-        ("megatron", {}, REFILL_SEQUENCE),
+        ("megatron", {}, NAIVE_SEQUENCE),
+        ("nemo", {}, REFILL_SEQUENCE),
     ],
 )
 def test_rules_differ_on_one_pattern_as_their_originals_do(rule, options, expected):
@@ -69,9 +71,64 @@ def test_rules_differ_on_one_pattern_as_their_originals_do(rule, options, expect
     assert run(scaler, MIXED) == expected
 
 
-def test_paddle_counts_consecutive_bad_steps_anew_after_a_back_off_and_megatron_does_not():
+def test_paddle_counts_consecutive_bad_steps_anew_after_a_back_off_and_nemo_does_not():
     assert run(LossScaler("paddle", init_scale=8, consecutive=2), "OOOO") == [8, 4, 4, 2]
-    assert run(LossScaler("megatron", init_scale=8, hysteresis=2), "OOOO") == [8, 4, 2, 1]
+    assert run(LossScaler("nemo", init_scale=8, hysteresis=2), "OOOO") == [8, 4, 2, 1]
+
+
+def megatron_lm(pattern, scale, interval, hysteresis, least=1.0):
+    """Megatron-LM's DynamicGradScaler: tolerated bad steps come back with a growth only, whether the scale is high or
+    low by then."""
+    growth, tolerated = 0, hysteresis
+    for character in pattern:
+        growth += 1
+        if character == "O":
+            growth, tolerated = 0, tolerated - 1
+            scale = max(scale / 2, least) if tolerated <= 0 else scale
+        elif growth == interval:
+            growth, tolerated, scale = 0, hysteresis, scale * 2
+        yield scale
+
+
+def nemo(pattern, scale, interval, hysteresis):
+    """What apex's update_scale_hysteresis makes of NeMo's numbers: they come back with each clean step."""
+    growth, tolerated = 0, hysteresis
+    for character in pattern:
+        if character == "O":
+            growth, tolerated = 0, tolerated - 1
+            scale = scale / 2 if tolerated <= 0 else scale
+        else:
+            growth, tolerated = growth + 1, hysteresis
+            if growth == interval:
+                growth, scale = 0, scale * 2
+        yield scale
+
+
+def paddle_amp(pattern, scale, interval, patience):
+    """Paddle's GradScaler: bad steps in a row, counted anew after each back-off."""
+    good = bad = 0
+    for character in pattern:
+        good, bad = (0, bad + 1) if character == "O" else (good + 1, 0)
+        if bad == patience:
+            bad, scale = 0, scale / 2
+        if good == interval:
+            good, scale = 0, scale * 2
+        yield scale
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize(("rule", "model"), [("megatron", megatron_lm), ("nemo", nemo), ("paddle", paddle_amp)])
+def test_long_random_sequence_is_that_of_the_original(rule, model, share):
+    random = Random(share)
+    for patience in (1, 2, 3):
+        # As many growths as back-offs, so that the scale stays between the bounds of ours.
+        interval = max(2, round(patience / share / 2))
+        scaler = LossScaler(rule, init_scale=2.0**10, growth_interval=interval, hysteresis=patience)
+        pattern = "".join(random.choices("O.", (share, 1 - share), k=5000))
+        expected = list(model(pattern, 2.0**10, interval, patience))
+        count = next((i for i, scale in enumerate(expected) if not 2.0**-24 < scale < 2.0**127), len(expected))
+        assert run(scaler, pattern)[:count] == expected[:count]
+        assert count > 50
 
 
 @pytest.mark.parametrize(
