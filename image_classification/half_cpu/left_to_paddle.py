@@ -25,6 +25,10 @@ def _never(x):
     return False
 
 
+def _is_no_image(x):
+    return x.ndim != 4
+
+
 def _copies_no_gradient(x):
     """The gradient of images would be copied, and written over; what such a function reads, others seldom do."""
     return x.is_contiguous() or not asks_gradient(x)
@@ -63,20 +67,25 @@ def _gradient_as_rows(gradient):
     return _as_rows(passed_on(ordered) if ordered is gradient else ordered)
 
 
-def _function_of_two(original, args, kwargs):
-    """A sum, difference or product: Paddle has MKL's, in as many threads; a gradient it copies, and computes in one."""
-    if len(args) < 2:
-        return NotImplemented
-    left, right, *others = args
-    if not _wide(left) or not _wide(right) or left.shape != right.shape:
-        return NotImplemented
-    if numel(left) > SMALL and asks_gradient(left, right):
-        return NotImplemented
-    if left.is_contiguous() and right.is_contiguous():
-        return original(*args, **kwargs)
-    if not is_channels_last(left) or not is_channels_last(right):
-        return NotImplemented
-    return _as_images(original(_as_rows(left), _as_rows(right), *others, **kwargs))
+def _function_of_two(is_fast):
+    """Return the rule of a sum, difference or product: Paddle has MKL's, in as many threads; `is_fast(x)`: whether its
+    gradient, in one thread, is as well, for any number of elements."""
+
+    def rule(original, args, kwargs):
+        if len(args) < 2:
+            return NotImplemented
+        left, right, *others = args
+        if not _wide(left) or not _wide(right) or left.shape != right.shape:
+            return NotImplemented
+        if numel(left) > SMALL and asks_gradient(left, right) and not is_fast(left):
+            return NotImplemented
+        if left.is_contiguous() and right.is_contiguous():
+            return original(*args, **kwargs)
+        if not is_channels_last(left) or not is_channels_last(right):
+            return NotImplemented
+        return _as_images(original(_as_rows(left), _as_rows(right), *others, **kwargs))
+
+    return rule
 
 
 def _copy(place, with_gradients):
@@ -107,7 +116,8 @@ def rules(threads):
     """Return {operator: rule} for so many threads."""
     return {
         **{name: _function_of_one(is_fast if threads == 1 else _never) for name, is_fast in _FAST.items()},
-        **dict.fromkeys(("add", "subtract", "multiply"), _function_of_two),
+        "add": _function_of_two(_is_no_image if threads == 1 else _never),
+        **dict.fromkeys(("subtract", "multiply"), _function_of_two(_never)),
         "gather": _copy(0, True),
         "index_select": _copy(0, True),
         "embedding": _copy(1, True),
