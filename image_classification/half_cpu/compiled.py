@@ -261,7 +261,9 @@ def convolution(name, *key):
     """A pass of a convolution; the forward one may end with a product and a sum for each channel, the sum with a
     residual and an activation, in this order."""
     call = _partial("convolution", *convolution_constants(name, *key))
-    _, inputs, *window = key[1].shape[-4:]
+    filters = key[1]
+    _, inputs, *window = filters.shape[-4:]
+    size = onednn.ELEMENT_SIZE[filters.data_type] * math.prod(filters.shape)
 
     def run(first, filters, last, factor=None, addend=None, residual=None):
         if name == "backward_weights":
@@ -270,7 +272,7 @@ def convolution(name, *key):
             call(first, filters, last, factor, addend, residual)
 
     # Filters of a single tap are taken as they are.
-    return Primitive(run, 3, (0, 2 * math.prod(key[1].shape), 0) if math.prod(window) > 1 or inputs == 1 else ())
+    return Primitive(run, 3, (0, size, 0) if math.prod(window) > 1 or inputs == 1 else ())
 
 
 def _pooling_constants(algorithm, source, target, window):

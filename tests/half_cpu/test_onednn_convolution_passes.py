@@ -8,8 +8,11 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
+from image_classification.half_cpu import onednn_convolution_passes
 from image_classification.half_cpu.onednn_convolution_passes import _describe, plan
 from image_classification.half_cpu.onednn_primitives import cache
+from tests.helpers.onednn_cases import CASES
+from tests.helpers.onednn_runs import ALL, needs_onednn, run, tensors
 
 
 def leave_large_numbers_in_memory():
@@ -146,3 +149,24 @@ def test_filter_gradient_of_a_float32_depthwise_layer_is_that_of_paddle_and_not_
     assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-17 * np.abs(gradients[1]).max()
     key = plan(x, weight, [1, 1], [2, 2], "EXPLICIT", [dilation, dilation], 24, "NCHW").key
     assert cache.get(_describe, "backward_weights", *key).implementation != "jit:avx512_core"
+
+
+CONVOLUTIONS = [name for name, (operator, *_) in CASES.items() if "conv2d" in operator]
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_rearranged_filters_stay_within_the_memory_that_they_are_given(case, dtype, monkeypatch):
+    _, function, shapes, _ = CASES[case]
+    given = []
+
+    def scratch(size):
+        tensor = paddle.full([size + 4096], 0x5A, "uint8")
+        given.append((tensor, size))
+        return tensor
+
+    monkeypatch.setattr(onednn_convolution_passes, "scratch", scratch)
+    run(function, tensors(shapes, dtype), "onednn")
+    for tensor, size in given:
+        assert (tensor.numpy()[size:] == 0x5A).all()
