@@ -1,4 +1,5 @@
-/* Memory whose neighbours are forbidden: who reads or writes beyond a block of a kilobyte or more gets a signal.
+/* Memory whose neighbours are forbidden: who reads or writes beyond a tensor, or another block of a kilobyte or more,
+ * gets a signal.
  *
  * To be preloaded. EDGES=after puts the end of a block at the edge of a forbidden page, rounded up to the alignment
  * asked for, 64 bytes at most; EDGES=before the beginning. Freed memory is forbidden too and given out only once.
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { SMALLEST = 1024, PAGE = 4096, MOST_ALIGNED = 64 };
+enum { SMALLEST = 1024, SMALLEST_ALIGNED = 64, PAGE = 4096, PLAIN = 16, MOST_ALIGNED = 64 };
 static const size_t ARENA = (size_t)16 << 40; /* addresses, not memory */
 
 extern void *__libc_malloc(size_t);
@@ -48,7 +49,8 @@ static size_t *size_of(void *pointer) { return &sizes[((char *)pointer - arena) 
 
 static void *block(size_t alignment, size_t size)
 {
-    if (size < SMALLEST || alignment > PAGE || !enabled())
+    /* of small blocks all but tensors, which ask for an alignment, would be more mappings than the system has */
+    if (size < (alignment > PLAIN ? SMALLEST_ALIGNED : SMALLEST) || alignment > PAGE || !enabled())
         return NULL;
     if (alignment > MOST_ALIGNED)
         alignment = MOST_ALIGNED;
@@ -63,13 +65,13 @@ static void *block(size_t alignment, size_t size)
 
 void *malloc(size_t size)
 {
-    void *found = block(16, size);
+    void *found = block(PLAIN, size);
     return found ? found : __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
-    void *found = size && count > SIZE_MAX / size ? NULL : block(16, count * size); /* new pages hold zeros */
+    void *found = size && count > SIZE_MAX / size ? NULL : block(PLAIN, count * size); /* new pages hold zeros */
     return found ? found : __libc_calloc(count, size);
 }
 

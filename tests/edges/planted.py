@@ -6,9 +6,11 @@ import paddle
 import pytest
 
 
-@pytest.mark.parametrize(("edge", "place"), [("after", 65 * 64 * 4), ("before", -4)])
-def test_number_beyond_a_tensor_is_written(edge, place):
-    tensor = paddle.ones([65, 64])
+@pytest.mark.parametrize("rows", [1, 65])
+@pytest.mark.parametrize("edge", ["after", "before"])
+def test_number_beyond_a_tensor_is_written(edge, rows):
+    tensor = paddle.ones([rows, 64])
+    place = rows * 64 * 4 if edge == "after" else -4
     ctypes.memset(tensor.data_ptr() + place, 0, 4)
 
 
