@@ -1,6 +1,7 @@
 """What `initialize` and `convert_to_amp` return: a model and an optimizer that carry their precision with them."""
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 
 import paddle
@@ -93,6 +94,7 @@ class AmpOptimizer:
         self._checked = False
         self._norm = 0.0  # of the unscaled gradients now; those of a step to be skipped are dropped
         self._result: StepResult | None = None  # of the checks since the last step; a failed one stays
+        self._watched: set[int] = set()  # ids of parameters whose gradients say that they come
         self._is_built = True
 
     _is_built = False
@@ -123,6 +125,7 @@ class AmpOptimizer:
     def prepare(self, loss_id):
         """Bring the gradients that are there already to the scale of this loss, so that new ones can be added."""
         scale = self.precision.scale_of(loss_id)
+        self.collect()  # those of a plain backward pass
         if scale != self._scale:
             multiply(gradients_of(self._named_params()), scale / self._scale)
         self._scale, self._loss_id = scale, loss_id
@@ -174,8 +177,8 @@ class AmpOptimizer:
         return self.precision.named_params(self.optimizer)
 
     def _check(self) -> StepResult:
+        self.precision.collect()  # what a plain backward pass left since the last check
         if not self._checked:
-            self.collect()
             unscale([self])
         assert self._result is not None  # every check records one
         return self._result
@@ -186,6 +189,20 @@ class AmpOptimizer:
         self._scale, self._checked, self._norm = 1.0, True, result.grad_norm or 0.0
         if self._result is None or self._result.applied:
             self._result = result
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have each gradient that comes from now on, by whatever backward pass, wait for another check."""
+        this = weakref.ref(self)
+
+        def uncheck(gradient):
+            if (optimizer := this()) is not None:
+                optimizer._checked = False
+
+        for _, param in self._named_params():
+            if id(param) not in self._watched:
+                param.register_hook(uncheck)
+                self._watched.add(id(param))
 
 
 def unscale(optimizers: Sequence[AmpOptimizer]) -> None:

@@ -90,8 +90,29 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
     return name == "backward_weights" and (filters.shape[4] > 3 or geometry[1] != (0, 0))
 
 
-@compiled.counterpart(compiled.convolution, _is_depthwise_gradient)
+def _is_mistaken(name, source, filters, target, geometry, post_ops=()):
+    """oneDNN 3.6 sums wrong numbers, or what lies beyond the images, where windows move by several columns: to a single
+    one if there is a single channel, or, in bfloat16, fewer than 32; in bfloat16 also to two columns if the windows
+    would fill the images without padding, and if a window has only padding, which may end the process."""
+    (_, stride), (_, gap), (_, before), _ = geometry
+    if name != "forward" or stride == 1:
+        return False
+    width, columns, is_half = source.shape[3], target.shape[3], filters.data_type == onednn.BFLOAT16
+    if columns == 1 and filters.shape[-3] < (32 if is_half else 2):
+        return True
+    reach = (filters.shape[-1] - 1) * (gap + 1) + 1
+    fills = columns == 2 and before > 0 and width == stride + reach
+    return is_half and (fills or before >= reach or (columns - 1) * stride - before >= width)
+
+
+def _is_compiled(name, *key):
+    return _is_depthwise_gradient(name, *key) or _is_mistaken(name, *key)
+
+
+@compiled.counterpart(compiled.convolution, _is_compiled)
 def _describe(library, builder, name, *key):
+    if _is_mistaken(name, *key):
+        raise onednn.OneDNNError("its results would be wrong")
     post_ops = key[4] if key[4:] else ()
     operands = [details[-1] for kind, *details in post_ops if kind == "binary"]
     # A residual is read number by number, each right before the result's is written: `sum` reads it there.
@@ -100,7 +121,7 @@ def _describe(library, builder, name, *key):
     return library.description(*_arguments(builder, name, *key)), numbers, replaced
 
 
-@compiled.counterpart(compiled.filters_reorder, lambda plain_type, *key: _is_depthwise_gradient(*key))
+@compiled.counterpart(compiled.filters_reorder, lambda plain_type, *key: _is_compiled(*key))
 def _describe_weights(library, builder, plain_type, name, *key):
     """The rearrangement between plain weights and those that a pass wants, or, for backward_weights, writes; the plain
     ones have a format of their own, that of the pass or float32."""

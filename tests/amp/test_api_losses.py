@@ -51,6 +51,29 @@ def test_plain_backward_is_applied_unscaled_and_checked():
     assert not optimizer.step().applied
 
 
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "naive", "auto"])
+@pytest.mark.parametrize("order", ["before", "behind", "behind-clip"])
+def test_plain_backward_beside_a_scaled_one_is_added_and_checked(level, order):
+    """The gradient of a half weight waited for the next step, and inf that came after the check was applied."""
+    for factor in (2.0, float("inf")):
+        model = paddle.nn.Linear(3, 2)
+        optimizer = paddle.optimizer.SGD(1.0, parameters=model.parameters())
+        model, optimizer = amp.initialize(model, optimizer, opt_level=level, loss_scale=8.0, verbosity=0)
+        before = model.state_dict()["bias"].numpy()
+        x = paddle.ones([1, 3])
+        if order == "before":
+            (model(x).sum() * factor).backward()
+        with amp.scale_loss(model(x).sum(), optimizer) as scaled_loss:
+            scaled_loss.backward()
+        if order == "behind-clip":
+            optimizer.clip_grad_norm(100.0)
+        if order != "before":
+            (model(x).sum() * factor).backward()
+        assert optimizer.step().applied == np.isfinite(factor)
+        moved = before - model.state_dict()["bias"].numpy()
+        np.testing.assert_allclose(moved, 3.0 if np.isfinite(factor) else 0.0, atol=1e-6)
+
+
 def test_losses_with_scales_of_their_own():
     model, optimizer = start("O2", num_losses=3)
     for loss_id in (0, 1, 0):

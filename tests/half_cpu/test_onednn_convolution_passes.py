@@ -105,6 +105,46 @@ def test_strided_pixels_have_the_filter_gradient_of_paddle(channels, stride, sid
     assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-16 * np.abs(gradients[1]).max()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("image", "filters", "stride", "padding", "dilation", "groups"),
+    [
+        ((2, 16, 4, 4), (32, 16, 4, 4), 4, 0, 1, 1),  # a single patch
+        ((2, 8, 8, 8), (16, 8, 8, 8), 8, 0, 1, 1),
+        ((2, 3, 32, 32), (16, 3, 32, 32), 32, 0, 1, 1),
+        ((2, 16, 17, 4), (16, 16, 4, 4), 4, 0, 1, 1),
+        ((2, 1, 7, 4), (16, 1, 3, 3), (1, 4), (0, 0), 1, 1),
+        ((2, 1, 5, 1), (4, 1, 2, 2), (1, 2), 1, 1, 1),
+        ((2, 12, 7, 3), (36, 1, 4, 3), (1, 2), (2, 0), 1, 12),
+        ((2, 12, 3, 14), (2, 12, 6, 6), 8, 3, 1, 1),
+        ((2, 4, 10, 15), (4, 4, 7, 7), 8, 3, 1, 1),
+        ((2, 3, 6, 1), (16, 3, 2, 2), 4, 3, 2, 1),
+        ((3, 8, 5, 1), (4, 8, 2, 2), 2, 3, 2, 1),
+        ((2, 4, 6, 2), (32, 4, 1, 1), (1, 2), (0, 0, 0, 2), 1, 1),
+    ],
+)
+def test_convolution_that_moves_by_several_columns_to_one_or_two_is_that_of_paddle(
+    dtype, image, filters, stride, padding, dilation, groups
+):
+    """oneDNN's was what lay in memory, or sums of other products, and some ended the process."""
+    paddle.seed(0)
+    x, weight = paddle.randn(image).astype(dtype), paddle.randn(filters).astype(dtype)
+    leave_large_numbers_in_memory()
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    results = []
+    for inside in (True, False):
+        own = [each.astype(dtype if inside else "float32").detach() for each in (x, weight)]
+        for each in own:
+            each.stop_gradient = False
+        with half_cpu.dispatch() if inside else contextlib.nullcontext():
+            result = F.conv2d(*own, **arguments)
+        result.backward(paddle.ones_like(result))
+        results.append([each.astype("float32").numpy() for each in (result, *(one.grad for one in own))])
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
+    for found, expected in zip(*results, strict=True):
+        assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+
+
 class Half:
     """A policy that rounds what a convolution reads."""
 

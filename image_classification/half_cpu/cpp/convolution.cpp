@@ -159,6 +159,7 @@ template <class T>
 bool pointwise(const Numbers& s, long K, long N, const T* x, const T* filters, long row, long column, T* y,
                const Ending<T>& ending) {
     bool every = s.height == s.out_height && s.width == s.out_width && s.before[0] == 0 && s.before[1] == 0;
+    every = every && s.stride[0] == 1 && s.stride[1] == 1;  // with strides the last ones are padding
     long vectors = parts(N, W), block = 8 * ROWS;
     if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || K * vectors * W > 2560) return false;
     Floats packed(K * vectors * W);
