@@ -9,16 +9,17 @@ import numbers
 import os
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from .config import family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
 from .data.build import build_eval_transform, build_train_transform
 from .data.datasets import LARGEST_FILE
+from .data.decode import CorruptImage, pillow_pixels
 from .data.normalize import Normalize
 from .files.plain import read_plain
 from .runtime import UserError, select_device
-from .weights import load_pretrained, read_registry, read_variants, with_preprocessing
+from .weights import load_pretrained, locate, read_registry, read_variants, with_preprocessing
 from .weights.preprocessing import NORMALISATION
 
 # Arguments of every model, as keys of the DATA section.
@@ -50,7 +51,7 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     path, build_model = find_config(name, "create_model")
     known = [word for word in inspect.signature(build_model).parameters if word not in ("num_classes", *OF_DATA)]
     keys = {word: f"MODEL.{word.upper()}" for word in known} | OF_DATA
-    weights = _default_weights(name, path, build_model) if pretrained is True else pretrained or None
+    weights = _default_weights(name, path, build_model) if pretrained is True else _named(pretrained)
     entry = read_registry().get(weights)
     if num_classes is None and entry is not None and entry.classes:
         options = [f"MODEL.NUM_CLASSES={entry.classes}"]
@@ -83,20 +84,26 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     """
     path, build_model = find_config(name, "create_transform")
     keys = {key.lower(): f"DATA.{key}" for key in vars(load_config([f"-cfg={path}"], build_model).DATA)}
-    weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else pretrained or None
+    weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
+    if weights is not None and weights not in read_registry():
+        locate(weights)
     config = _configured(path, build_model, weights, _words("create_transform", keys, overrides), training)
     transform = build_train_transform(config) if training else build_eval_transform(config.DATA)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 
     def prepare(image, rng=None):
-        if isinstance(image, str | os.PathLike):
-            image = read_plain(image, LARGEST_FILE)
-        elif isinstance(image, Image.Image):
-            image = ImageOps.exif_transpose(image) if config.DATA.EXIF_ORIENTATION else image
-            image = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-        elif not isinstance(image, bytes | bytearray | memoryview):
-            _check_pixels(image)
-        pixels = transform(image, np.random.default_rng(rng) if training else rng)
+        given = image
+        try:
+            if isinstance(image, str | os.PathLike):
+                image = read_plain(image, LARGEST_FILE)
+            elif isinstance(image, Image.Image):
+                image = pillow_pixels(image, 1 if image.mode == "L" else 3, config.DATA.EXIF_ORIENTATION)
+            elif not isinstance(image, bytes | bytearray | memoryview):
+                _check_pixels(image)
+            pixels = transform(image, np.random.default_rng(rng) if training else rng)
+        except CorruptImage as error:
+            place = given if isinstance(given, str | os.PathLike) else f"an image ({type(given).__name__})"
+            raise UserError(f"{place}: is no image that can be read: {error}") from None
         return normalize(pixels[None].transpose(0, 3, 1, 2))[0]
 
     return prepare
@@ -168,9 +175,14 @@ def load_model(name, pretrained=None, options=()):
 def _configured(path, build_model, weights, options, training=False):
     """Return the configuration of a YAML with KEY=VALUE words and the preprocessing of weights."""
     words = [f"-cfg={path}"] + ([] if training else ["-eval"])
-    words += [f"-pretrained={weights}"] if weights else []
+    words += [] if weights is None else [f"-pretrained={weights}"]
     words += ["-opts", *options] if options else []
     return with_preprocessing(load_config(words, build_model))
+
+
+def _named(pretrained):
+    """Return the source of weights as text, None for none; an empty text is a source that is not there."""
+    return None if pretrained in (None, False) else os.fspath(pretrained)
 
 
 def _default_weights(name, path, build_model, needed=True):

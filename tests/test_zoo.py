@@ -1,5 +1,7 @@
 """The library's three functions, as a script of one's own calls them."""
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -77,6 +79,10 @@ def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
     (lambda: zoo.create_model(NAME, pretrained="gone.safetensors"), "gone.safetensors: no such file"),
     (lambda: zoo.create_model("resnet50", pretrained="timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
     (lambda: zoo.create_transform("vit_tiny_digit"), "create_transform: .*did you mean vit_tiny_digits?"),
+    (lambda: zoo.create_model(NAME, pretrained=Path("gone")), "gone: no such file"),
+    (lambda: zoo.create_model(NAME, pretrained=""), "-pretrained: is empty"),
+    (lambda: zoo.create_transform("resnet50", "timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
+    (lambda: zoo.create_transform(NAME, "gone.safetensors"), "gone.safetensors: no such file"),
     (lambda: zoo.create_transform(NAME, crop_pc=1.0), "no argument 'crop_pc'; did you mean crop_pct?"),
 ])  # fmt: skip
 def test_mistake_is_a_value_error_of_one_line(call, message):
@@ -105,6 +111,28 @@ def test_transform_makes_the_input_of_the_evaluation(given, tmp_path):
     config = described("resnet50", default, ["DATA.IMAGE_SIZE=32", "DATA.EXIF_ORIENTATION=True"])
     (expected,) = normalised(config, eval_pixels(config, [path]))
     np.testing.assert_allclose(prepare(image), expected, atol=1e-6)
+
+
+def test_pillow_image_of_16_bits_is_scaled_as_its_file_is(tmp_path):
+    path = tmp_path / "scan.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 65536, (40, 32), np.uint16)).save(path)
+    prepare = zoo.create_transform(NAME)
+    np.testing.assert_array_equal(prepare(Image.open(path)), prepare(path))
+
+
+@pytest.mark.parametrize("given", ["path", "bytes", "image"])
+@pytest.mark.parametrize("training", [False, True])
+def test_image_that_cannot_be_read_is_a_value_error_of_one_line(given, training, tmp_path):
+    path = tmp_path / "depth.tif"
+    Image.fromarray(np.random.default_rng(0).random((8, 8), np.float32)).save(path)
+    image = {"path": path, "bytes": path.read_bytes(), "image": Image.open(path)}[given]
+    place = {"path": str(path), "bytes": r"an image \(bytes\)", "image": r"an image \(TiffImageFile\)"}[given]
+    with pytest.raises(ValueError, match=f"^{place}: is no image that can be read: 32-bit floats: which one is white"):
+        zoo.create_transform(NAME, training=training)(image)
+
+
+def test_transform_of_published_weights_fetches_nothing():
+    zoo.create_transform("resnet50", "https://example.invalid/resnet50.pth")
 
 
 def test_transform_of_a_recipe_is_that_of_its_models_weights():

@@ -24,7 +24,7 @@ if not __package__:  # run by its path
 
 from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
+from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar, refuse_existing
 from image_classification.tools.parts.benchmark_report import (
     add_machinery,
     add_shares,
@@ -45,6 +45,7 @@ PEERS = {
 }  # fmt: skip
 PARTS = Path(__file__).resolve().parent / "parts"
 WORKER, TORCH_WORKER = PARTS / "benchmark_worker.py", PARTS / "benchmark_torch.py"
+PICTURES = (".png", ".svg")
 # What our entry points set and a stock Paddle does not have.
 OUR_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR")
 
@@ -118,6 +119,11 @@ def parse(words):
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
             parser.error(f"--peers: {engine} does not train: add -evaluation")
+    if options.plot and options.plot.suffix.lower() not in PICTURES:
+        parser.error(f"-plot: {options.plot}: ends in none of {', '.join(PICTURES)}")
+    for flag in ("json", "plot"):
+        if getattr(options, flag):
+            refuse_existing(getattr(options, flag), f"-{flag}")
     return options
 
 

@@ -143,8 +143,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
     check_switches(config, of_command_line, arguments.amp)
     check_read(config, () if notes else files, layers[of_files:])
     config = with_one_source_of_weights(config, of_command_line)
-    given = _classes_given([mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
-    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=given))
+    config = _with_classes(config, [mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
     config = dataclasses.replace(config, NOTES=tuple(notes))
     return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
 
@@ -181,8 +180,13 @@ def check_model(cfg: str, options: Sequence[str] = ()) -> Config:
     return preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
 
 
-def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether MODEL.NUM_CLASSES is set where the data are named, or later; the command line is one place."""
+def _with_classes(
+    config: Config, of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]
+) -> Config:
+    """Return the configuration with what of NUM_CLASSES and CLASS_NAMES is set where the data are named, or later.
+
+    The command line is one place. Names count the classes where no number stands beside them or later.
+    """
     places: list[Sequence[Mapping[str, Any]]] = [*([mapping] for mapping in of_files), of_command_line]
 
     def last(section: str, *keys: str) -> int:
@@ -190,7 +194,15 @@ def _classes_given(of_files: Sequence[Mapping[str, Any]], of_command_line: Seque
                  if any(key in mapping.get(section, {}) for mapping in place for key in keys)]  # fmt: skip
         return found[-1] if found else -1
 
-    return last("MODEL", "NUM_CLASSES") >= max(0, last("DATA", "DATASET", "DATA_PATH"))
+    data, number, names = max(0, last("DATA", "DATASET", "DATA_PATH")), last("MODEL", "NUM_CLASSES"), -1
+    model = config.MODEL
+    if model.CLASS_NAMES:
+        names = last("MODEL", "CLASS_NAMES")
+        if number < names >= data:
+            model = dataclasses.replace(model, NUM_CLASSES=len(model.CLASS_NAMES))
+        elif names < data and not (config.EVAL or model.RESUME):  # of other data; a trained model keeps its own
+            model = dataclasses.replace(model, CLASS_NAMES=())
+    return dataclasses.replace(config, MODEL=dataclasses.replace(model, CLASSES_GIVEN=max(number, names) >= data))
 
 
 def _resolve(config: Config, given: Iterable[str]) -> Config:

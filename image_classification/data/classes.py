@@ -38,6 +38,8 @@ def settle_classes(config, dataset):
     if trained and names and model.CLASS_NAMES and names != model.CLASS_NAMES:
         raise UserError(f"MODEL.CLASS_NAMES: {_some(model.CLASS_NAMES)}, but the classes of {where} are "
                         f"{_some(names)}")  # fmt: skip
+    if trained and not names and len(model.CLASS_NAMES) not in (0, found):
+        raise UserError(f"MODEL.CLASS_NAMES: {len(model.CLASS_NAMES)} names, but {where} has {found} classes")
     names = names or (model.CLASS_NAMES if trained else ())
     settled = dataclasses.replace(model, NUM_CLASSES=found, CLASS_NAMES=names, CLASSES_GIVEN=True)
     return dataclasses.replace(config, MODEL=settled)

@@ -171,17 +171,26 @@ def _jpeg_is_whole(content):
 def _decode_pil(content, channels, upright):
     with _open_pil(content) as file:
         check_pixels(*file.size)
-        try:
-            image = ImageOps.exif_transpose(file) if upright else file
-            if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
-                return (np.asarray(image) >> 8).astype(np.uint8)
-            if image.mode == "I" and file.format == "PPM":  # scaled to 16 bits by Pillow, and not further either
-                return (np.asarray(image) >> 8).astype(np.uint8)
-            if image.mode in ("I", "F"):
-                raise CorruptImage(f"32-bit {'integers' if image.mode == 'I' else 'floats'}: which one is white?")
-            return np.array(image.convert(_PIL_MODES[channels]))
-        except _PIL_ERRORS as error:
-            raise _corrupt(error) from None
+        return pillow_pixels(file, channels, upright)
+
+
+def pillow_pixels(file, channels, upright=False):
+    """Return the uint8 pixels [height, width, channels], or without the last axis, of a Pillow image as it was opened.
+
+    Raises:
+        CorruptImage: its file ends too early, or nothing says which number is white.
+    """
+    try:
+        image = ImageOps.exif_transpose(file) if upright else file
+        if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255 instead of scaling them
+            return (np.asarray(image) >> 8).astype(np.uint8)
+        if image.mode == "I" and file.format == "PPM":  # scaled to 16 bits by Pillow, and not further either
+            return (np.asarray(image) >> 8).astype(np.uint8)
+        if image.mode in ("I", "F"):
+            raise CorruptImage(f"32-bit {'integers' if image.mode == 'I' else 'floats'}: which one is white?")
+        return np.array(image.convert(_PIL_MODES[channels]))
+    except _PIL_ERRORS as error:
+        raise _corrupt(error) from None
 
 
 def _open_pil(content):

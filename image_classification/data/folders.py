@@ -6,7 +6,7 @@ import os
 from ..files.plain import open_plain, unreadable
 from ..runtime import UserError, get_logger
 from .datasets import IMAGE_EXTENSIONS, FileDataset, require_folder
-from .labels import NUMBER
+from .labels import NUMBER, count_classes
 
 FEW = 100  # files of a folder that are looked for one by one
 LONGEST_LINE = 1 << 14  # bytes: a path has 4096 at most
@@ -129,10 +129,7 @@ def read_list_file(list_path, root, num_classes):
     if not paths:
         raise UserError(f"{list_path}: lists no images")
     if num_classes is None:
-        num_classes = max(labels) + 1
-        if min(labels) > 0:
-            raise UserError(f"{list_path}: the smallest label is {min(labels)}: labels start at 0; -num_classes="
-                            f"{num_classes} keeps classes without images")  # fmt: skip
+        num_classes = count_classes(labels, list_path)
     missing = _missing(root, paths)
     if missing:
         first = os.path.join(root, missing[0])

@@ -32,3 +32,16 @@ def json_label(text, where):
     if type(label) is not int or abs(label) >= 10**6:
         raise UserError(f"{where}: holds no label: {str(label)[:80]!r} is no integer")
     return label
+
+
+def count_classes(labels, where):
+    """Return how many classes labels count.
+
+    Raises:
+        UserError: naming ``where``, the labels do not start at 0.
+    """
+    if min(labels) != 0:
+        count = max(labels) + 1
+        hint = f"; -num_classes={count} keeps classes without images" if min(labels) > 0 else ""
+        raise UserError(f"{where}: the smallest label is {min(labels)}: labels start at 0{hint}")
+    return int(max(labels)) + 1

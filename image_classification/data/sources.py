@@ -30,7 +30,7 @@ def _imagenet2012(config, split):
     require_folder(root)
     list_path = os.path.join(root, f"{split}_list.txt")
     if os.path.isfile(list_path):
-        return read_list_file(list_path, root, _classes_of_lists(config))
+        return read_list_file(list_path, root, _classes_of_labels(config))
     if os.path.isdir(os.path.join(root, split)):
         return _class_folders(config, split)
     if split == "val" and os.path.isfile(os.path.join(root, IMAGENET_VAL_TAR)):
@@ -42,10 +42,10 @@ def _imagenet2012(config, split):
     )
 
 
-def _classes_of_lists(config):
-    """Return how many classes the labels of a list count, None for as many as they do themselves.
+def _classes_of_labels(config):
+    """Return how many classes the labels of a list or of shards count, None for as many as they do themselves.
 
-    An evaluation list may lack the last ones, so there the model's number holds.
+    An evaluation set may lack the last ones, so there the model's number holds.
     """
     return config.MODEL.NUM_CLASSES if config.MODEL.CLASSES_GIVEN or config.EVAL else None
 
@@ -85,7 +85,7 @@ def _list(config, split):
     path = os.path.join(root, f"{split}_list.txt")
     if not os.path.isfile(path):
         raise UserError(f"DATA.DATA_PATH: {root} has no {split}_list.txt")
-    return read_list_file(path, root, _classes_of_lists(config))
+    return read_list_file(path, root, _classes_of_labels(config))
 
 
 def _synthetic(config, split):
@@ -104,7 +104,7 @@ DATASETS = {
     "caltech101": lambda config, split: read_caltech101(config.DATA.DATA_PATH, split, config.DATA.CALTECH_BACKGROUND),
     "folder": _folder,
     "list": _list,
-    "tar_shards": lambda config, split: read_tar_shards(config.DATA.DATA_PATH, split, config.MODEL.NUM_CLASSES),
+    "tar_shards": lambda config, split: read_tar_shards(config.DATA.DATA_PATH, split, _classes_of_labels(config)),
     "synthetic": _synthetic,
 }
 

@@ -16,10 +16,11 @@ from ..files.plain import open_plain, read_plain, read_text
 from ..files.tar import members, open_tar
 from ..runtime import UserError, atomic_write, get_logger
 from .datasets import IMAGE_EXTENSIONS, require_folder
-from .labels import json_label, text_label
+from .labels import count_classes, json_label, text_label
 from .matlab import read_structs
 from .records import RecordDataset, check_shards
 
+LABELS = ("cls", "json")  # endings, the first that is there counts
 LONGEST_LABEL = 1 << 20  # bytes
 LISTING_LIMIT = 8 << 20  # bytes; 50,000 lines have 2 MB
 META_LIMIT = 4 << 20  # bytes; the official one has 75 kB
@@ -31,10 +32,10 @@ def read_tar_shards(root, split, num_classes):
     """Return the samples of ``<split>*.tar`` or ``<split>/*.tar`` in ``root`` (WebDataset's layout).
 
     Members with the same name up to the first dot are one sample: an image, and a label as ``.cls`` (text) or in
-    ``.json`` ({"label": 3}).
+    ``.json`` ({"label": 3}). Without ``num_classes`` there are as many classes as the labels count.
 
     Raises:
-        UserError: no shard, two sets of them, a cut one, or a sample without image or label.
+        UserError: no shard, two sets of them, a cut one, or a sample without image or label, or with two.
     """
     require_folder(root)
     folder = glob.escape(root)
@@ -48,8 +49,11 @@ def read_tar_shards(root, split, num_classes):
         offsets, lengths, shard_labels = _shard_index(path)
         positions.append(np.stack([np.full_like(offsets, number), offsets, lengths], axis=1))
         labels.append(shard_labels)
-    names = [str(label) for label in range(num_classes)]
-    return RecordDataset(paths, np.concatenate(positions), np.concatenate(labels), names)
+    labels = np.concatenate(labels)
+    if not len(labels):
+        raise UserError(f"DATA.DATA_PATH: {paths[0]}: no shard of {split} has a sample")
+    names = [str(label) for label in range(count_classes(labels, root) if num_classes is None else num_classes)]
+    return RecordDataset(paths, np.concatenate(positions), labels, names)
 
 
 def _shard_index(path):
@@ -109,21 +113,25 @@ def list_members(path):
 
 
 def _read_samples(path):
-    """Return [[offset, length, label]] of a shard, in its order."""
+    """Return [[offset, length, label]] of a shard, in its order; where a sample has both, ``.cls`` is the label."""
     samples = {}
     for name, offset, length in list_members(path):
         folder, base = os.path.split(name)
         key, _, extension = base.partition(".")
         parts = samples.setdefault(os.path.join(folder, key), {})
-        if f".{extension.lower()}" in IMAGE_EXTENSIONS:
-            parts["image"] = (offset, length)
-        elif extension in ("cls", "json"):
-            parts["label"] = _read_label(path, name, extension, offset, length)
+        kind = "image" if f".{extension.lower()}" in IMAGE_EXTENSIONS else extension
+        if kind in parts:
+            raise UserError(f"{path}: sample {os.path.join(folder, key)} has a second {kind}, {name}")
+        if kind in ("image", *LABELS):
+            parts[kind] = (name, offset, length)
+    rows = []
     for key, parts in samples.items():
-        for part in ("image", "label"):
-            if part not in parts:
-                raise UserError(f"{path}: sample {key} has no {part}")
-    return [[*parts["image"], parts["label"]] for parts in samples.values()]
+        label = next((kind for kind in LABELS if kind in parts), None)
+        if label is None or "image" not in parts:
+            raise UserError(f"{path}: sample {key} has no {'label' if 'image' in parts else 'image'}")
+        name, offset, length = parts[label]
+        rows.append([*parts["image"][1:], _read_label(path, name, label, offset, length)])
+    return rows
 
 
 def _read_label(path, name, extension, offset, length):

@@ -5,7 +5,7 @@ from .load import LoadReport, linear_weights, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, read_registry, read_variants
-from .source import find_weights
+from .source import find_weights, locate
 from .write import write_weights, writer_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "find_weights",
     "linear_weights",
     "load_pretrained",
+    "locate",
     "preprocessing_of",
     "read_registry",
     "read_variants",

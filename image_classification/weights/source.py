@@ -41,6 +41,16 @@ def find_weights(source):
         UserError: there is no such file or id, the download failed, or what the cache has is damaged or another file;
             the text says which file to put where.
     """
+    place = locate(source)
+    return place if isinstance(place, Path) else _download(*place)
+
+
+def locate(source):
+    """Return the path of a weight file that is there, or (URL, name in the cache, hash or None); fetch nothing.
+
+    Raises:
+        UserError: as :func:`find_weights`, but for the download.
+    """
     for candidate in (source, f"{source}.pdparams", os.path.join(source, "best.pdparams")):
         if os.path.isfile(candidate):  # pathlib's raises where a name is too long
             return Path(candidate)
@@ -49,16 +59,16 @@ def find_weights(source):
     if source.startswith("file://"):
         return _existing(Path(urllib.request.url2pathname(_split(source).path)))
     if source.startswith(("https://", "http://")):
-        return _download(source, *_place(source))
+        return source, *_place(source)
     hub = HUB_ID.fullmatch(source)
     if hub:
-        return _download(hub_url(hub[1]), *_place(hub_url(hub[1])))
+        return hub_url(hub[1]), *_place(hub_url(hub[1]))
     if source.endswith((".pdparams", ".pth", ".pt", ".safetensors")) and source not in read_registry():
         _existing(Path(source))
     entry = find_entry(source)
     if entry.by_hand:
         return _fetched_by_hand(entry)
-    return _download(entry.url, entry.file_name, entry.digest)
+    return entry.url, entry.file_name, entry.digest
 
 
 def _split(url):

@@ -337,6 +337,24 @@ def test_number_of_classes_holds_for_the_data_it_was_set_with(tmp_path, text, ar
     assert load(tmp_path, text, *argv).MODEL.CLASSES_GIVEN is given
 
 
+@pytest.mark.parametrize(
+    ("text", "argv", "number", "names"),
+    [
+        ("BASE: run.yaml", [], 2, ("cat", "dog")),
+        ("BASE: run.yaml", ["-data_path=/other", "-num_classes=3"], 3, ()),
+        ("BASE: run.yaml", ["-data_path=/other", "-opts", "MODEL.CLASS_NAMES=[a, b, c]"], 3, ("a", "b", "c")),
+        ("BASE: run.yaml\nDATA: {DATA_PATH: /other}\nMODEL: {CLASS_NAMES: [a, b, c]}", [], 3, ("a", "b", "c")),
+        ("BASE: run.yaml", ["-data_path=/other", "-eval"], 2, ("cat", "dog")),
+        ("BASE: run.yaml", ["-data_path=/other", "-resume=run"], 2, ("cat", "dog")),
+    ],
+)
+def test_names_of_classes_hold_for_the_data_they_were_set_with(tmp_path, text, argv, number, names):
+    write(tmp_path, "run.yaml", "DATA: {DATASET: list}\nMODEL: {NUM_CLASSES: 2, CLASS_NAMES: [cat, dog]}")
+    config = load(tmp_path, text, *argv)
+    assert number == config.MODEL.NUM_CLASSES
+    assert names == config.MODEL.CLASS_NAMES
+
+
 def test_derived_keys_cannot_be_set(tmp_path):
     with pytest.raises(UserError, match="MODEL.CLASSES_GIVEN is not a key"):
         load(tmp_path, "MODEL: {CLASSES_GIVEN: True}")

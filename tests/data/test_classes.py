@@ -124,6 +124,15 @@ def test_names_that_a_file_inherits_are_not_those_of_data_without_names(tmp_path
         assert settle_classes(trained, dataset).MODEL.CLASS_NAMES == ("cat", "dog", "owl")
 
 
+def test_names_that_are_not_as_many_as_the_classes_are_one_line(tmp_path):
+    """The tables of the last epoch would be the first to notice."""
+    write_list(tmp_path, "train", [0, 1, 2])
+    config = make_config(3, DATASET="list", DATA_PATH=tmp_path)
+    named = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASS_NAMES=("cat", "dog")))
+    with pytest.raises(UserError, match="^MODEL.CLASS_NAMES: 2 names, but list at .* has 3 classes$"):
+        settle_classes(named, build_dataset(named, "train"))
+
+
 def test_photographs_with_capital_endings_are_images(tmp_path):
     """As cameras write them."""
     for name in ("cat", "dog"):

@@ -271,6 +271,39 @@ def test_tar_shard_that_is_cut_or_incomplete_is_named(tmp_path):
     assert "1.json: holds no label" in error_of(config)
 
 
+def test_tar_shard_with_two_images_or_labels_of_one_name_is_named(tmp_path):
+    """One of the two would be left out: names that a script gave in each class anew, or a shard packed twice."""
+    members = [*shard_members(2).items(), *shard_members(1).items()]
+    (tmp_path / "train-000.tar").write_bytes(tar_bytes(members))
+    config = make_config(3, DATASET="tar_shards", DATA_PATH=tmp_path)
+    assert "sample part/00000 has a second image, part/00000.jpg" in error_of(config)
+
+
+def test_tar_shard_with_text_and_json_takes_the_text_for_the_label(tmp_path):
+    """JSON beside a label describes the image, in most sets that were made with img2dataset or by timm."""
+    image = encoded(photo(20, 24))
+    members = {"1.cls": b"0", "1.jpg": image, "1.json": b'{"width": 24}', "2.jpg": image, "2.json": b'{"label": 1}'}
+    (tmp_path / "train-000.tar").write_bytes(tar_bytes(members))
+    dataset = build_dataset(make_config(2, DATASET="tar_shards", DATA_PATH=tmp_path), "train")
+    assert dataset.labels.tolist() == [0, 1]
+
+
+def test_tar_shards_say_how_many_outputs_the_model_gets(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / f"{split}-000.tar").write_bytes(tar_bytes(shard_members(4)))
+    config = make_config(10, DATASET="tar_shards", DATA_PATH=tmp_path)
+    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASSES_GIVEN=False))
+    assert build_dataset(config, "train").num_classes == 3
+    assert build_dataset(dataclasses.replace(config, EVAL=True), "val").num_classes == 10
+
+
+def test_tar_shards_without_a_sample_are_one_line(tmp_path):
+    (tmp_path / "train-000.tar").write_bytes(tar_bytes({}))
+    assert "train-000.tar: no shard of train has a sample" in error_of(
+        make_config(3, DATASET="tar_shards", DATA_PATH=tmp_path)
+    )
+
+
 def test_loader_reads_tar_shards_with_workers(tmp_path):
     (tmp_path / "train-000.tar").write_bytes(tar_bytes(shard_members(9)))
     batches = [

@@ -88,10 +88,14 @@ def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
     assert benchmark.products_of(options) == pytest.approx(factor * 1.814e9, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "words, named", [(["--modes", "fp32,O4"], "O4"), (["--dtypes", "int8"], "int8"), (["--rounds", "0"], "-rounds")]
-)
-def test_wrong_option_is_named(words, named, capsys):
+@pytest.mark.parametrize("words, named", [
+    (["--modes", "fp32,O4"], "O4"), (["--dtypes", "int8"], "int8"), (["--rounds", "0"], "-rounds"),
+    (["--plot", "chart.xyz"], "-plot: chart.xyz: ends in none of .png, .svg"),
+    (["--plot", "chart"], "-plot: chart: ends in none of"),
+    (["--json", __file__], "test_benchmark.py: exists; name another"),
+])  # fmt: skip
+def test_wrong_option_is_named_before_anything_is_measured(words, named, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "contestants", None)
     assert benchmark.main(words) == 2 and named in capsys.readouterr().err
 
 

@@ -176,5 +176,5 @@ def plot(rows, options):
     figure.suptitle(f"{options.cfg}, batch {rows[0]['batch_size']}, {machine()['processor']}")
     figure.tight_layout()
     with atomic_write(options.plot) as file:
-        figure.savefig(file, format=Path(options.plot).suffix.lstrip(".") or "png", dpi=120)
+        figure.savefig(file, format=options.plot.suffix.lstrip("."), dpi=120)
     pyplot.close(figure)
