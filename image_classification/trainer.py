@@ -280,7 +280,7 @@ class Trainer:
         check_rest_of_epoch(state, self.config, len(self.train_loader.dataset), path)
         own = self.precision.model_state_dict(self.model)
         model = self.parallel.cut(state["model"])
-        checkpoint.check_matches(own, model, path, "-resume")
+        checkpoint.check_matches(own, model, path)
         self.precision.load_model_state_dict(self.model, model)
         named = self.parallel.owned(self.precision.master_params(self.model))
         try:

@@ -19,7 +19,15 @@ from .devices import (
     visible,
 )
 from .errors import UserError
-from .files import atomic_write, refuse_existing, remove_leftovers, temporary_home, whole_folder, why_unwritable
+from .files import (
+    atomic_write,
+    refuse_existing,
+    remove_leftovers,
+    temporary_home,
+    whole_folder,
+    why_unwritable,
+    writing_to,
+)
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
@@ -68,4 +76,5 @@ __all__ = [
     "whole_folder",
     "why_unwritable",
     "world_size",
+    "writing_to",
 ]
