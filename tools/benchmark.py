@@ -24,7 +24,7 @@ if not __package__:  # run by its path
 
 from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar
+from image_classification.runtime import Parser, UserError, atomic_write, command, cores, progress_bar
 from image_classification.tools.parts.benchmark_report import (
     add_machinery,
     add_shares,
@@ -208,7 +208,7 @@ def torch_peers(task, environment, options, in_float32):
 
 def threads_of(environment):
     """Return how many threads our own modes get, as a word."""
-    return environment.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    return environment.get("OMP_NUM_THREADS") or str(cores())
 
 
 def run_rounds(options, entries):
