@@ -186,11 +186,7 @@ def torch_peers(task, environment, options, in_float32):
     if reason:
         print(f"PyTorch + timm: not measured, {options.peer_python} does not run them ({reason})", file=sys.stderr)
         return []
-    from image_classification.config import load_config
-    from image_classification.zoo import find_config
-
-    path, build_model = find_config(options.cfg)
-    config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
+    config = check_model(options.cfg, options.opts)
     own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
     own["num_classes"] = config.MODEL.NUM_CLASSES
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
