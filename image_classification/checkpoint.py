@@ -17,7 +17,6 @@ config     the effective configuration as YAML
 ========== ==========================================================================================
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ import paddle
 
 from .checkpoint_schema import validate
 from .files.pickle_file import dump_pickle, read_pickle
-from .runtime import UserError, atomic_write
+from .runtime import UserError, atomic_write, writing_to
 from .weights.load import differences
 
 FORMAT = 1
@@ -35,20 +34,20 @@ WEIGHTS_ALONE = (".safetensors", ".pth", ".pt")
 KEYS = {"format", "model", "optimizer", "precision", "ema", "progress", "rng", "config"}
 
 
-def find(path, key):
-    """Return the file that the user meant by ``path``, with or without ``.pdparams``; of a run folder its ``latest``.
+def find(path):
+    """Return the file that the user meant by ``-resume``, with or without ``.pdparams``; of a folder its ``latest``.
 
     Raises:
-        UserError: there is no such file; ``key`` says which flag named it.
+        UserError: there is no such file.
     """
     for candidate in (Path(path), Path(f"{path}.pdparams"), Path(path) / "latest.pdparams"):
         if os.path.isfile(candidate):  # pathlib's raises where a name is too long
             if candidate.suffix in WEIGHTS_ALONE:
-                raise UserError(f"{key}: {path}: holds weights, and no state of a training: -pretrained takes it")
+                raise UserError(f"-resume: {path}: holds weights, and no state of a training: -pretrained takes it")
             return candidate
     if os.path.isdir(path):
-        raise UserError(f"{key}: {path}: the folder has no latest.pdparams")
-    raise UserError(f"{key}: {path}: no such file, with or without .pdparams")
+        raise UserError(f"-resume: {path}: the folder has no latest.pdparams")
+    raise UserError(f"-resume: {path}: no such file, with or without .pdparams")
 
 
 def to_arrays(tree):
@@ -64,27 +63,27 @@ def save(path, state):
         dump_pickle(to_arrays(state), file)
 
 
-def load(path, key="-resume"):
+def load(path):
     """Return the state of a checkpoint with NumPy arrays.
 
     Raises:
         UserError: the file is not a whole checkpoint of this project, or holds what no run of it can have left.
     """
-    return check(read(path, key), path, key)
+    return check(read(path), path)
 
 
-def check(state, path, key="-resume"):
+def check(state, path):
     """Return what :func:`read` found if it is the state of a run of this project, else raise UserError."""
     missing = KEYS - state.keys()
     if missing:
-        raise UserError(f"{key}: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
+        raise UserError(f"-resume: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
     if type(state["format"]) is not int or state["format"] != FORMAT:
-        raise UserError(f"{key}: {path}: has checkpoint format {state['format']}, this version reads {FORMAT}")
-    validate(state, path, key)
+        raise UserError(f"-resume: {path}: has checkpoint format {state['format']}, this version reads {FORMAT}")
+    validate(state, path)
     return state
 
 
-def check_matches(own, loaded, path, key):
+def check_matches(own, loaded, path):
     """Compare names and shapes of two states before anything is changed.
 
     Raises:
@@ -92,10 +91,10 @@ def check_matches(own, loaded, path, key):
     """
     text = differences(own, loaded)
     if text:
-        raise UserError(f"{key}: {path}: is of another model: {text}")
+        raise UserError(f"-resume: {path}: is of another model: {text}")
 
 
-def read(path, key="-resume"):
+def read(path):
     """Return the dictionary that a file holds, whoever wrote it.
 
     Raises:
@@ -104,9 +103,9 @@ def read(path, key="-resume"):
     try:
         state = read_pickle(path).tree  # a pickle is a program: this reader runs none of it
     except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+        raise UserError(f"-resume: {error}") from None
     if not isinstance(state, dict):
-        raise UserError(f"{key}: {path}: expected a dictionary, found {type(state).__name__}")
+        raise UserError(f"-resume: {path}: expected a dictionary, found {type(state).__name__}")
     return state
 
 
@@ -143,13 +142,13 @@ class Store:
         Raises:
             UserError: the folder cannot be written to.
         """
-        with self._writing():
+        with writing_to(self.folder):
             save(self.folder / "best.pdparams", state)
 
     def complete(self, path, name, is_best=False):
         """Do what comes after ``latest`` was written, once or again; any other file than it changes nothing."""
         latest = self.folder / "latest.pdparams"
-        with self._writing():
+        with writing_to(self.folder):
             if not (latest.exists() and latest.samefile(path)):
                 return
             self._alias(latest, name)
@@ -173,13 +172,6 @@ class Store:
                 shutil.copyfileobj(source, file)
         else:
             temporary.replace(target)
-
-    @contextlib.contextmanager
-    def _writing(self):
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written to: {error.strerror or error}") from error
 
     def _epochs(self):
         """Return the files of whole epochs, oldest first."""

@@ -21,7 +21,7 @@ class _Wrong(Exception):
     """A value is not what its key asks for; the text names both."""
 
 
-def validate(state, path, key):
+def validate(state, path):
     """Return when a dictionary is a state that a run of this project can have had.
 
     Raises:
@@ -31,7 +31,7 @@ def validate(state, path, key):
         _STATE(state, "")
         _check_relations(state)
     except _Wrong as error:
-        raise UserError(f"{key}: {path}: {error}") from None
+        raise UserError(f"-resume: {path}: {error}") from None
 
 
 def _check_relations(state):

@@ -43,7 +43,7 @@ def evaluate(parts, folder, report, build_model):
 
 def load_resumed_weights(parts):
     """Fill the model with the weights of ``-resume`` and return the checkpoint's path."""
-    path = checkpoint.find(parts.config.MODEL.RESUME, "-resume")
+    path = checkpoint.find(parts.config.MODEL.RESUME)
     state = checkpoint.read(path)
     if foreign.is_foreign(state):
         model, average = foreign.weights(state, parts.model, f"-resume: {path}")
@@ -53,7 +53,7 @@ def load_resumed_weights(parts):
         model, average = state["model"], state["ema"]
     evaluated = average or model  # as in training
     own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
-    checkpoint.check_matches(own, loaded, path, "-resume")
+    checkpoint.check_matches(own, loaded, path)
     parts.precision.load_model_state_dict(parts.model, loaded)
     return path
 

@@ -60,7 +60,7 @@ def resume(trainer, tree, path):
     model, average = weights(tree, trainer.model, f"-resume: {path}")
     parallel, precision = trainer.parallel, trainer.precision
     for loaded in (model, average) if average else (model,):
-        checkpoint.check_matches(precision.model_state_dict(trainer.model), parallel.cut(loaded), path, "-resume")
+        checkpoint.check_matches(precision.model_state_dict(trainer.model), parallel.cut(loaded), path)
     precision.load_model_state_dict(trainer.model, parallel.cut(model))
     trainer.ema.load_state_dict(parallel.cut(average), precision.model_state_dict(trainer.model))
     named = parallel.owned(precision.master_params(trainer.model))

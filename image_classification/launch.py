@@ -108,7 +108,7 @@ def run(config, build_model, parallel):
     from .checkpoint import find
 
     if config.MODEL.RESUME:
-        find(config.MODEL.RESUME, "-resume")  # before the data are read, which may take long
+        find(config.MODEL.RESUME)  # before the data are read, which may take long
     parts = build_parts(config, build_model, parallel)
     check_interrupts()
     report = empty_report(parts)
@@ -163,7 +163,7 @@ def resume(trainer):
     """
     from . import checkpoint, foreign
 
-    path = checkpoint.find(trainer.config.MODEL.RESUME, "-resume")
+    path = checkpoint.find(trainer.config.MODEL.RESUME)
     state = checkpoint.read(path)
     if foreign.is_foreign(state):
         foreign.resume(trainer, state, path)

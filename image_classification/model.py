@@ -32,6 +32,11 @@ def layer_links(name: str, layers: nn.Layer) -> list[Block]:
     return [Block(f"{name}.{own}", layer, (f"{name}.{own}.",)) for own, layer in layers.named_children()]
 
 
+def nested_links(name: str, stages: nn.Sequential) -> list[Block]:
+    """Return one link for each layer of each stage, a sequence of layers."""
+    return [link for own, stage in stages.named_children() for link in layer_links(f"{name}.{own}", stage)]
+
+
 def stage_links(name: str, stages: nn.Layer, then: tuple[str, ...] = ()) -> list[Block]:
     """Return one link for each of the `blocks` of each stage.
 

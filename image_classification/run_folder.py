@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from .config import invocation_yaml, to_yaml
-from .runtime import UserError, atomic_write, get_logger, remove_leftovers, why_unwritable
+from .runtime import UserError, atomic_write, get_logger, remove_leftovers, why_unwritable, writing_to
 
 RESULTS = ("report.json", "*.pdparams")  # a run that died before it had any of them lost nothing; it may start over
 LOCK = ".lock"
@@ -46,7 +46,7 @@ class RunFolder:
                             f"{error.strerror or error}") from None  # fmt: skip
         check_output(config)  # again: now nobody else can begin
         folder = cls(path, lock)
-        with folder.writing():
+        with writing_to(path):
             remove_leftovers(path)
             if not _goes_on_in(path, config):
                 (path / "metrics.jsonl").unlink(missing_ok=True)  # of a start that came to nothing
@@ -74,14 +74,6 @@ class RunFolder:
         """Return whether a file is of this folder."""
         return Path(path).resolve().parent == self.path.resolve()
 
-    @contextlib.contextmanager
-    def writing(self):
-        """A context in which an error of the system is one of the user's: the folder cannot be written to."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written to: {error.strerror or error}") from error
-
     def write_text(self, name, text):
         with atomic_write(self.path / name) as file:
             file.write(text.encode("utf-8"))
@@ -107,7 +99,7 @@ class RunFolder:
 
     def cut_metrics(self, size):
         """Drop what ``metrics.jsonl`` has beyond `size` bytes: lines of steps that will be repeated, or a torn one."""
-        with self.writing():
+        with writing_to(self.path):
             if self._metrics.exists() and self._metrics.stat().st_size > size:
                 os.truncate(self._metrics, size)
 

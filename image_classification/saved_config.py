@@ -1,8 +1,8 @@
 """What the configuration in a checkpoint says against the one that the checkpoint is read for."""
 
-import functools
 import itertools
 import json
+import operator
 
 from .config.yaml_text import load_yaml
 from .data.classes import place_of
@@ -24,7 +24,7 @@ def check_rest_of_epoch(state, config, images, path):
     progress, saved = state["progress"], _values(state["config"], f"-resume: {path}: config")
     if not progress["batch"]:
         return
-    pairs = [(key, _at(saved, key), functools.reduce(getattr, key.split("."), config)) for key in ORDER]
+    pairs = [(key, _at(saved, key), operator.attrgetter(key)(config)) for key in ORDER]
     pairs.append((f"training images of {place_of(config.DATA)}", state.get("units", {}).get("images"), images))
     for key, before, now in pairs:
         if before is not None and before != now:

@@ -15,21 +15,21 @@ class TokenMixer(Model):
     """A classifier around blocks that are built for one number of tokens, and so for one image size.
 
     Args:
-        make_block: called with the number of tokens and the stochastic-depth rate of each block; gives a layer
-            [B, N, C] -> [B, N, C].
+        make_block: called with the number of tokens and `drop_path`, the stochastic-depth rate of each block; gives a
+            layer [B, N, C] -> [B, N, C].
         make_norm: called with C; gives the norm before the head.
     """
 
     head_names = ("head",)
 
-    def __init__(self, make_block: Callable[[int, float], nn.Layer], make_norm: Callable[[int], nn.Layer], depth: int,
+    def __init__(self, make_block: Callable[..., nn.Layer], make_norm: Callable[[int], nn.Layer], depth: int,
                  image_size: int, patch_size: int, in_channels: int, num_classes: int, embed_dim: int,
                  drop_path: float):
         super().__init__()
         self.num_classes = num_classes
         self.stem = PatchEmbed(image_size, patch_size, in_channels, embed_dim)
         rates = drop_path_rates(drop_path, depth)
-        self.blocks = nn.LayerList([make_block(self.stem.num_patches, rate) for rate in rates])
+        self.blocks = nn.LayerList([make_block(self.stem.num_patches, drop_path=rate) for rate in rates])
         self.norm = make_norm(embed_dim)
         self.head = linear(embed_dim, num_classes)
 

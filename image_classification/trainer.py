@@ -184,7 +184,7 @@ class Trainer:
         self.call("before_step")
         start = time.perf_counter()
         num_images = 0
-        self.optimizer.set_lr(self.schedule.lr(self.progress.step))
+        self.optimizer.set_lr(self.schedule(self.progress.step))
         micro_batches = MicroBatches(batches, window, waited)
         undo = snapshot(self.model, self.parallel) if window > 1 else None  # the first batch has been read before
         results = list(self.forward_backward(micro_batches))
@@ -280,7 +280,7 @@ class Trainer:
         check_rest_of_epoch(state, self.config, len(self.train_loader.dataset), path)
         own = self.precision.model_state_dict(self.model)
         model = self.parallel.cut(state["model"])
-        checkpoint.check_matches(own, model, path, "-resume")
+        checkpoint.check_matches(own, model, path)
         self.precision.load_model_state_dict(self.model, model)
         named = self.parallel.owned(self.precision.master_params(self.model))
         try:

@@ -3,6 +3,7 @@
 Shapes use: B batch, N tokens, C channels, h heads, d = C // h.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,12 @@ def relative_position_index(window: int) -> np.ndarray:
     coords = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
     relative = coords[:, :, None] - coords[:, None, :] + window - 1  # [2, n, n], each 0 .. 2w - 2
     return relative[0] * (2 * window - 1) + relative[1]
+
+
+def bias_of_pairs(table, index):
+    """Return the bias of each pair of n tokens, [1, h, n, n]: rows of `table`, [rows, h], by `index`, [n * n]."""
+    tokens = math.isqrt(index.shape[0])
+    return paddle.index_select(table, index).reshape([1, tokens, tokens, -1]).transpose([0, 3, 1, 2])
 
 
 class Attention(nn.Layer):

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import numbers
+import operator
 import os
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from .config import family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
+from .config.merge import FILLED_IN
 from .data.build import build_eval_transform, build_train_transform
 from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage, pillow_pixels
@@ -23,7 +25,7 @@ from .weights import load_pretrained, locate, read_registry, read_variants, with
 from .weights.preprocessing import NORMALISATION
 
 # Arguments of every model, as keys of the DATA section.
-OF_DATA = {"image_size": "DATA.IMAGE_SIZE", "in_channels": "DATA.IMAGE_CHANNELS"}
+OF_DATA = {name: key for name, key in FILLED_IN.items() if key.startswith("DATA.")}
 
 
 def list_models(pattern="*", pretrained=False):
@@ -49,7 +51,7 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
             weights that do not fit or cannot be had.
     """
     path, build_model = find_config(name, "create_model")
-    known = [word for word in inspect.signature(build_model).parameters if word not in ("num_classes", *OF_DATA)]
+    known = [word for word in inspect.signature(build_model).parameters if word not in FILLED_IN]
     keys = {word: f"MODEL.{word.upper()}" for word in known} | OF_DATA
     weights = _default_weights(name, path, build_model) if pretrained is True else _named(pretrained)
     entry = read_registry().get(weights)
@@ -136,16 +138,10 @@ def make_model(config, build_model):
     Raises:
         UserError: a value of MODEL, or DATA.IMAGE_SIZE, that the model cannot have.
     """
-    arguments = dict(config.MODEL.ARGUMENTS)
-    filled_in = {
-        "num_classes": config.MODEL.NUM_CLASSES,
-        "image_size": config.DATA.IMAGE_SIZE,
-        "in_channels": config.DATA.IMAGE_CHANNELS,
-    }
     known = inspect.signature(build_model).parameters
-    arguments.update((name, value) for name, value in filled_in.items() if name in known)
+    filled_in = {name: operator.attrgetter(key)(config) for name, key in FILLED_IN.items() if name in known}
     try:
-        model = build_model(**arguments)
+        model = build_model(**config.MODEL.ARGUMENTS | filled_in)
     except UserError:
         raise
     except ValueError as error:

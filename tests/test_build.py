@@ -28,7 +28,7 @@ def test_scaled_learning_rate_counts_accumulation_and_replicas(batch_size, windo
     """BASE_LR belongs to LINEAR_SCALED_LR images (Goyal et al. 2017); a step sees batch x accumulation x replicas."""
     train = {"BASE_LR": 0.5, "LINEAR_SCALED_LR": 1, "ACCUM_ITER": window, "LR_SCHEDULER": {"NAME": "constant"}}
     trainer = trainer_of(config_of(data={"BATCH_SIZE": batch_size}, train=train), parallel=parallel)
-    assert trainer.schedule.lr(0) == 0.5 * factor
+    assert trainer.schedule(0) == 0.5 * factor
 
 
 @pytest.mark.parametrize(("window", "steps"), [(1, 5), (2, 3), (5, 1), (7, 1)])
@@ -37,7 +37,7 @@ def test_schedule_counts_optimizer_steps_of_an_epoch(window, steps):
     train = {"BASE_LR": 1.0, "END_LR": 0.0, "NUM_EPOCHS": 2, "ACCUM_ITER": window, "LR_SCHEDULER": {"NAME": "linear"}}
     trainer = trainer_of(config_of(train=train))
     assert trainer.steps_per_epoch == steps
-    assert trainer.schedule.lr(steps) == pytest.approx(0.5)
+    assert trainer.schedule(steps) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("wanted", "kind"), [(True, EMA), (False, NoEMA)])

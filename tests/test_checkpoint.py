@@ -43,25 +43,25 @@ def test_state_from_before_the_first_evaluation_is_a_state(tmp_path):
 @pytest.mark.parametrize("given", ["a", "a.pdparams"])
 def test_path_is_found_with_and_without_its_ending(tmp_path, given):
     (tmp_path / "a.pdparams").write_bytes(b"")
-    assert checkpoint.find(tmp_path / given, "-resume") == tmp_path / "a.pdparams"
+    assert checkpoint.find(tmp_path / given) == tmp_path / "a.pdparams"
 
 
 def test_run_folder_means_its_latest(tmp_path):
     with pytest.raises(UserError, match="the folder has no latest.pdparams"):
-        checkpoint.find(tmp_path, "-resume")
+        checkpoint.find(tmp_path)
     (tmp_path / "latest.pdparams").write_bytes(b"")
-    assert checkpoint.find(tmp_path, "-resume") == tmp_path / "latest.pdparams"
+    assert checkpoint.find(tmp_path) == tmp_path / "latest.pdparams"
 
 
 def test_file_of_weights_alone_is_no_state(tmp_path):
     (tmp_path / "best_weights.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"-resume: .*best_weights.safetensors: holds weights.*-pretrained"):
-        checkpoint.find(tmp_path / "best_weights.safetensors", "-resume")
+        checkpoint.find(tmp_path / "best_weights.safetensors")
 
 
 def test_missing_file_is_named_with_its_flag(tmp_path):
     with pytest.raises(UserError, match=r"-resume: .*nowhere: no such file"):
-        checkpoint.find(tmp_path / "nowhere", "-resume")
+        checkpoint.find(tmp_path / "nowhere")
 
 
 def damaged(kind):
@@ -128,7 +128,7 @@ def test_every_value_of_a_state_replaced_by_every_hostile_one_is_an_error_or_res
                 inner = inner[key]
             inner[place[-1]] = value
             try:
-                checkpoint.validate(state, path, "-resume")
+                checkpoint.validate(state, path)
                 trainer.load_state(state, path)
                 np.random.standard_normal(1000)
                 paddle.rand([1000])
@@ -144,7 +144,7 @@ def test_progress_beyond_the_epoch_of_this_run_is_refused(tmp_path, trainer):
     state = checkpoint.to_arrays(trainer.state())
     state["units"] = {"images_per_batch": 10, "images_per_step": 10, "steps_per_epoch": 10**9}
     state["progress"]["batch"] = 10**9
-    checkpoint.validate(state, "a.pdparams", "-resume")
+    checkpoint.validate(state, "a.pdparams")
     with pytest.raises(UserError, match="10000000000 images of the running epoch are done"):
         trainer.load_state(state, "a.pdparams")
 
@@ -215,10 +215,10 @@ def test_states_of_two_architectures_are_told_apart():
     own = {"a": np.zeros(2), "b": np.zeros([2, 3]), "c": np.zeros(1)}
     other = {"a": np.zeros(2), "b": np.zeros([3, 2]), "d": np.zeros(1)}
     with pytest.raises(UserError) as caught:
-        checkpoint.check_matches(own, other, "x.pdparams", "-resume")
+        checkpoint.check_matches(own, other, "x.pdparams")
     for part in ("x.pdparams", "lacks c", "has unmatched d", "b [3, 2] instead of [2, 3]"):
         assert part in str(caught.value)
-    checkpoint.check_matches(own, own, "x.pdparams", "-resume")
+    checkpoint.check_matches(own, own, "x.pdparams")
 
 
 def test_store_keeps_the_last_few_and_best_and_latest(tmp_path):

@@ -128,7 +128,7 @@ def short_run(config, build_model, steps):
     batches = endless(parts.train_loader)
     bar = progress_bar(steps, precision.mode, "step")
     for _ in range(steps):
-        optimizer.set_lr(trainer.schedule.lr(len(run.losses) - run.skipped))
+        optimizer.set_lr(trainer.schedule(len(run.losses) - run.skipped))
         window = trainer.forward_backward(MicroBatches(batches, config.TRAIN.ACCUM_ITER))
         losses = [loss.item() for loss, _, _ in window]
         run.records.append(observer.collect(precision.named_params(optimizer)))

@@ -24,7 +24,15 @@ if not __package__:  # run by its path
 
 from image_classification.config import check_model
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar, refuse_existing
+from image_classification.runtime import (
+    Parser,
+    UserError,
+    atomic_write,
+    command,
+    cores,
+    progress_bar,
+    refuse_existing,
+)
 from image_classification.tools.parts.benchmark_report import (
     add_machinery,
     add_shares,
@@ -192,11 +200,7 @@ def torch_peers(task, environment, options, in_float32):
     if reason:
         print(f"PyTorch + timm: not measured, {options.peer_python} does not run them ({reason})", file=sys.stderr)
         return []
-    from image_classification.config import load_config
-    from image_classification.zoo import find_config
-
-    path, build_model = find_config(options.cfg)
-    config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
+    config = check_model(options.cfg, options.opts)
     own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
     own["num_classes"] = config.MODEL.NUM_CLASSES
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE
@@ -214,7 +218,7 @@ def torch_peers(task, environment, options, in_float32):
 
 def threads_of(environment):
     """Return how many threads our own modes get, as a word."""
-    return environment.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    return environment.get("OMP_NUM_THREADS") or str(cores())
 
 
 def run_rounds(options, entries):

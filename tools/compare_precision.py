@@ -33,7 +33,7 @@ from image_classification.config import (
 )
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.run_folder import take_lock
-from image_classification.runtime import Parser, UserError, atomic_write, command, progress_bar, refuse_existing
+from image_classification.runtime import Parser, UserError, atomic_write, command, cores, progress_bar, refuse_existing
 
 BEGUN = "begun"  # the configuration of a run, beside what it writes; "done" in the end
 
@@ -153,8 +153,7 @@ def train(arguments, output, words, configuration):
         with atomic_write(output / BEGUN) as file:
             file.write(configuration.encode())
         program = model_folders()[family_of_file(arguments.cfg)] / "main_single_gpu.py"
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        environment = {"OMP_NUM_THREADS": str(max(1, cores // arguments.jobs)), **os.environ}
+        environment = {"OMP_NUM_THREADS": str(max(1, cores() // arguments.jobs)), **os.environ}
         ended = subprocess.run(
             [sys.executable, program, *words], env=environment, capture_output=True, text=True, check=False
         )

@@ -10,7 +10,7 @@ import paddle
 from image_classification.encoder import Encoder
 from image_classification.layers import ZERO, Mlp
 from image_classification.model import RelativePositions, Slice
-from image_classification.transformer import Attention, ScaledBlock, relative_position_index
+from image_classification.transformer import Attention, ScaledBlock, bias_of_pairs, relative_position_index
 
 CLASS_PAIRS = 3  # the table's last rows: class token to patch, patch to class token, class token to itself
 
@@ -21,7 +21,6 @@ class RelativeAttention(Attention):
     def __init__(self, dim: int, num_heads: int, grid: int, dropout: float, attention_dropout: float):
         super().__init__(dim, num_heads, True, attention_dropout, dropout, key_bias=False)
         rows = (2 * grid - 1) ** 2
-        self.num_tokens = grid**2 + 1
         self.relative_position_bias_table = self.create_parameter(
             [rows + CLASS_PAIRS, num_heads], default_initializer=ZERO
         )
@@ -32,8 +31,7 @@ class RelativeAttention(Attention):
 
     def position_bias(self):
         """Return what is added to the scores of each pair of tokens, [1, h, N, N]."""
-        bias = paddle.index_select(self.relative_position_bias_table, self.relative_position_index)
-        return bias.reshape([1, self.num_tokens, self.num_tokens, self.num_heads]).transpose([0, 3, 1, 2])
+        return bias_of_pairs(self.relative_position_bias_table, self.relative_position_index)
 
     def tensor_parallel_plan(self):
         """Divided by heads, the biases among them; one sum after the projection."""

@@ -69,10 +69,8 @@ class GMlp(TokenMixer):
     dialects = DIALECTS
 
     def __init__(self, embed_dim: int, mlp_ratio: float, **options):
-        def make_block(num_tokens, drop_path):
-            return GatedBlock(num_tokens, embed_dim, mlp_ratio, drop_path)
-
-        super().__init__(make_block, LayerNorm, embed_dim=embed_dim, **options)
+        block = functools.partial(GatedBlock, dim=embed_dim, mlp_ratio=mlp_ratio)
+        super().__init__(block, LayerNorm, embed_dim=embed_dim, **options)
 
 
 def build_model(

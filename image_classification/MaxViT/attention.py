@@ -20,7 +20,7 @@ from image_classification.layers import (
 )
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
-from image_classification.transformer import Attention, LayerScale, relative_position_index
+from image_classification.transformer import Attention, LayerScale, bias_of_pairs, relative_position_index
 
 POSITIONS = ("table", "mlp")
 POSITION_UNITS = 512  # hidden units of the network of the position biases
@@ -32,7 +32,6 @@ class PositionTable(nn.Layer):
 
     def __init__(self, window: int, num_heads: int, heads_first: bool):
         super().__init__()
-        self.num_tokens = window**2
         self.heads_first = heads_first
         side = 2 * window - 1
         shape = [num_heads, side, side] if heads_first else [side**2, num_heads]
@@ -44,8 +43,7 @@ class PositionTable(nn.Layer):
     def forward(self):
         table = self.relative_position_bias_table
         rows = table.flatten(1).transpose([1, 0]) if self.heads_first else table
-        pairs = paddle.index_select(rows, self.relative_position_index)
-        return pairs.reshape([1, self.num_tokens, self.num_tokens, -1]).transpose([0, 3, 1, 2])
+        return bias_of_pairs(rows, self.relative_position_index)
 
     def tensor_parallel_plan(self):
         """Divided by heads."""
@@ -57,7 +55,6 @@ class PositionMlp(nn.Layer):
 
     def __init__(self, window: int, num_heads: int):
         super().__init__()
-        self.num_tokens = window**2
         self.mlp = nn.Sequential(
             ("fc1", linear(2, POSITION_UNITS)), ("act", nn.ReLU()), ("drop1", Dropout(0.125)),
             ("fc2", linear(POSITION_UNITS, num_heads)),
@@ -71,8 +68,7 @@ class PositionMlp(nn.Layer):
 
     def forward(self):
         rows = self.mlp(self.rel_coords_log.astype(self.mlp.fc1.weight.dtype))
-        pairs = paddle.index_select(rows, self.relative_position_index)
-        return pairs.reshape([1, self.num_tokens, self.num_tokens, -1]).transpose([0, 3, 1, 2])
+        return bias_of_pairs(rows, self.relative_position_index)
 
     def tensor_parallel_plan(self):
         """Divided by heads."""

@@ -43,10 +43,8 @@ class MlpMixer(TokenMixer):
     dialects = DIALECTS
 
     def __init__(self, embed_dim: int, mlp_ratio: tuple[float, float], gated: bool, **options):
-        def make_block(num_tokens, drop_path):
-            return MixerBlock(num_tokens, embed_dim, mlp_ratio, gated, drop_path)
-
-        super().__init__(make_block, LayerNorm, embed_dim=embed_dim, **options)
+        block = functools.partial(MixerBlock, dim=embed_dim, mlp_ratio=mlp_ratio, gated=gated)
+        super().__init__(block, LayerNorm, embed_dim=embed_dim, **options)
 
 
 def build_model(

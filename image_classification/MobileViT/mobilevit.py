@@ -13,7 +13,7 @@ from paddle.nn import functional as F
 
 from image_classification.inverted_residual import round_channels
 from image_classification.layers import ConvNorm, PooledHead, conv, linear, rearrange
-from image_classification.model import Block, FeatureMapModel, layer_links
+from image_classification.model import Block, FeatureMapModel, nested_links
 from image_classification.runtime import UserError
 from image_classification.transformer import TransformerBlock
 
@@ -213,7 +213,7 @@ class MobileViT(FeatureMapModel):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
-        blocks = [link for index, stage in enumerate(self.stages) for link in layer_links(f"stages.{index}", stage)]
+        blocks = nested_links("stages", self.stages)
         if not isinstance(self.final_conv, nn.Identity):
             blocks.append(Block("final_conv", self.final_conv, ("final_conv.",)))
         return [Block("stem", self.embed, ("stem.",)), *blocks, Block("head", self.head, ("head.",))]

@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvNorm, PooledHead, SqueezeExcite, conv, norm_activation
-from image_classification.model import Block, FeatureMapModel, layer_links
+from image_classification.model import Block, FeatureMapModel, nested_links
 from image_classification.runtime import UserError
 
 from .dialects import DEPLOYED, DIALECTS
@@ -92,10 +92,8 @@ class RepVGG(FeatureMapModel):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
-        chain = [Block("stem", self.stem, ("stem.",))]
-        for index, stage in enumerate(self.stages):
-            chain += layer_links(f"stages.{index}", stage)
-        return [*chain, Block("head", self.head, ("head.",))]
+        stages = nested_links("stages", self.stages)
+        return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
 
 
 build_model = RepVGG  # its arguments are the MODEL section of a YAML file

@@ -5,6 +5,8 @@ No statistics: a scale and shift stand where others normalise, and the tokens ar
 Shapes use: B batch, N tokens, C = embed_dim.
 """
 
+import functools
+
 from paddle import nn
 
 from image_classification.layers import ZERO, DropPath, Mlp, linear, residual, scale_shift
@@ -54,10 +56,8 @@ class ResMlp(TokenMixer):
     dialects = DIALECTS
 
     def __init__(self, embed_dim: int, mlp_ratio: float, layer_scale: float, **options):
-        def make_block(num_tokens, drop_path):
-            return ResBlock(num_tokens, embed_dim, mlp_ratio, layer_scale, drop_path)
-
-        super().__init__(make_block, Affine, embed_dim=embed_dim, **options)
+        block = functools.partial(ResBlock, dim=embed_dim, mlp_ratio=mlp_ratio, layer_scale=layer_scale)
+        super().__init__(block, Affine, embed_dim=embed_dim, **options)
 
     def no_weight_decay(self) -> set[str]:
         """Return the scales and shifts, which are vectors in all but their shape."""

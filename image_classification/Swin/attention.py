@@ -12,7 +12,7 @@ from paddle import nn
 from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, attention, linear
 from image_classification.model import Column, Count, Draw, Row, Slice
 from image_classification.runtime import UserError
-from image_classification.transformer import relative_position_index
+from image_classification.transformer import bias_of_pairs, relative_position_index
 
 MASKED = -100.0  # added to the score of a pair of tokens from different regions, as in the original
 LARGEST_LOGIT_SCALE = math.log(100.0)
@@ -48,7 +48,6 @@ class WindowAttention(nn.Layer):
         self.num_heads = num_heads
         self.scale = (dim // num_heads) ** -0.5
         self.window = window
-        self.num_tokens = window**2
         self.relative_position_bias_table = self.create_parameter(
             [(2 * window - 1) ** 2, num_heads], default_initializer=TRUNC_NORMAL
         )
@@ -72,12 +71,7 @@ class WindowAttention(nn.Layer):
 
     def position_bias(self):
         """Return the bias of each pair of tokens, [1, h, n, n]."""
-        return self.pairs_of(self.relative_position_bias_table)
-
-    def pairs_of(self, table):
-        """Return the rows of `table`, [(2w - 1)^2, h], for each pair of tokens, [1, h, n, n]."""
-        bias = paddle.index_select(table, self.relative_position_index)
-        return bias.reshape([1, self.num_tokens, self.num_tokens, self.num_heads]).transpose([0, 3, 1, 2])
+        return bias_of_pairs(self.relative_position_bias_table, self.relative_position_index)
 
     def tensor_parallel_plan(self):
         """Divided by heads, the biases among them; one sum after the projection."""
@@ -129,7 +123,8 @@ class CosineWindowAttention(WindowAttention):
         """Return the bias of each pair of tokens, [1, h, n, n], between 0 and 16."""
         dtype = self.cpb_mlp[0].weight.dtype
         table = self.cpb_mlp(self.relative_coords_table.astype(dtype))
-        return self.pairs_of((16.0 * nn.functional.sigmoid(table.astype("float32"))).astype(dtype))
+        table = (16.0 * nn.functional.sigmoid(table.astype("float32"))).astype(dtype)
+        return bias_of_pairs(table, self.relative_position_index)
 
     def tensor_parallel_plan(self):
         """Divided by heads, what gives their biases among them; one sum after the projection."""

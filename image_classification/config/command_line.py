@@ -1,21 +1,21 @@
 """The command line of every entry point: PaddleViT's single-dash flags, Apex's spellings, and -opts for every key."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .dialect import family_of_file, is_foreign, nested, translate
-from .merge import Builder, build_config, read_yaml, split_smoke
+from .merge import Builder, Layer, build_config, read_yaml, split_smoke
 from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
 from .unread import check_read
 from .yaml_text import load_yaml
 
-# flag -> (key it sets, what the help text adds to the key's own)
 DEEPEST_KEY = 8  # dots: sections of sections; a dialect's options have two
+# flag -> (key it sets, what the help text says in place of the key's own)
 FLAGS = {
     "Model and data": {
         "dataset": ("DATA.DATASET", ""),
@@ -90,7 +90,7 @@ examples, from a model's folder:
 """
 
 
-def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: str | None = None) -> Config:
+def load_config(argv: Sequence[str], build_model: Builder | None = None) -> Config:
     """Return the frozen :class:`Config` that a command line asks for.
 
     Args:
@@ -101,19 +101,37 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
         UserError: unknown flag or key, missing file, wrong type, value out of range.
         SystemExit: after ``-h``.
     """
-    arguments = make_parser(prog).parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     if arguments.cfg is None:
         raise UserError("-cfg: a model, a recipe or a YAML file is needed, for example -cfg=vit_tiny_digits")
     path = find_yaml(arguments.cfg)
-    layers, smoke = split_smoke(read_yaml(path))
+    files, smoke = split_smoke(read_yaml(path))
     notes: list[str] = []
-    if is_foreign(layers):
-        layers, *notes = translate(layers, build_model)
+    if is_foreign(files):
+        files, *notes = translate(files, build_model)
     else:
-        _check_family(path, name_of(layers), build_model)
-    of_files = len(layers)
-    if arguments.amp and build_config(layers, build_model).AMP.MODE == "fp32":
-        layers.append(("command line -amp", {"AMP": {"MODE": "auto"}}))
+        _check_family(path, name_of(files), build_model)
+    words = _layers(arguments)
+    if arguments.amp and build_config(files, build_model).AMP.MODE == "fp32":
+        words.insert(0, ("command line -amp", {"AMP": {"MODE": "auto"}}))
+    config = build_config([*files, *words], build_model)
+    if config.RUNTIME.SMOKE and smoke:
+        files += smoke
+        config = build_config([*files, *words], build_model)
+    elif config.RUNTIME.SMOKE and not build_config(files, build_model).RUNTIME.SMOKE:
+        # the effective configuration of a smoke run has the key, and the small values already
+        raise UserError(f"RUNTIME.SMOKE: {path} has no SMOKE section, so there is no small version of it")
+    of_command_line = build_config(words, build_model)
+    check_switches(config, of_command_line, arguments.amp)
+    check_read(config, () if notes else files, words)
+    config = with_one_source_of_weights(config, of_command_line)
+    config = dataclasses.replace(_with_classes(config, files, words), NOTES=tuple(notes))
+    return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+
+
+def _layers(arguments: Any) -> list[Layer]:
+    """Return what a command line sets, but for what -amp means beside a file."""
+    layers: list[Layer] = []
     if arguments.data is not None:
         layers.append(("command line", nested({"DATA.DATA_PATH": arguments.data})))
     for group in FLAGS.values():
@@ -130,22 +148,8 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None, prog: s
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
         if key.count(".") > DEEPEST_KEY:
             raise UserError(f"-opts: {key[:40]!r}...: no key has {key.count('.') + 1} parts")
-        layers.append(("command line -opts", nested({key: _parse_value(word, value)})))
-    files = layers[:of_files]
-    config = build_config(layers, build_model)
-    if config.RUNTIME.SMOKE and smoke:
-        files += smoke
-        config = build_config([*files, *layers[of_files:]], build_model)
-    elif config.RUNTIME.SMOKE and not build_config(layers[:of_files], build_model).RUNTIME.SMOKE:
-        # the effective configuration of a smoke run has the key, and the small values already
-        raise UserError(f"RUNTIME.SMOKE: {path} has no SMOKE section, so there is no small version of it")
-    of_command_line = build_config(layers[of_files:], build_model)
-    check_switches(config, of_command_line, arguments.amp)
-    check_read(config, () if notes else files, layers[of_files:])
-    config = with_one_source_of_weights(config, of_command_line)
-    config = _with_classes(config, [mapping for _, mapping in files], [mapping for _, mapping in layers[of_files:]])
-    config = dataclasses.replace(config, NOTES=tuple(notes))
-    return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+        layers.append(("command line -opts", nested({key: load_yaml(value, f"-opts: {word[:200]!r}")})))
+    return layers
 
 
 def _check_family(path: Path, name: str | None, build_model: Builder | None) -> None:
@@ -180,14 +184,12 @@ def check_model(cfg: str, options: Sequence[str] = ()) -> Config:
     return preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
 
 
-def _with_classes(
-    config: Config, of_files: Sequence[Mapping[str, Any]], of_command_line: Sequence[Mapping[str, Any]]
-) -> Config:
+def _with_classes(config: Config, files: Iterable[Layer], words: Iterable[Layer]) -> Config:
     """Return the configuration with what of NUM_CLASSES and CLASS_NAMES is set where the data are named, or later.
 
     The command line is one place. Names count the classes where no number stands beside them or later.
     """
-    places: list[Sequence[Mapping[str, Any]]] = [*([mapping] for mapping in of_files), of_command_line]
+    places = [*([mapping] for _, mapping in files), [mapping for _, mapping in words]]
 
     def last(section: str, *keys: str) -> int:
         found = [index for index, place in enumerate(places)
@@ -222,10 +224,9 @@ def _resolve(config: Config, given: Iterable[str]) -> Config:
     return dataclasses.replace(config, DATA=data)
 
 
-def make_parser(prog: str | None = None) -> Parser:
+def make_parser() -> Parser:
     """Return the parser; its help shows each flag with its default."""
     parser = _Parser(
-        prog=prog,
         description="Train or evaluate an image classifier in float32 or mixed precision.",
         epilog=EPILOG,
         aliases=ALIASES,
@@ -284,7 +285,3 @@ def _documentation(key: str) -> tuple[str, object]:
             default = getattr(node, leaf)
             return text, "none" if default is None else default
     return "", ""
-
-
-def _parse_value(word: str, text: str) -> Any:
-    return load_yaml(text, f"-opts: {word[:200]!r}")

@@ -93,17 +93,14 @@ def translate(layers: list[Layer], build_model: Callable[..., Any] | None) -> tu
     if kind.lower() not in facts.types:
         raise UserError(f"{source}: {MARKER} {kind}: {folder.name} takes {', '.join(facts.types)}")
     said: dict[str, None] = {}
-    of_defaults = [(name, nested(_own_keys(name, mapping, facts, {}))) for name, mapping in facts.defaults]
-    of_file = [(name, _own_keys(name, mapping, facts, said)) for name, mapping in layers]
+    own: list[Layer] = [(name, nested(_own_keys(name, mapping, facts, {}))) for name, mapping in facts.defaults]
+    own += [(name, nested(_own_keys(name, mapping, facts, said))) for name, mapping in layers]
     effective: dict[str, Any] = {}
-    for _, mapping in [*of_defaults, *((name, nested(flat)) for name, flat in of_file)]:
+    for _, mapping in own:
         effective |= dict(flattened(mapping))
-    rules = _rules(effective, build_model)
+    own.append((f"{source}, as PaddleViT reads it", _rules(effective, build_model)))
     note = f"{source} is PaddleViT's; where it is silent, the defaults of PaddleViT's config.py hold"
-    return (
-        [*of_defaults, *((name, nested(flat)) for name, flat in of_file), (f"{source}, as PaddleViT reads it", rules)],
-        "; ".join([note, *said]),
-    )
+    return own, "; ".join([note, *said])
 
 
 def _type_of(layers: Iterable[Layer]) -> Any:

@@ -23,8 +23,8 @@ from .yaml_text import load_yaml
 Layer: TypeAlias = tuple[str, Mapping[str, Any]]
 Builder: TypeAlias = Callable[..., Any]
 
-# Arguments of build_model that other sections decide.
-FILLED_IN = {"num_classes", "image_size", "in_channels"}
+# Arguments of build_model that a key of its own, or of another section, decides.
+FILLED_IN = {"num_classes": "MODEL.NUM_CLASSES", "image_size": "DATA.IMAGE_SIZE", "in_channels": "DATA.IMAGE_CHANNELS"}
 MOST_FILES = 100  # that a configuration is made of; each may name several
 # What holds for every argument of a model: sizes, counts, ratios, rates; and no norm takes a larger epsilon.
 SIZE, RATIO, EPSILON = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0}, {"minimum": 0, "maximum": 1e-3}

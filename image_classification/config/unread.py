@@ -1,5 +1,6 @@
 """Keys that nobody reads because of what another key says: ``MOMENTUM`` beside ``NAME: SGD``."""
 
+import operator
 from collections.abc import Iterable
 
 from ..runtime import UserError
@@ -51,7 +52,7 @@ def check_read(config: Config, of_files: Iterable[Layer], of_command_line: Itera
     for source, mapping in of_command_line:
         for key, _ in flattened(mapping):
             if key in READ_WITH:
-                _check(source, key, _value(config, READ_WITH[key][0]))
+                _check(source, key, operator.attrgetter(READ_WITH[key][0])(config))
     for source, mapping in of_files:
         said = dict(flattened(mapping))
         for key in () if OF_A_RUN in said else sorted(said.keys() & READ_WITH.keys()):
@@ -66,10 +67,3 @@ def _check(source: str, key: str, found: object) -> None:
         return
     needs = f"{decides} {' or '.join(values)}" if values else decides
     raise UserError(f"{source}: {key}: nothing reads it without {needs}, which is {found}: leave it out")
-
-
-def _value(config: Config, key: str) -> object:
-    value: object = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

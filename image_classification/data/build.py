@@ -3,7 +3,7 @@
 import functools
 import os
 
-from ..runtime import UserError, cards_variable, get_logger
+from ..runtime import UserError, cards_variable, cores, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes, place_of
 from .dali import DaliLoader, check_supported
@@ -185,6 +185,5 @@ def _num_workers(data, dataset, world_size):
         return data.NUM_WORKERS
     if dataset.in_memory and data.IMAGE_SIZE <= 64:  # a message to a worker costs more than such an image
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", world_size))
-    return max(1, min(MAX_AUTO_WORKERS, cores // max(1, local_processes)))
+    return max(1, min(MAX_AUTO_WORKERS, cores() // max(1, local_processes)))

@@ -6,13 +6,12 @@ resize, a resume in mid-epoch costs nothing, and every data set of encoded image
 that GPU, else on the CPU with threads.
 """
 
-import math
-
 import numpy as np
 
 from ..runtime import UserError
 from .augmentation import image_steps, pixel_steps
 from .decode import CorruptImage, decode, image_size
+from .loader import EpochLoader
 from .mixing import build_batch_transform
 from .sampler import sample_rng
 from .transforms import random_crop_box
@@ -25,7 +24,7 @@ _INTERPOLATIONS = {
 }
 
 
-class DaliLoader:
+class DaliLoader(EpochLoader):
     """Iterates like :class:`.loader.Loader`; images are float32 NumPy [B, C, H, W], or Paddle tensors on a GPU.
 
     Args:
@@ -36,26 +35,10 @@ class DaliLoader:
     skipped_images = 0
 
     def __init__(self, maker, order, batch_size, mean, std, training, num_threads, device=None):
-        self.dataset = maker.dataset
-        self.batch_size = batch_size
-        self.num_images = len(order(0))
-        self.epoch = 0
-        self.mix = None
-        self.maker = maker
-        self._order = order
+        super().__init__(maker, order, batch_size)
         self._training = training
         self._device = device
         self._build = lambda: _build_pipeline(maker.transform, batch_size, mean, std, num_threads, device)
-
-    def __len__(self):
-        return math.ceil(self.num_images / self.batch_size)
-
-    def set_epoch(self, epoch):
-        """Choose the epoch whose order and augmentation the next iteration uses."""
-        self.epoch = epoch
-
-    def __iter__(self):
-        return self.iterate()
 
     def iterate(self, start_batch=0):
         """Yield the batches of the epoch from ``start_batch`` on; those before it are not read.

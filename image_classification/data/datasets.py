@@ -32,20 +32,27 @@ class PackedStrings:
         return os.fsdecode(self._bytes[start : self._ends[index]].tobytes())
 
 
-class ArrayDataset:
-    """Images that are in memory already, uint8 [N, height, width] or [N, height, width, channels]."""
+class Labelled:
+    """What data sets share that know the label of each image before it is read."""
 
-    in_memory = True
-
-    def __init__(self, name, images, labels, class_names):
-        self.name = name
-        self.images = np.ascontiguousarray(images)
+    def __init__(self, labels, class_names):
         self.labels = np.asarray(labels, np.int64)
         self.class_names = list(class_names)
         self.num_classes = len(self.class_names)
 
     def __len__(self):
         return len(self.labels)
+
+
+class ArrayDataset(Labelled):
+    """Images that are in memory already, uint8 [N, height, width] or [N, height, width, channels]."""
+
+    in_memory = True
+
+    def __init__(self, name, images, labels, class_names):
+        super().__init__(labels, class_names)
+        self.name = name
+        self.images = np.ascontiguousarray(images)
 
     def read(self, index):
         """Return (uint8 pixels, label)."""
@@ -55,20 +62,15 @@ class ArrayDataset:
         return f"{self.name} image {index}"
 
 
-class FileDataset:
+class FileDataset(Labelled):
     """Image files below ``root``, one label each."""
 
     in_memory = False
 
     def __init__(self, root, paths, labels, class_names):
+        super().__init__(labels, class_names)
         self.root = os.fspath(root)
         self._paths = PackedStrings(paths)
-        self.labels = np.asarray(labels, np.int64)
-        self.class_names = list(class_names)
-        self.num_classes = len(self.class_names)
-
-    def __len__(self):
-        return len(self.labels)
 
     def read(self, index):
         """Return (encoded bytes, label).

@@ -12,25 +12,45 @@ _END = object()
 MAX_CHUNK = 16  # samples a task: small enough to share a batch among the workers, large enough to make messages cheap
 
 
-class Loader:
-    """Iterates over (images float32 [B, C, H, W] normalised, labels int64 [B]) of one epoch.
+class EpochLoader:
+    """What every kind of loader says of itself and is told; a kind of its own adds ``iterate`` and ``close``.
 
-    ``order(epoch)`` gives this rank's int64 [n, 2] of (image, repeat). The last batch may be smaller; an order made for
-    training has none. ``mix(images, labels, epoch, batch)``, where set, replaces both of a finished batch. Only one
-    iteration of a loader can be under way at a time.
+    ``order(epoch)`` gives this rank's int64 [n, 2] of (image, repeat). Where it is set, ``mix(images, labels, epoch,
+    batch)`` replaces both of a finished batch.
     """
 
-    def __init__(
-        self, maker, order, batch_size, normalize, image_shape, num_workers=0, prefetch=2, timeout_seconds=120.0
-    ):
+    def __init__(self, maker, order, batch_size):
         self.dataset = maker.dataset
         self.batch_size = batch_size
-        self.num_workers = num_workers
         self.num_images = len(order(0))
         self.epoch = 0
         self.mix = None
         self.maker = maker
         self._order = order
+
+    def __len__(self):
+        return math.ceil(self.num_images / self.batch_size)
+
+    def set_epoch(self, epoch):
+        """Choose the epoch whose order and augmentation the next iteration uses."""
+        self.epoch = epoch
+
+    def __iter__(self):
+        return self.iterate()
+
+
+class Loader(EpochLoader):
+    """Iterates over (images float32 [B, C, H, W] normalised, labels int64 [B]) of one epoch.
+
+    The last batch may be smaller; an order made for training has none. Only one iteration of a loader can be under way
+    at a time.
+    """
+
+    def __init__(
+        self, maker, order, batch_size, normalize, image_shape, num_workers=0, prefetch=2, timeout_seconds=120.0
+    ):
+        super().__init__(maker, order, batch_size)
+        self.num_workers = num_workers
         self._normalize = normalize
         self._image_shape = tuple(image_shape)
         self._num_slots = prefetch + 1
@@ -39,20 +59,10 @@ class Loader:
         self._following = None  # the batch that a thread is making, as a future
         self._skipped = {}
 
-    def __len__(self):
-        return math.ceil(self.num_images / self.batch_size)
-
     @property
     def skipped_images(self):
         """The number of different corrupt images left out so far."""
         return len(self._skipped)
-
-    def set_epoch(self, epoch):
-        """Choose the epoch whose order and augmentation the next iteration uses."""
-        self.epoch = epoch
-
-    def __iter__(self):
-        return self.iterate()
 
     def iterate(self, start_batch=0):
         """Yield the batches of the epoch from ``start_batch`` on; those before it are not read.

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..files.plain import open_plain
 from ..runtime import UserError, get_logger
-from .datasets import PackedStrings
+from .datasets import Labelled, PackedStrings
 
 MAX_OPEN_FILES = 64
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
@@ -36,29 +36,38 @@ def check_shards(paths: Sequence[str]) -> None:
                 get_logger().info("%s-*%s: %d of %d shards are there", before, after, count, size)
 
 
-class RecordFiles:
-    """Random access to byte ranges of many files; pickles without its open files."""
+class Records:
+    """Pieces of large files at ``positions`` int64 [N, 3] of (file, offset, length); pickles without its open files."""
 
-    def __init__(self, paths):
-        self.paths = PackedStrings(paths)
+    def __init__(self, paths, positions):
+        self._paths = PackedStrings(paths)
+        self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
         self._open = collections.OrderedDict()
 
     def __getstate__(self):
-        return {"paths": self.paths, "_open": collections.OrderedDict()}
+        return vars(self) | {"_open": collections.OrderedDict()}
 
-    def read(self, file_index, offset, length):
-        """Return exactly ``length`` bytes.
+    def __len__(self):
+        return len(self._positions)
+
+    def read(self, index):
+        """Return exactly the bytes of a piece.
 
         Raises:
             UserError: naming file and offset, when the file cannot be read or is too short.
         """
+        file_index, offset, length = self._positions[index].tolist()
         try:
             content = os.pread(self._descriptor(file_index), length, offset)
         except OSError as error:
-            raise UserError(f"{self.paths[file_index]}: cannot be read: {error.strerror}") from error
+            raise UserError(f"{self._paths[file_index]}: cannot be read: {error.strerror}") from error
         if len(content) != length:
-            raise UserError(f"{self.paths[file_index]}: ends inside the record at offset {offset}")
+            raise UserError(f"{self._paths[file_index]}: ends inside the record at offset {offset}")
         return content
+
+    def describe(self, index):
+        file_index, offset, _ = self._positions[index].tolist()
+        return f"{self._paths[file_index]} at offset {offset}"
 
     def _descriptor(self, file_index):
         if file_index in self._open:
@@ -66,39 +75,27 @@ class RecordFiles:
             return self._open[file_index]
         if len(self._open) >= MAX_OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        with open_plain(self.paths[file_index]) as file:
+        with open_plain(self._paths[file_index]) as file:
             self._open[file_index] = os.dup(file.fileno())
         return self._open[file_index]
 
-    def close(self):
-        """Close the open files."""
+    def __del__(self):
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def __del__(self):
-        self.close()
 
-
-class RecordDataset:
-    """Encoded images at ``positions`` int64 [N, 3] of (file, offset, length) with known labels."""
+class RecordDataset(Labelled):
+    """Encoded images that are records, see :class:`Records`, with known labels."""
 
     in_memory = False
 
     def __init__(self, paths, positions, labels, class_names):
-        self._files = RecordFiles(paths)
-        self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
-        self.labels = np.asarray(labels, np.int64)
-        self.class_names = list(class_names)
-        self.num_classes = len(self.class_names)
-
-    def __len__(self):
-        return len(self.labels)
+        super().__init__(labels, class_names)
+        self._records = Records(paths, positions)
 
     def read(self, index):
         """Return (encoded bytes, label)."""
-        file_index, offset, length = self._positions[index].tolist()
-        return self._files.read(file_index, offset, length), int(self.labels[index])
+        return self._records.read(index), int(self.labels[index])
 
     def describe(self, index):
-        file_index, offset, _ = self._positions[index].tolist()
-        return f"{self._files.paths[file_index]} at offset {offset}"
+        return self._records.describe(index)

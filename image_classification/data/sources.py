@@ -5,6 +5,7 @@ import os
 
 from ..files.download import download_once
 from ..runtime import UserError
+from . import imagenet_val
 from .caltech101 import SOURCE as CALTECH101_SOURCE
 from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
@@ -13,7 +14,7 @@ from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
 from .splits import stratified_split
 from .synthetic import SyntheticDataset
-from .tar_shards import IMAGENET_VAL_TAR, read_imagenet_val_tar, read_tar_shards
+from .tar_shards import read_tar_shards
 from .tfrecord_dataset import read_tfrecords
 
 # name -> (where it is published, whether a folder holds it already)
@@ -33,9 +34,9 @@ def _imagenet2012(config, split):
         return read_list_file(list_path, root, _classes_of_labels(config))
     if os.path.isdir(os.path.join(root, split)):
         return _class_folders(config, split)
-    if split == "val" and os.path.isfile(os.path.join(root, IMAGENET_VAL_TAR)):
-        return read_imagenet_val_tar(root)
-    tar = f" nor {IMAGENET_VAL_TAR}" if split == "val" else ""
+    if split == "val" and os.path.isfile(os.path.join(root, imagenet_val.ARCHIVE)):
+        return imagenet_val.read_imagenet_val(root)
+    tar = f" nor {imagenet_val.ARCHIVE}" if split == "val" else ""
     raise UserError(
         f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}; class folders alone are "
         "-dataset=folder, which takes a fifth for evaluation"

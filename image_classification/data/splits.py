@@ -5,15 +5,15 @@ import numpy as np
 EVAL_SHARE = 0.2
 
 
-def stratified_split(labels, split, share=EVAL_SHARE):
-    """Return the sorted indices of ``split`` "train" or "val"; "val" holds ``share`` of each class, "train" the rest.
+def stratified_split(labels, split):
+    """Return the sorted indices of ``split`` "train" or "val"; "val" holds 20 % of each class, "train" the rest.
 
     The total of "val" is rounded up, the shares of the classes by largest remainder. The same labels always give the
     same split: RandomState's streams are frozen by NumPy's compatibility policy, default_rng's are not.
     """
     labels = np.asarray(labels)
     counts = np.bincount(labels)
-    exact = counts * share
+    exact = counts * EVAL_SHARE
     held_out = np.floor(exact).astype(int)
     missing = int(np.ceil(exact.sum())) - held_out.sum()
     held_out[np.argsort(held_out - exact, kind="stable")[:missing]] += 1

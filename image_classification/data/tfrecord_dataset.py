@@ -7,7 +7,7 @@ import numpy as np
 from ..runtime import UserError, get_logger
 from .datasets import require_folder
 from .decode import CorruptImage
-from .records import RecordFiles, check_shards
+from .records import Records, check_shards
 from .tfrecord import BadRecord, parse_example, read_index, scan_records, unframe
 
 IMAGE_FEATURE = "image/encoded"
@@ -27,15 +27,14 @@ class TFRecordDataset:
     labels = None
 
     def __init__(self, paths, positions, num_classes, first_label=1):
-        self._files = RecordFiles(paths)
-        self._positions = np.ascontiguousarray(positions, np.int64).reshape(-1, 3)
+        self._records = Records(paths, positions)
         self.first_label = first_label
         self.label_hint = f", DATA.TFRECORD_FIRST_LABEL is {first_label}"
         self.num_classes = num_classes
         self.class_names = [str(label) for label in range(num_classes)]
 
     def __len__(self):
-        return len(self._positions)
+        return len(self._records)
 
     def read(self, index):
         """Return (encoded bytes as a memoryview, label counted from 0).
@@ -43,10 +42,8 @@ class TFRecordDataset:
         Raises:
             CorruptImage: a checksum is wrong or a feature is missing.
         """
-        file_index, offset, length = self._positions[index].tolist()
         try:
-            record = self._files.read(file_index, offset, length)
-            features = parse_example(unframe(record), _WANTED)
+            features = parse_example(unframe(self._records.read(index)), _WANTED)
             (image,), (label,) = features[IMAGE_FEATURE], features[LABEL_FEATURE]
             if not isinstance(image, memoryview) or not isinstance(label, int):
                 raise ValueError("a feature of another type")
@@ -57,8 +54,7 @@ class TFRecordDataset:
         return image, label - self.first_label
 
     def describe(self, index):
-        file_index, offset, _ = self._positions[index].tolist()
-        return f"{self._files.paths[file_index]} at offset {offset}"
+        return self._records.describe(index)
 
 
 def read_tfrecords(root, split, num_classes, first_label=1):

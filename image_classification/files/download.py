@@ -23,6 +23,7 @@ from .locks import finish, lock
 from .plain import open_plain, read_text, unreadable
 
 ATTEMPTS = 5
+TIMEOUT_SECONDS = 30.0  # without a byte
 LARGEST = 32 << 30  # bytes of a file; the largest published vision model has 12 GB
 SPARE = 256 << 20  # bytes that stay free on the disk
 _BLOCK = 1 << 20
@@ -44,7 +45,7 @@ class _Again(Exception):
     """This attempt failed, the next one may not."""
 
 
-def download_once(source, folder, timeout_seconds=30.0):
+def download_once(source, folder):
     """Return the path of the verified file in ``folder``; the first process downloads it, the others wait.
 
     A file that is there already is not fetched, but verified, too; one without a hash or a record is taken as it is.
@@ -56,7 +57,7 @@ def download_once(source, folder, timeout_seconds=30.0):
     if not os.path.lexists(path):
         with lock(path):
             if not os.path.lexists(path):
-                _download(source, path, timeout_seconds)
+                _download(source, path)
                 return path
     verify(path, source)
     return path
@@ -88,11 +89,11 @@ def file_digest(path, algorithm):
     return f"{algorithm}:{digest.hexdigest()}"
 
 
-def _download(source, path, timeout_seconds):
+def _download(source, path):
     part = path.with_name(path.name + ".part")
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            _fetch(source, path, part, timeout_seconds)
+            _fetch(source, path, part)
             found = file_digest(part, (source.digest or "sha256:").partition(":")[0])
             break
         except _Again as error:
@@ -109,7 +110,7 @@ def _download(source, path, timeout_seconds):
     finish(part, path)
 
 
-def _fetch(source, path, part, timeout_seconds):
+def _fetch(source, path, part):
     """Fill the part to its end, from where it stands."""
     record = _read_record(path)
     version = record.get("version") if record.get("url") == source.url else None
@@ -118,7 +119,7 @@ def _fetch(source, path, part, timeout_seconds):
     if done and version:
         headers["If-Range"] = version
     try:
-        with _open(source.url, headers, timeout_seconds) as response:
+        with _open(source.url, headers) as response:
             begin, total = _what_comes(response, done, record if version else {})
             if begin is None:
                 _discard(path, part)
@@ -154,11 +155,11 @@ class _ToTheWebOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(request, file, code, message, headers, new_url)
 
 
-def _open(url, headers, timeout_seconds):
+def _open(url, headers):
     if not url.startswith(("https://", "http://")):
         raise UserError(f"{url}: download failed: it is no address of the web")
     request = urllib.request.Request(url, headers=headers)
-    return urllib.request.build_opener(_ToTheWebOnly).open(request, timeout=timeout_seconds)
+    return urllib.request.build_opener(_ToTheWebOnly).open(request, timeout=TIMEOUT_SECONDS)
 
 
 def _what_comes(response, done, record):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paddle import nn
 
 from image_classification.layers import conv_norm
-from image_classification.model import Block, FeatureMapModel, layer_links
+from image_classification.model import Block, FeatureMapModel, nested_links
 from image_classification.runtime import UserError
 
 from .blocks import ACTIVATIONS, GATES, Style, round_channels
@@ -141,7 +141,5 @@ class InvertedResidualNet(FeatureMapModel):
 
     def sequential_blocks(self) -> list[Block]:
         """Return the model as a chain whose links, run in order, are `forward`."""
-        chain = [Block("stem", self.stem, ("conv_stem.", "bn1."))]
-        for index, stage in enumerate(self.blocks):
-            chain += layer_links(f"blocks.{index}", stage)
-        return [*chain, Block("head", self.forward_head, self.head_prefixes)]
+        stem = Block("stem", self.stem, ("conv_stem.", "bn1."))
+        return [stem, *nested_links("blocks", self.blocks), Block("head", self.forward_head, self.head_prefixes)]

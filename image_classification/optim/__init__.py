@@ -1,11 +1,10 @@
 """Optimizers over named float32 tensors, learning rates by step, and the optimizer's state by parameter name."""
 
 from .build import build_optimizer
-from .schedule import Schedule, build_schedule
+from .schedule import build_schedule
 from .state import load_optimizer_state, optimizer_state
 
 __all__ = [
-    "Schedule",
     "build_optimizer",
     "build_schedule",
     "load_optimizer_state",

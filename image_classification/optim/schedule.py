@@ -9,27 +9,8 @@ import math
 from ..runtime import UserError, get_logger
 
 
-class Schedule:
-    """Learning rate by step.
-
-    Args:
-        warmup_steps: steps of the warm-up; step ``warmup_steps`` is the first one that ``decay`` answers for.
-        warmup: function of the step, called below ``warmup_steps``.
-        decay: function of the step, called from ``warmup_steps`` on, also past the end of the run.
-    """
-
-    def __init__(self, warmup_steps, warmup, decay):
-        self._warmup_steps = warmup_steps
-        self._warmup = warmup
-        self._decay = decay
-
-    def lr(self, step):
-        """Return the learning rate of the update that follows ``step`` earlier ones."""
-        return self._warmup(step) if step < self._warmup_steps else self._decay(step)
-
-
 def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
-    """Return the :class:`Schedule` of ``TRAIN``.
+    """Return the schedule of ``TRAIN``: a function from the number of earlier updates to the rate of the next one.
 
     Warm-up goes from WARMUP_START_LR at step 0 to BASE_LR after WARMUP_EPOCHS. Cosine, linear and polynomial then reach
     END_LR after NUM_EPOCHS and stay there. ``apexstep`` is the rule of Apex's ImageNet example: x0.1 at epochs 30, 60
@@ -63,8 +44,9 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
         return base * (step + 2) / warmup_steps
 
     name = train_config.LR_SCHEDULER.NAME.lower()
+    rise = apex_warmup if name == "apexstep" else warmup
     decay = _decay(name, train_config.LR_SCHEDULER, base, end, warmup_steps, total, steps_per_epoch)
-    return Schedule(warmup_steps, apex_warmup if name == "apexstep" else warmup, decay)
+    return lambda step: rise(step) if step < warmup_steps else decay(step)
 
 
 def _scaled_rates(train_config, global_batch_size):

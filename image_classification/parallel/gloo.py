@@ -99,19 +99,19 @@ def _open_store(default_store, key, rank):
     return store
 
 
-def wait_for_master(master, timeout_seconds=STORE_TIMEOUT_SECONDS):
+def wait_for_master(master):
     """Return once somebody listens at "host:port"; Paddle's client that comes too early sleeps three seconds.
 
     Raises:
         UserError: nobody listened in time.
     """
     host, _, port = master.rpartition(":")
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + STORE_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
             return
         time.sleep(0.05)
-    raise UserError(f"rank 0 did not open {master} within {timeout_seconds} s: was it started, is the port open?")
+    raise UserError(f"rank 0 did not open {master} within {STORE_TIMEOUT_SECONDS} s: was it started, is the port open?")
 
 
 def sums_float16_wrongly(dtype):

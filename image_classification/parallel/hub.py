@@ -23,11 +23,10 @@ STALE_SECONDS = 4.0  # of silence, after which a process counts as one that does
 class Member:
     """What the hub knows of one process; `heard` is when it last spoke."""
 
-    def __init__(self, rank, connection, host, pid):
+    def __init__(self, rank, connection, place):
         self.rank = rank
         self.connection = connection
-        self.host = host
-        self.pid = pid
+        self.place = place  # (host, process id)
         self.heard = time.monotonic()
         self.waits_for = None  # what its main thread waits for, None while it works
         self.waited = 0.0  # seconds
@@ -37,7 +36,7 @@ class Member:
 
     @property
     def name(self):
-        return f"rank {self.rank} (process {self.pid} on {self.host.split('/')[0]})"
+        return named(self.rank, self.place)
 
 
 class Hub:
@@ -120,13 +119,13 @@ class Hub:
             if rank in self.members:
                 return self._refuse(connection, f"{self.members[rank].name} is part of the run at {self.master} "
                                                 "already: another run needs another port")
-            member = self.members[rank] = Member(rank, connection, hello["host"], hello["pid"])
+            member = self.members[rank] = Member(rank, connection, (hello["host"], hello["pid"]))
             _send(connection, self._pulse())
         except (ValueError, TypeError, KeyError):
             return self._refuse(connection, "not a process of this run")
         if len(self.members) == self.world_size:
             self.started = True
-            places = {each.rank: (each.host, each.pid) for each in self.members.values()}
+            places = {each.rank: each.place for each in self.members.values()}
             self._say({"welcome": places, "store": self._store.getsockname()[1]})
         return lambda each, word: self._hear(member, word)
 
@@ -191,8 +190,7 @@ class Hub:
         gone = [member for member in self.members.values() if member.left is not None]
         if any(now - member.heard > silent_limit for member in silent) or (longest > self.limit and silent):
             seconds = max(now - member.heard for member in silent)
-            text = f"{_names(silent)} does not answer for {seconds:.0f} s: it is stopped, or its host is gone"
-            self._condemn(text, silent=silent)
+            self._condemn(does_not_answer(_names(silent), seconds), silent=silent)
         elif gone and longest > STALE_SECONDS:
             self._condemn("; ".join(f"{member.left} before the others" for member in gone))
         elif longest > self.limit:
@@ -225,6 +223,17 @@ def this_host():
         return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def named(rank, place):
+    """Return a process as a verdict names it."""
+    host, pid = place
+    return f"rank {rank} (process {pid} on {host.split('/')[0]})"
+
+
+def does_not_answer(name, seconds):
+    """Return the verdict about a process that is silent."""
+    return f"{name} does not answer for {seconds:.0f} s: it is stopped, or its host is gone"
 
 
 def _names(members):

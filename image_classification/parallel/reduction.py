@@ -25,14 +25,14 @@ class ParallelReduction(Reduction):
         counts: whether this process's parameters are counted at all; False on all but one replica of a ZeRO group.
     """
 
-    def __init__(self, world, data, model, cuts, counts_whole, counts=True, bucket_elements=BUCKET_ELEMENTS):
+    def __init__(self, world, data, model, cuts, counts_whole, counts=True):
         self.world = world
         self.data = data
         self.model = model
         self.cuts = cuts
         self.counts_whole = counts_whole
         self.counts = counts
-        self.bucket_elements = bucket_elements
+        self.bucket_elements = BUCKET_ELEMENTS
 
     def found_inf(self, flag):
         return bool(self.world.vote([int(flag)])[0])

@@ -22,7 +22,7 @@ from pathlib import Path
 from image_classification.runtime import UserError
 
 from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, PeerLost
-from .hub import PULSE_SECONDS, STALE_SECONDS, START_SECONDS, Hub, this_host
+from .hub import PULSE_SECONDS, STALE_SECONDS, START_SECONDS, Hub, does_not_answer, named, this_host
 
 LIMIT_SECONDS = 300.0  # without PARALLEL.TIMEOUT
 STOP_SECONDS = 10.0  # a process that was asked to stop waits no longer for one that does not answer
@@ -162,13 +162,13 @@ class Watch:
                 if not self._line.is_open:
                     watched.remove(self._line)
                     if silence > STALE_SECONDS:  # and another one has ended it
-                        self._obey(_does_not_answer(0, self._peers[0], silence), stalls=True)
-                    self._obey(how_rank_0_ended or f"{_named(0, self._peers[0])} died")
+                        self._obey(does_not_answer(named(0, self._peers[0]), silence), stalls=True)
+                    self._obey(how_rank_0_ended or f"{named(0, self._peers[0])} died")
             if self._hub:
                 self._hub.limit = self.limit
             silence = now - heard
             if silence > min(self.limit, self._patience or self.limit) and self._line.is_open:
-                self._obey(_does_not_answer(0, self._peers[0], silence), stalls=True, silent=[0])
+                self._obey(does_not_answer(named(0, self._peers[0]), silence), stalls=True, silent=[0])
             if now > pulse:
                 pulse = now + 0.9 * PULSE_SECONDS
                 self._tell(self._status(now))
@@ -279,7 +279,7 @@ def _join(master, hello):
     silence = time.monotonic() - heard
     if silence > STALE_SECONDS:
         _end_process(place)
-        raise PeerLost(_does_not_answer(0, place, silence))
+        raise PeerLost(does_not_answer(named(0, place), silence))
     if not line.is_open:
         raise PeerLost(f"rank 0 ended at {master} while the processes came together")
     raise PeerLost(f"rank {' and '.join(map(str, missing))} did not come to {master}: was it started?")
@@ -301,14 +301,6 @@ def _connect(master, deadline):
         return connection
     raise PeerLost(f"rank 0 did not open {master} within {START_SECONDS:g} s ({reason}): was it started, is the port "
                    "open?")  # fmt: skip
-
-
-def _named(rank, place):
-    return f"rank {rank} (process {place[1]} on {place[0].split('/')[0]})"
-
-
-def _does_not_answer(rank, place, seconds):
-    return f"{_named(rank, place)} does not answer for {seconds:.0f} s: it is stopped, or its host is gone"
 
 
 def _end_process(place):

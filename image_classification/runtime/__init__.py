@@ -19,11 +19,19 @@ from .devices import (
     visible,
 )
 from .errors import UserError
-from .files import atomic_write, refuse_existing, remove_leftovers, temporary_home, whole_folder, why_unwritable
+from .files import (
+    atomic_write,
+    refuse_existing,
+    remove_leftovers,
+    temporary_home,
+    whole_folder,
+    why_unwritable,
+    writing_to,
+)
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
-from .process import prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
+from .process import cores, prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
 from .streams import open_missing_streams
 
@@ -37,6 +45,7 @@ __all__ = [
     "cards_variable",
     "check_interrupts",
     "command",
+    "cores",
     "device_of",
     "expected_kind",
     "failure_of",
@@ -68,4 +77,5 @@ __all__ = [
     "whole_folder",
     "why_unwritable",
     "world_size",
+    "writing_to",
 ]

@@ -40,6 +40,15 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
+def writing_to(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """A context in which an error of the system is one of the user's: the folder cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
 def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a folder whose files appear in ``path``, a new or an empty one, all together or not at all."""
     path = Path(path)

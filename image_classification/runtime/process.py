@@ -32,15 +32,19 @@ def world_size() -> int:
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def set_threads(num_threads: int | None = None) -> None:
     """Set the number of compute threads of this process; call before Paddle is imported.
 
     The default is every core this process may use, shared among the processes of one host: Paddle's own default is one
     thread. Values that the user exported stay; OMP_NUM_THREADS holds for the libraries below Paddle too.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", os.environ.get("PADDLE_TRAINERS_NUM", "1")))
-    threads = num_threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores // max(1, local_processes))
+    threads = num_threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // max(1, local_processes))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
 

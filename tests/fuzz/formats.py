@@ -25,7 +25,8 @@ from image_classification.data import caltech101
 from image_classification.data.cifar import CIFAR, read_cifar
 from image_classification.data.decode import CorruptImage, decode
 from image_classification.data.folders import read_list_file
-from image_classification.data.tar_shards import read_imagenet_val_tar, read_tar_shards
+from image_classification.data.imagenet_val import read_imagenet_val
+from image_classification.data.tar_shards import read_tar_shards
 from image_classification.data.tfrecord import frame, index_text, serialize_example
 from image_classification.data.tfrecord_dataset import read_tfrecords
 from image_classification.data.transforms import EvalTransform, TrainTransform
@@ -298,7 +299,7 @@ def _meta_mat():
 
 
 def _read_imagenet_val(folder):
-    dataset = read_imagenet_val_tar(str(folder))
+    dataset = read_imagenet_val(str(folder))
     return _samples(dataset), dataset.class_names
 
 

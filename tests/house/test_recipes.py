@@ -84,10 +84,10 @@ def test_rates_are_the_published_ones(name, batch_size, accum_iter, processes, f
     assert accum_iter == config.TRAIN.ACCUM_ITER
     schedule = build_schedule(config.TRAIN, 1, batch_size * accum_iter * processes)
     # the published factors have six digits, the first rate of a recipe three
-    assert [schedule.lr(0), schedule.lr(1)] == pytest.approx(first_rates, rel=2e-3)
+    assert [schedule(0), schedule(1)] == pytest.approx(first_rates, rel=2e-3)
     if after_warmup:
         warm = round(config.TRAIN.WARMUP_EPOCHS)
-        assert [schedule.lr(warm), schedule.lr(warm + 1)] == pytest.approx(after_warmup, rel=1e-5, abs=1e-12)
+        assert [schedule(warm), schedule(warm + 1)] == pytest.approx(after_warmup, rel=1e-5, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import platform
 import statistics
 from pathlib import Path
 
-from image_classification.runtime import atomic_write
+from image_classification.runtime import atomic_write, cores
 from image_classification.runtime.versions import installed_paddles
 
 PHASES = ("data", "forward", "backward", "optimizer", "scaler")
@@ -147,7 +147,7 @@ def machine():
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     return {
         "processor": name,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
         "paddle": ", ".join(installed_paddles().values()),
