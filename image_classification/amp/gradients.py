@@ -12,7 +12,11 @@ Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structur
 
 
 def gradients_of(named_params: Named) -> list[paddle.Tensor]:
-    """Return the gradients that exist, in order."""
+    """Return the gradients that exist, in order; a sparse one, of an embedding's rows, becomes dense."""
+    for _, param in named_params:
+        if param.grad is not None and not param.grad.is_dense():
+            with paddle.enable_grad():  # autograd alone may put a dense gradient in its place, the sum with another
+                (param * paddle.zeros_like(param)).sum().backward()
     return [gradient for _, param in named_params if (gradient := param.grad) is not None]
 
 

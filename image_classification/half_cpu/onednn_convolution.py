@@ -1,8 +1,8 @@
 """Convolution of image batches [B, C, H, W] and transposed convolution, forward and backward."""
 
-from .onednn_convolution_passes import geometry_of, grouped, plan, run
+from .onednn_convolution_passes import geometry_of, grouped, has_forward, plan, run
 from .onednn_memory import channels_last, contiguous, in_dtype, new_channels_last
-from .onednn_primitives import bound, layout, new_tensor, servable
+from .onednn_primitives import Layout, bound, data_type, layout, new_tensor, servable
 from .recorded import PyLayer
 from .saved import save, saved
 
@@ -113,4 +113,8 @@ def conv2d_transpose(original, args, kwargs):
     if min(sizes) < 1 or any(not 0 <= rows < stride for rows, stride in zip(more, strides, strict=True)):
         return NotImplemented  # Paddle words the error
     after = tuple(last - rows for last, rows in zip(after, more, strict=True))
-    return TransposedConvolution.apply(x, weight, (strides, dilations, before, after), groups, sizes)
+    geometry = strides, dilations, before, after
+    images = Layout(data_type(x), (x.shape[0], weight.shape[1] * groups, *sizes), None)
+    if not has_forward(images, grouped(layout(weight), groups), layout(x), geometry):
+        return NotImplemented
+    return TransposedConvolution.apply(x, weight, geometry, groups, sizes)

@@ -105,6 +105,11 @@ def _is_mistaken(name, source, filters, target, geometry, post_ops=()):
     return is_half and (fills or before >= reach or (columns - 1) * stride - before >= width)
 
 
+def has_forward(*key):
+    """Return whether there is a right forward pass, which a transposed convolution needs in its backward pass."""
+    return bool(compiled.formats()) or not _is_mistaken("forward", *key)
+
+
 def _is_compiled(name, *key):
     return _is_depthwise_gradient(name, *key) or _is_mistaken(name, *key)
 

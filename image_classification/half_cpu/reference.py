@@ -5,7 +5,7 @@ on and values up to 2^-25 become 0, exactly as on a GPU. The casts are recorded 
 is computed in float32 too and rounded once, to the dtype of the input.
 """
 
-from . import paddle_names
+from . import op_names, paddle_names
 from .arguments import BFLOAT16, DTYPE, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR, is_basic
 
 
@@ -133,6 +133,10 @@ def compute_without_rounding(name, original, args, kwargs, tensors, cast):
     return call(name, original, args, kwargs, None)
 
 
+# norm -> the places of its input and parameters
+_LEARNING = {"layer_norm": (0, 1, 2), "instance_norm": (0, 1, 2), **dict.fromkeys(op_names.BATCH_NORMS, (0, 3, 4))}
+
+
 def compute_norm(name, original, args, kwargs, tensors, cast):
     """Return a normalisation's results. The first input alone decides the dtype of the output.
 
@@ -140,12 +144,26 @@ def compute_norm(name, original, args, kwargs, tensors, cast):
     """
     dtype = tensors[0].dtype
     args, kwargs = Widening(cast).arguments(args, kwargs)
-    result = call(name, original, args, kwargs, dtype)
+    result = call(name, original, _all_learning(name, args), kwargs, dtype)
     if dtype is not FLOAT16 and dtype is not BFLOAT16:
         return result
     if KINDS[type(result)] == SEQUENCE:
         return (cast(result[0], dtype), *result[1:])
     return cast(result, dtype)
+
+
+def _all_learning(name, args):
+    """Return the arguments of a norm of which all learn if one does: beside a frozen scale Paddle 3.3.1 gives a layer
+    norm's input a wrong gradient, and the shift of the others none."""
+    places = [place for place in _LEARNING.get(name, ()) if place < len(args) and args[place] is not None]
+    if all(args[place].stop_gradient for place in places):
+        return args
+    args = list(args)
+    for place in places:
+        if args[place].stop_gradient:
+            args[place] = args[place].detach()
+            args[place].stop_gradient = False
+    return args
 
 
 def compute_get_item(name, original, args, kwargs, tensors, cast):

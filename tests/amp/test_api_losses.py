@@ -74,6 +74,27 @@ def test_plain_backward_beside_a_scaled_one_is_added_and_checked(level, order):
         np.testing.assert_allclose(moved, 3.0 if np.isfinite(factor) else 0.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "auto"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Momentum", "AdamW"])
+def test_sparse_gradients_of_an_embedding_train_as_dense_ones_do(level, optimizer):
+    """They were read as dense tensors, which ended the process."""
+    ends = []
+    for sparse in (False, True):
+        paddle.seed(0)
+        model = paddle.nn.Sequential(paddle.nn.Embedding(10, 4, sparse=sparse), paddle.nn.Linear(4, 2))
+        made = getattr(paddle.optimizer, optimizer)(0.1, parameters=model.parameters())
+        model, made = amp.initialize(model, made, opt_level=level, loss_scale=8.0, verbosity=0)
+        for _ in range(2):
+            for index in ([1, 2, 2, 5], [1, 7]):
+                with amp.scale_loss(model(paddle.to_tensor(index)).sum(), made) as scaled_loss:
+                    scaled_loss.backward()
+            assert made.clip_grad_norm(1.0) > 0
+            assert made.step().applied
+            made.clear_grad()
+        ends.append(model.state_dict()["0.weight"].numpy())
+    np.testing.assert_allclose(ends[1], ends[0], atol=1e-6)
+
+
 def test_losses_with_scales_of_their_own():
     model, optimizer = start("O2", num_losses=3)
     for loss_id in (0, 1, 0):

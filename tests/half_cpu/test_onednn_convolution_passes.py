@@ -8,7 +8,8 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import onednn_convolution_passes
+from image_classification.half_cpu import compiled, onednn_convolution_passes
+from image_classification.half_cpu.onednn_convolution import conv2d_transpose
 from image_classification.half_cpu.onednn_convolution_passes import _describe, plan
 from image_classification.half_cpu.onednn_primitives import cache
 from tests.helpers.onednn_cases import CASES
@@ -143,6 +144,14 @@ def test_convolution_that_moves_by_several_columns_to_one_or_two_is_that_of_padd
     bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
     for found, expected in zip(*results, strict=True):
         assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+
+
+@pytest.mark.parametrize(("width", "served"), [(1, False), (2, True)])
+def test_transposed_convolution_whose_gradient_needs_our_kernels_is_declined_without_them(monkeypatch, width, served):
+    monkeypatch.setattr(compiled, "formats", frozenset)
+    with paddle.no_grad():
+        result = conv2d_transpose(None, (paddle.randn([2, 8, 1, width]), paddle.randn([8, 1, 4, 4]), [4, 4]), {})
+    assert (result is not NotImplemented) == served
 
 
 class Half:

@@ -256,3 +256,38 @@ def test_half_gradients_of_a_tensor_used_twice_are_added(dtype):
     first = widen(bits(x.grad), dtype)
     z.backward(paddle.ones_like(z).astype(dtype))
     np.testing.assert_array_equal(bits(x.grad), round_half(first + np.float32(0.75), dtype))
+
+
+def _batch_norm(training):
+    return lambda x, scale, shift: F.batch_norm(x, paddle.zeros([4]), paddle.ones([4]), scale, shift, training)
+
+
+NORMS = {
+    "layer": lambda x, scale, shift: F.layer_norm(x, [4], scale, shift),
+    "group": lambda x, scale, shift: F.group_norm(x.unsqueeze(-1), 2, 1e-5, scale, shift),
+    "instance": lambda x, scale, shift: F.instance_norm(x.reshape([2, 4, 3, 3]), weight=scale, bias=shift),
+    "batch": _batch_norm(True),
+    "batch-evaluation": _batch_norm(False),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_of_a_norm_do_not_depend_on_what_else_is_frozen(norm, dtype, backend):
+    """Of a layer norm whose scale is frozen Paddle's is that of a scale of one; other norms leave out the shift's."""
+    values = [paddle.randn([18, 4]).astype(dtype), paddle.randn([4]), paddle.randn([4])]
+    slope, expected = paddle.randn([18 * 4]), None
+    for frozen in [(), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]:
+        tensors = [value.detach() for value in values]
+        for place, tensor in enumerate(tensors):
+            tensor.stop_gradient = place in frozen
+        with half_cpu.dispatch(backend=backend):
+            (NORMS[norm](*tensors).flatten().astype("float32") * slope).sum().backward()
+        gradients = [None if tensor.grad is None else tensor.grad.astype("float32").numpy() for tensor in tensors]
+        expected = gradients if expected is None else expected
+        for place, gradient in enumerate(gradients):
+            assert (gradient is None) == (place in frozen)
+            if gradient is not None:
+                # rounded again where a kernel of the same norm does not compute all of them
+                np.testing.assert_allclose(gradient, expected[place], rtol=2.0**-7, atol=1e-2)
