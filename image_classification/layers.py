@@ -5,7 +5,7 @@ Nothing here knows of number formats: a layer computes in the dtype of what it i
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import paddle
 from paddle import nn
@@ -35,6 +35,12 @@ def normal_conv(in_channels: int, out_channels: int, kernel_size: int = 1, strid
 def drop_path_rates(drop_path: float, depth: int) -> list[float]:
     """Return one stochastic-depth rate per block, from 0 at the first to `drop_path` at the last."""
     return [drop_path * index / max(depth - 1, 1) for index in range(depth)]
+
+
+def stage_rates(drop_path: float, depths: Sequence[int]) -> list[list[float]]:
+    """Return those rates for each stage of `depths[s]` blocks."""
+    rates = iter(drop_path_rates(drop_path, sum(depths)))
+    return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
 class Dropout(nn.Layer):

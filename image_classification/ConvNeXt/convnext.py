@@ -15,11 +15,11 @@ from image_classification.layers import (
     DropPath,
     LayerNorm2D,
     Mlp,
-    drop_path_rates,
     linear,
     linear_gelu,
     normal_conv,
     residual,
+    stage_rates,
 )
 from image_classification.model import StagedModel
 from image_classification.runtime import UserError
@@ -139,11 +139,9 @@ class ConvNeXt(StagedModel):
         self.num_classes = num_classes
         norm = LayerNorm2D(dims[0], epsilon=1e-6)
         self.stem = nn.Sequential(normal_conv(in_channels, dims[0], kernel_size=4, stride=4), norm)
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
-            ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], [next(rates) for _ in range(depth)], stage == 0,
-                          grn=grn, conv_mlp=conv_mlp)
-            for stage, depth in enumerate(depths)
+            ConvNeXtStage(dims[max(stage - 1, 0)], dims[stage], rates, stage == 0, grn=grn, conv_mlp=conv_mlp)
+            for stage, rates in enumerate(stage_rates(drop_path, depths))
         ))
         self.head = Head(dims[-1], num_classes)
 

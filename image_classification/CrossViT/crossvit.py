@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, PatchEmbed, conv, drop_path_rates, linear
+from image_classification.layers import TRUNC_NORMAL, ZERO, Dropout, DropPath, PatchEmbed, conv, linear, stage_rates
 from image_classification.model import AttentionRollout, Block, Model, PositionEmbedding
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention, TransformerBlock
@@ -127,11 +127,11 @@ class CrossVit(Model):
                 start = self.create_parameter([1, count, dim], default_initializer=TRUNC_NORMAL)
                 setattr(self, f"{name}_{index}", start)
         self.pos_drop = Dropout(dropout)
-        rates = iter(drop_path_rates(drop_path, sum(max(depth) for depth in depths)))
+        rates = stage_rates(drop_path, [max(depth) for depth in depths])
         self.blocks = nn.LayerList([
             MultiScaleBlock(embed_dims, depth[:2], num_heads, mlp_ratios[:2], revert_epsilon, dropout,
-                            attention_dropout, [next(rates) for _ in range(max(depth))])
-            for depth in depths
+                            attention_dropout, own)
+            for depth, own in zip(depths, rates, strict=True)
         ])  # fmt: skip
         self.norm = nn.LayerList([nn.LayerNorm(dim, epsilon=1e-6) for dim in embed_dims])
         self.head = nn.LayerList([linear(dim, num_classes) for dim in embed_dims])

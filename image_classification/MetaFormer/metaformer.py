@@ -15,10 +15,10 @@ from image_classification.layers import (
     Dropout,
     DropPath,
     LayerNorm2D,
-    drop_path_rates,
     linear,
     normal_conv,
     residual,
+    stage_rates,
 )
 from image_classification.model import Column, Row, StagedModel, Whole
 from image_classification.runtime import UserError
@@ -219,12 +219,11 @@ class MetaFormer(StagedModel):
         self.head_names = ("head.fc.fc2",) if mlp_head else ("head.fc",)
         stem = normal_conv(in_channels, dims[0], 7, 4, 2)
         self.stem = nn.Sequential(("conv", stem), embedding_norm(dims[0], version))
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.Sequential(*(
-            Stage(dims[max(index - 1, 0)], dims[index], index == 0, version, [next(rates) for _ in range(depth)],
+            Stage(dims[max(index - 1, 0)], dims[index], index == 0, version, rates,
                   mixer=token_mixers[index], head_dim=head_dim, layer_scale=layer_scale,
                   res_scale=version == 2 and index >= RES_SCALED)
-            for index, depth in enumerate(depths)
+            for index, rates in enumerate(stage_rates(drop_path, depths))
         ))
         self.head = Head(dims[-1], num_classes, mlp_head, norm_first, dropout)
 

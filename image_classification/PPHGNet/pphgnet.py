@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, drop_path_rates
+from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, stage_rates
 from image_classification.model import StagedModel
 from image_classification.runtime import UserError
 
@@ -149,12 +149,11 @@ class PPHGNet(StagedModel):
                             "length")  # fmt: skip
         self.num_classes = num_classes
         self.stem = Stem(in_channels, *stem_widths, affine)
-        rates, channels = iter(drop_path_rates(drop_path, sum(depths))), stem_widths[-1]
-        stages = []
-        for index, (inner, width, depth) in enumerate(zip(inner_widths, widths, depths, strict=True)):
+        rates, channels, stages = stage_rates(drop_path, depths), stem_widths[-1], []
+        for index, (inner, width) in enumerate(zip(inner_widths, widths, strict=True)):
             light = index >= 2
             stages.append(HGStage(
-                channels, width, [next(rates) for _ in range(depth)], index == 0, inner=inner, num_layers=num_layers,
+                channels, width, rates[index], index == 0, inner=inner, num_layers=num_layers,
                 kernel_size=5 if light else 3, light=light, affine=affine,
             ))  # fmt: skip
             channels = width

@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, conv, drop_path_rates, linear, residual
+from image_classification.layers import Dropout, DropPath, Mlp, conv, linear, residual, stage_rates
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, stage_links
 from image_classification.runtime import UserError
 
@@ -156,12 +156,11 @@ class PyramidVisionTransformer(Model):
             raise UserError(f"MODEL.{given} must have the same length")
         self.num_classes = num_classes
         self.patch_embed = OverlapPatchEmbed(in_channels, dims[0], 7, 4, embed_epsilon)
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.LayerList([
-            Stage(dims[max(index - 1, 0)], dims[index], index == 0, [next(rates) for _ in range(depth)], embed_epsilon,
+            Stage(dims[max(index - 1, 0)], dims[index], index == 0, rates, embed_epsilon,
                   num_heads=num_heads[index], mlp_ratio=mlp_ratio[index], sr_ratio=sr_ratio[index],
                   linear_attention=linear_attention, dropout=dropout, attention_dropout=attention_dropout)
-            for index, depth in enumerate(depths)
+            for index, rates in enumerate(stage_rates(drop_path, depths))
         ])
         self.head = linear(dims[-1], num_classes)
 

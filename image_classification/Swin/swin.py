@@ -15,11 +15,11 @@ from image_classification.layers import (
     DropPath,
     Mlp,
     PooledHead,
-    drop_path_rates,
     linear,
     product_norm,
     rearrange,
     residual,
+    stage_rates,
 )
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
 from image_classification.model import Block, GradCam, Model, RelativePositions, stage_links
@@ -126,14 +126,14 @@ class SwinBlock(nn.Layer):
 class SwinStage(nn.Layer):
     """Patch merging (but not in the first stage), then blocks."""
 
-    def __init__(self, dim: int, depth: int, is_first: bool, rates: list[float], window: int,
+    def __init__(self, dim: int, is_first: bool, rates: list[float], window: int,
                  pretrained_window: int | None, **block_options):
         super().__init__()
         self.downsample = nn.Identity() if is_first else PatchMerging(dim // 2, pretrained_window is not None)
         self.blocks = nn.Sequential(*(
-            SwinBlock(dim, window=window, shift=window // 2 * (i % 2), drop_path=rates[i],
+            SwinBlock(dim, window=window, shift=window // 2 * (index % 2), drop_path=rate,
                       pretrained_window=pretrained_window, **block_options)
-            for i in range(depth)
+            for index, rate in enumerate(rates)
         ))
 
     def forward(self, x):
@@ -168,13 +168,11 @@ class SwinTransformer(Model):
         if size % 2 ** (len(depths) - 1):
             raise UserError(f"DATA.IMAGE_SIZE {image_size} cannot be halved {len(depths) - 1} times after the patches"
                             f" of {patch_size} pixels")
-        rates = drop_path_rates(drop_path, sum(depths))
         self.layers = nn.Sequential(*(
             SwinStage(
                 embed_dim * 2**stage,
-                depth,
                 stage == 0,
-                rates[sum(depths[:stage]) : sum(depths[: stage + 1])],
+                rates,
                 window_size,
                 (pretrained_windows[stage] if pretrained_windows else 0) if v2 else None,
                 num_heads=num_heads[stage],
@@ -183,7 +181,7 @@ class SwinTransformer(Model):
                 dropout=dropout,
                 attention_dropout=attention_dropout,
             )
-            for stage, depth in enumerate(depths)
+            for stage, rates in enumerate(stage_rates(drop_path, depths))
         ))
         dim = embed_dim * 2 ** (len(depths) - 1)
         self.norm = nn.LayerNorm(dim, epsilon=1e-5)
