@@ -148,7 +148,10 @@ def _layers(arguments: Any) -> list[Layer]:
             raise UserError(f"-opts: expected KEY=VALUE, found {word!r}")
         if key.count(".") > DEEPEST_KEY:
             raise UserError(f"-opts: {key[:40]!r}...: no key has {key.count('.') + 1} parts")
-        layers.append(("command line -opts", nested({key: load_yaml(value, f"-opts: {word[:200]!r}")})))
+        # no comment follows on a command line
+        is_text = "#" in value and value.lstrip()[:1] not in ("'", '"', "[", "{")
+        given = value if is_text else load_yaml(value, f"-opts: {word[:200]!r}")
+        layers.append(("command line -opts", nested({key: given})))
     return layers
 
 

@@ -1,9 +1,10 @@
 """YAML for settings: empty values, true and false, numbers, texts, lists and mappings, within bounds.
 
-Dates stay the text that they are. Aliases and merge keys are errors, because a few lines of them unfold to more than a
+Dates stay the text that they are, and so does what YAML 1.1 alone calls a number: 20260101_12, 0123 and 1:30. Aliases and merge keys are errors, because a few lines of them unfold to more than a
 memory holds; BASE does what they are for. So is a key that stands twice in one place: one of the two would be ignored.
 """
 
+import re
 from typing import Any
 
 import yaml
@@ -14,6 +15,8 @@ DEEPEST = 20
 MOST_VALUES = 50_000  # a factor for each class of ImageNet-21k is 21,841
 LONGEST = 10_000  # characters of a value
 _PREFIX = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_PREFIX}int", f"{_PREFIX}float")
+_NO_NUMBER = re.compile(r"[-+]?0[0-9_]|.*[_:]")  # octal numbers, thousands, and those to the base of 60
 _KNOWN = {f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
@@ -37,6 +40,8 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         assert node is not None
         self.depth -= 1
+        if node.tag in _NUMBERS and _NO_NUMBER.match(node.value):
+            node.tag = f"{_PREFIX}str"
         if node.tag not in _KNOWN:
             self._refuse(f"the tag {node.tag[:80]}")
         if isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST:

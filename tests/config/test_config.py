@@ -43,6 +43,22 @@ def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
     assert config.TRAIN.ACCUM_ITER == 1  # the default
 
 
+@pytest.mark.parametrize("text", ["20260101_12", "0123", "1:30", "-017", "1_000.5"])
+def test_text_that_yaml_1_1_takes_for_a_number_stays_as_typed(tmp_path, text):
+    assert load(tmp_path, f"SAVE: {text}").SAVE == text
+    assert load(tmp_path, "", "-opts", f"SAVE={text}").SAVE == text
+
+
+@pytest.mark.parametrize("text", ["a #b", "#b", "runs/c# 1"])
+def test_text_of_opts_is_cut_by_no_comment(tmp_path, text):
+    assert load(tmp_path, "", "-opts", f"SAVE={text}").SAVE == text
+
+
+def test_number_with_leading_zeros_or_thousands_is_decimal(tmp_path):
+    config = load(tmp_path, "DATA: {BATCH_SIZE: 010}\nTRAIN: {NUM_EPOCHS: 1_0}")
+    assert (config.DATA.BATCH_SIZE, config.TRAIN.NUM_EPOCHS) == (10, 10)
+
+
 def test_numbers_written_as_yaml_1_1_strings_become_numbers(tmp_path):
     config = load(tmp_path, "TRAIN: {BASE_LR: 3e-3, WARMUP_EPOCHS: 2, OPTIMIZER: {BETAS: '(0.9, 0.95)'}}")
     assert config.TRAIN.BASE_LR == 3e-3
