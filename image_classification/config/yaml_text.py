@@ -1,7 +1,8 @@
 """YAML for settings: empty values, true and false, numbers, texts, lists and mappings, within bounds.
 
-Dates stay the text that they are, and so does what YAML 1.1 alone calls a number: 20260101_12, 0123 and 1:30. Aliases and merge keys are errors, because a few lines of them unfold to more than a
-memory holds; BASE does what they are for. So is a key that stands twice in one place: one of the two would be ignored.
+Dates stay the text that they are, and so does what YAML 1.1 alone calls a number: 20260101_12, 0123 and 1:30. Aliases
+and merge keys are errors, because a few lines of them unfold to more than a memory holds; BASE does what they are for.
+So is a key that stands twice in one place: one of the two would be ignored.
 """
 
 import re

@@ -45,13 +45,14 @@ def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
 
 @pytest.mark.parametrize("text", ["20260101_12", "0123", "1:30", "-017", "1_000.5"])
 def test_text_that_yaml_1_1_takes_for_a_number_stays_as_typed(tmp_path, text):
-    assert load(tmp_path, f"SAVE: {text}").SAVE == text
-    assert load(tmp_path, "", "-opts", f"SAVE={text}").SAVE == text
+    configs = load(tmp_path, f"SAVE: {text}"), load(tmp_path, "", "-opts", f"SAVE={text}")
+    assert [config.SAVE for config in configs] == [text, text]
 
 
 @pytest.mark.parametrize("text", ["a #b", "#b", "runs/c# 1"])
 def test_text_of_opts_is_cut_by_no_comment(tmp_path, text):
-    assert load(tmp_path, "", "-opts", f"SAVE={text}").SAVE == text
+    config = load(tmp_path, "", "-opts", f"SAVE={text}")
+    assert text == config.SAVE
 
 
 def test_number_with_leading_zeros_or_thousands_is_decimal(tmp_path):
