@@ -13,6 +13,7 @@ import paddle
 
 from . import compiled, compiled_winograd
 from . import onednn_library as onednn
+from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
 from .onednn_memory import channels_last, convert, in_dtype, new_channels_last, new_like, reorder_like
 from .onednn_packing import packing
@@ -90,33 +91,18 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
     return name == "backward_weights" and (filters.shape[4] > 3 or geometry[1] != (0, 0))
 
 
-def _is_mistaken(name, source, filters, target, geometry, post_ops=()):
-    """oneDNN 3.6 sums wrong numbers, or what lies beyond the images, where windows move by several columns: to a single
-    one if there is a single channel, or, in bfloat16, fewer than 32; in bfloat16 also to two columns if the windows
-    would fill the images without padding, and if a window has only padding, which may end the process."""
-    (_, stride), (_, gap), (_, before), _ = geometry
-    if name != "forward" or stride == 1:
-        return False
-    width, columns, is_half = source.shape[3], target.shape[3], filters.data_type == onednn.BFLOAT16
-    if columns == 1 and filters.shape[-3] < (32 if is_half else 2):
-        return True
-    reach = (filters.shape[-1] - 1) * (gap + 1) + 1
-    fills = columns == 2 and before > 0 and width == stride + reach
-    return is_half and (fills or before >= reach or (columns - 1) * stride - before >= width)
-
-
 def has_forward(*key):
     """Return whether there is a right forward pass, which a transposed convolution needs in its backward pass."""
-    return bool(compiled.formats()) or not _is_mistaken("forward", *key)
+    return bool(compiled.formats()) or not is_mistaken("forward", *key)
 
 
 def _is_compiled(name, *key):
-    return _is_depthwise_gradient(name, *key) or _is_mistaken(name, *key)
+    return _is_depthwise_gradient(name, *key) or is_mistaken(name, *key)
 
 
 @compiled.counterpart(compiled.convolution, _is_compiled)
 def _describe(library, builder, name, *key):
-    if _is_mistaken(name, *key):
+    if is_mistaken(name, *key):
         raise onednn.OneDNNError("its results would be wrong")
     post_ops = key[4] if key[4:] else ()
     operands = [details[-1] for kind, *details in post_ops if kind == "binary"]
@@ -138,18 +124,6 @@ def _describe_weights(library, builder, plain_type, name, *key):
 def runs_in_float32(filters):
     """Return whether a convolution runs on widened copies: compiled products of a few channels are slower."""
     return filters.data_type in compiled.formats() and len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
-
-
-def _reads_too_far(name, source, filters, target, geometry, post_ops=()):
-    """oneDNN 3.6 takes two columns at a time for the gradient of bfloat16 filters. Where windows move by more than a
-    pixel and results have a single one, or so few that wide padding leaves some taps a single one, the other is
-    whatever lies in memory. So is the gradient by wide images whose channels it fills up to a multiple of 16, where
-    there are gaps between the rows of a window."""
-    if name != "backward_weights" or filters.data_type != onednn.BFLOAT16:
-        return False
-    filled = filters.shape[-3] % 16 != 0 and geometry[1][0] > 0
-    (_, stride), _, (_, before), _ = geometry
-    return filled or stride > 1 and target.shape[3] <= max(1, before)
 
 
 def _skips_pixels(name, source, filters, target, geometry, post_ops=()):
@@ -218,7 +192,7 @@ def _prepared(changes, plain_type, name, *key):
     if compiled_winograd.pays(changes, name, *key):
         filters = cache.get(compiled_winograd.describe_filters, plain_type, name, *key)
         return cache.get(compiled_winograd.describe, name, *key), filters
-    if is_product(changes, name, *key) or runs_in_float32(key[1]) or _reads_too_far(name, *key):
+    if is_product(changes, name, *key) or runs_in_float32(key[1]) or reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
         return None
@@ -232,7 +206,7 @@ def _run_otherwise(changes, name, key, first, weight, last, operands):
         _run_on_read_pixels(name, key, first, weight, last, operands)
     elif is_product(changes, name, *key):
         run_as_product(name, key, first, weight, last)
-    elif runs_in_float32(key[1]) or _reads_too_far(name, *key):
+    elif runs_in_float32(key[1]) or reads_too_far(name, *key):
         _run_in_float32(name, key, first, weight, last)
     else:
         source, filters, target, _ = key
