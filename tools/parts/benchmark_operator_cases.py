@@ -64,6 +64,7 @@ def cases(batch):
         "conv 3x3 64": (conv(padding=1), [maps, (64, 64, 3, 3)]),
         "conv 3x3 256": (conv(padding=1), [(batch, 256, 14, 14), (256, 256, 3, 3)]),
         "conv 1x1 64 to 256": (conv(), [maps, (256, 64, 1, 1)]),
+        "conv 1x1 256 to 512 stride 2": (conv(stride=2), [(batch, 256, 56, 56), (512, 256, 1, 1)]),
         "conv 1x1 24 to 72": (conv(), [(batch, 24, 56, 56), (72, 24, 1, 1)]),
         "conv grouped 32": (conv(padding=1, groups=32), [pyramid, (256, 8, 3, 3)]),
         "conv transposed 4x4 stride 2": (
