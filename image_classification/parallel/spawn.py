@@ -119,8 +119,9 @@ class _Watcher:
                 if codes[0] != EXIT_USER_ERROR:  # that is a line already, and it says all
                     print(f"error: rank 0 {how}", file=sys.stderr)
             else:
-                print(f"error: rank {rank} {how}; the end of its output:", file=sys.stderr)
                 lines = self._output(rank).splitlines()
+                said = "the end of its output:" if lines else "it wrote nothing"
+                print(f"error: rank {rank} {how}; {said}", file=sys.stderr)
                 sys.stderr.writelines(f"[rank {rank}] {line}\n" for line in lines[-TAIL_LINES:])
         sys.stderr.flush()
         code = next((codes[rank] for rank in culprits if codes[rank]), EXIT_PEER_LOST)
