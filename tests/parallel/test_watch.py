@@ -11,6 +11,7 @@ import pytest
 
 from image_classification.config import build_config
 from image_classification.parallel import _limit
+from image_classification.parallel.hub import named
 from image_classification.runtime import UserError
 
 from .harness import PATIENCE, ROOT, clean_environment, free_port, own_group
@@ -204,3 +205,7 @@ def test_signals_are_not_taken_by_the_threads_of_the_watch():
     done = subprocess.run([sys.executable, "-c", script], env=clean_environment(**place), cwd=ROOT, text=True,
                           capture_output=True, timeout=30 * PATIENCE)  # fmt: skip
     assert done.stdout == "undisturbed\n" and "KeyboardInterrupt" in done.stderr
+
+
+def test_process_is_named_by_rank_process_id_and_host():
+    assert named(3, ("node7/4026531840", 77)) == "rank 3 (process 77 on node7)"

@@ -132,3 +132,12 @@ def test_folder_appears_whole_or_not_at_all(tmp_path, is_there):
         (scratch / "one").write_text("1")
         assert not (folder / "one").exists()
     assert [path.name for path in folder.iterdir()] == ["one"]
+
+
+def test_error_of_the_system_in_a_folder_is_one_line_that_names_it(tmp_path):
+    with pytest.raises(runtime.UserError, match=f"^{tmp_path}: cannot be written to: No such file or directory$"):
+        with runtime.writing_to(tmp_path):
+            (tmp_path / "nowhere" / "file").write_bytes(b"")
+    with pytest.raises(ZeroDivisionError):  # a fault of ours stays one
+        with runtime.writing_to(tmp_path):
+            raise ZeroDivisionError
