@@ -11,6 +11,7 @@ import image_classification as zoo
 from image_classification.config import load_config
 from image_classification.data.decode import decode
 from image_classification.preview import eval_pixels, normalised
+from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_registry, with_preprocessing, write_weights
 from image_classification.zoo import find_config, load_model
 from tests.helpers.model_zoo import CONFIGS, published
@@ -172,3 +173,13 @@ def test_training_transform_is_random_and_repeats_with_its_generator():
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, prepare(image, 1))
     assert not np.array_equal(first, other) and not np.array_equal(prepare(image), prepare(image))
+
+
+def test_zoo_finds_a_run_folders_config_by_its_model_name(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("MODEL: {NAME: vit_tiny_digits, NUM_CLASSES: 3, EMBED_DIM: 8, NUM_HEADS: 1, PATCH_SIZE: 8}\n")
+    model, config = load_model(str(path), options=["DATA.IMAGE_SIZE=16"])
+    assert model.head.weight.shape == [8, 3]
+    with pytest.raises(UserError, match="no variant of the zoo"):
+        path.write_text("MODEL: {NAME: other}\n")
+        find_config(str(path))

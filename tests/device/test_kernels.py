@@ -14,8 +14,8 @@ from image_classification.optim import build_optimizer
 from image_classification.runtime import kernel_registry
 from tests.device.conftest import DEVICE
 from tests.device.test_models import train_step
+from tests.helpers.model_tools import tool
 from tests.helpers.model_zoo import FOLDERS
-from tests.tools.test_model_tools import tool
 
 check = tool("check_kernels")
 HALF_MODES = ("auto", "O1", "O2", "O3", "naive")

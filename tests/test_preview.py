@@ -1,0 +1,18 @@
+"""What the tools say of images and classes without a data set."""
+
+import pytest
+
+from image_classification import zoo
+from image_classification.preview import class_names
+from image_classification.runtime import UserError
+from tests.helpers.model_tools import VARIANT
+
+
+def test_class_names_come_from_a_file_or_imagenet(tmp_path):
+    _, config = zoo.load_model(VARIANT)
+    (tmp_path / "names.txt").write_text("".join(f"{index} sign {index}\n" for index in range(10)))
+    assert class_names(config, tmp_path / "names.txt")[3] == "sign 3"
+    with pytest.raises(UserError, match="has 1 lines, the model has 10 classes"):
+        (tmp_path / "short.txt").write_text("one\n")
+        class_names(config, tmp_path / "short.txt")
+    assert class_names(config)[3] == "3"

@@ -1,0 +1,121 @@
+"""tools/predict.py, called as a user would, on a small model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+
+from image_classification import zoo
+from image_classification.data.datasets import IMAGE_EXTENSIONS
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.replay import RECORDED
+from image_classification.preview import eval_pixels, normalised
+from tests.helpers.model_tools import VARIANT, tool
+from tests.helpers.small_runs import runs_of
+
+
+def test_predict_gives_the_models_own_scores(weights, photos, capsys):
+    assert tool("predict").main([VARIANT, str(photos), f"-pretrained={weights}", "-top_k=3", "-json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["file_name"] for result in results] == [str(photos / n) for n in ("a.png", "b.jpg", "sub/c.png")]
+    model, config = zoo.load_model(VARIANT, str(weights))
+    images = normalised(config, eval_pixels(config, [photos / "a.png"]))
+    assert images.shape == (1, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    scores = paddle.nn.functional.softmax(model(paddle.to_tensor(images)), axis=1).numpy()[0]
+    assert results[0]["class_ids"] == np.argsort(-scores)[:3].tolist()
+    np.testing.assert_allclose(results[0]["scores"], np.sort(scores)[::-1][:3], atol=1e-5)  # printed with 5 digits
+    words = [VARIANT, str(photos / "a.png"), f"-pretrained={weights}", "-top_k=99", "-json"]
+    assert tool("predict").main(words) == 0  # more classes than the model has: all of them
+    assert json.loads(capsys.readouterr().out)[0]["class_ids"] == np.argsort(-scores).tolist()
+
+
+def test_predict_says_that_it_computes_in_float32_where_the_configuration_says_otherwise(weights, photos, capsys):
+    words = [VARIANT, str(photos), f"-pretrained={weights}", "-json"]
+    assert tool("predict").main(words) == 0
+    plain = capsys.readouterr()
+    assert tool("predict").main([*words, "-opts", "AMP.MODE=auto"]) == 0
+    mixed = capsys.readouterr()
+    assert mixed.out == plain.out and "float32" not in plain.err
+    assert mixed.err == plain.err + "AMP.MODE auto is of the training: predictions are computed in float32\n"
+
+
+@pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
+def test_predict_runs_the_layers_for_the_first_batches_only(weights, tmp_path, capsys, monkeypatch):
+    for index in range(RECORDED + 3):
+        Image.fromarray(np.full((32, 32, 3), index, np.uint8)).save(tmp_path / f"{index}.png")
+    model, config = zoo.load_model(VARIANT, str(weights))
+    monkeypatch.setattr(zoo, "load_model", lambda *words: (model, config))
+    runs = runs_of(getattr(model, model.head_names[0]))
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-batch_size=1"]) == 0
+    assert len(runs) == RECORDED + 1  # and once to record
+
+
+def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_path, capsys):
+    predict = tool("predict")
+    rng = np.random.default_rng(0)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(rng.integers(0, 255, (300, 500, 3), np.uint8)).save(tmp_path / folder / "a.png")
+    (tmp_path / "two" / "cut.png").write_bytes((tmp_path / "two" / "a.png").read_bytes()[:900])
+    output = tmp_path / "out"
+    words = [VARIANT, str(tmp_path / "one"), str(tmp_path / "two"), f"-pretrained={weights}", f"-output={output}"]
+    assert predict.main([*words, "-json"]) == 1
+    out, err = capsys.readouterr()
+    results = json.loads(out)
+    assert [sorted(result) for result in results[:2]] == 2 * [["class_ids", "file_name", "label_names", "scores"]]
+    assert "two/cut.png: is no image that can be read" in results[2]["error"] and "skipped: " in err
+    assert sorted(path.relative_to(output).as_posix() for path in output.rglob("*.png")) == [
+        "one/a-png.png", "two/a-png.png"
+    ]  # fmt: skip
+    picture = np.asarray(Image.open(output / "one" / "a-png.png"))
+    photo = np.asarray(Image.open(tmp_path / "one" / "a.png"))
+    assert picture.shape[1] == 500 and picture.shape[0] > 300
+    np.testing.assert_array_equal(picture[:300, :90], photo[:, :90])  # left of the square that the model saw
+    assert picture[300:].any()  # the caption
+    assert predict.main([*words, "-explain"]) == 1
+    assert "two/cut.png\n  is no image" in capsys.readouterr().out
+    assert Image.open(output / "one" / "a-png.png").size[0] == 1000
+
+
+def test_predict_of_a_folder_finds_what_a_training_finds_in_it(weights, tmp_path, capsys):
+    for suffix in IMAGE_EXTENSIONS:
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).convert("L").save(tmp_path / f"a{suffix}")
+    (tmp_path / "._a.jpg").write_bytes(b"what another system keeps beside a photograph")
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-top_k=1", "-json"]) == 0
+    found = [Path(result["file_name"]) for result in json.loads(capsys.readouterr().out)]
+    assert found == sorted(tmp_path / f"a{suffix}" for suffix in IMAGE_EXTENSIONS)
+
+
+def test_predict_goes_on_after_a_batch_of_which_no_image_can_be_read(weights, tmp_path, capsys):
+    (tmp_path / "a.png").write_text("no image")
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "b.png")
+    assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-batch_size=1", "-json"]) == 1
+    assert ["error" in result for result in json.loads(capsys.readouterr().out)] == [True, False]
+
+
+@pytest.mark.parametrize(("word", "message"), [("gone.png", "gone.png: no such image"), ("TEXT", "is no image")])
+def test_predict_names_what_is_no_image(weights, tmp_path, capsys, word, message):
+    (tmp_path / "text.png").write_text("no image")
+    word = str(tmp_path / "text.png") if word == "TEXT" else word
+    assert tool("predict").main([VARIANT, word, f"-pretrained={weights}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["photos", "photos/pictures", "photos/cat", "."])
+def test_predict_never_writes_among_the_photographs(weights, tmp_path, capsys, monkeypatch, output):
+    """The next training would take the pictures for photographs of a class."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/cat/a.png", "photos/dog/b.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / name)
+    words = [VARIANT, "photos", f"-pretrained={weights}", "-output", output]
+    if output == ".":
+        words[1] = "photos/cat/a.png"  # its picture would stand beside the folder photos, where nothing is read
+        assert tool("predict").main(words) == 0
+    else:
+        assert tool("predict").main(words) == 2
+        assert f"-output: {output}: lies among the photographs" in capsys.readouterr().err
+    assert len(list((tmp_path / "photos").rglob("*"))) == 4
