@@ -14,6 +14,7 @@ the gradients, the scaler and the masters, and what the optimizer takes beyond t
 """
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import check_model
+from image_classification.config import preview_config, refuse_run_options
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import (
     Parser,
@@ -45,6 +46,7 @@ from image_classification.tools.parts.benchmark_report import (
     summary,
     table,
 )
+from image_classification.tools.parts.benchmark_worker import command_line
 
 # Engines of PyTorch's worker: (name, whether it has bfloat16 on a CPU, whether it trains).
 PEERS = {
@@ -67,7 +69,6 @@ def main(arguments):
 
         print(support_table())
         return 0
-    check_model(options.cfg, options.opts)
     entries = contestants(options)
     measurements = run_rounds(options, entries)
     products = measure_products(options, entries[0]["environment"])
@@ -148,6 +149,7 @@ def contestants(options):
     result = []
     for mode in options.modes:
         for dtype in (None,) if mode in FLOAT32_MODES else options.dtypes:
+            check_row(task | {"mode": mode, "dtype": dtype})
             program = [sys.executable, WORKER, json.dumps(task | {"mode": mode, "dtype": dtype})]
             name = mode if dtype is None else f"{mode} {dtype}"
             result.append({"name": name, "mode": mode, "program": program, "environment": environment})
@@ -159,6 +161,25 @@ def contestants(options):
         result += stock_paddle(task, environment) if in_float32 else []
         result += torch_peers(task, environment, options, in_float32)
     return result
+
+
+def check_row(task):
+    """Refuse keys of -opts that would make another row of it than its name says, or ask for what is not done.
+
+    Raises:
+        UserError: names the key, and the option that says it.
+    """
+    config = preview_config([f"-cfg={task['cfg']}", *command_line(task)])
+    refuse_run_options(config, "steps are measured, and nothing is kept")
+    for key, option, wanted in (
+        ("AMP.MODE", "-modes", task["mode"]), ("AMP.DTYPE", "-dtypes", task["dtype"]),
+        ("DEVICE", "-device", task["device"]),
+        ("DATA.BATCH_SIZE", "-batch_size", task["batch_size"]), ("DATA.IMAGE_SIZE", "-image_size", task["image_size"]),
+        ("DATA.DATASET", "-data", "synthetic" if task["data"] == "synthetic" else None),
+    ):  # fmt: skip
+        found = operator.attrgetter(key)(config)
+        if wanted not in (None, found):
+            raise UserError(f"-opts: {key}: {option} says it: {wanted}, found {found}; leave it out")
 
 
 def stock_paddle(task, environment):
@@ -200,7 +221,7 @@ def torch_peers(task, environment, options, in_float32):
     if reason:
         print(f"PyTorch + timm: not measured, {options.peer_python} does not run them ({reason})", file=sys.stderr)
         return []
-    config = check_model(options.cfg, options.opts)
+    config = preview_config([f"-cfg={options.cfg}", "-opts", "DATA.NUM_WORKERS=0", *options.opts])
     own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
     own["num_classes"] = config.MODEL.NUM_CLASSES
     own["image_size"] = options.image_size or config.DATA.IMAGE_SIZE

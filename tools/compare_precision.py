@@ -23,7 +23,6 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import (
-    check_model,
     family_of_file,
     find_yaml,
     invocation_yaml,
@@ -73,7 +72,6 @@ def parse_arguments(words):
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()
-    check_model(str(arguments.cfg), arguments.opts)
     arguments.modes, arguments.dtypes = (
         list(dict.fromkeys(words.split(","))) for words in (arguments.modes, arguments.dtypes)
     )
@@ -118,6 +116,8 @@ def prepare(arguments, run):
         ("EVAL", config.EVAL, False),
         ("DRY_RUN", config.DRY_RUN, False),
         ("MODEL.RESUME", config.MODEL.RESUME, None),
+        ("TRAIN.PROFILE_STEP", config.TRAIN.PROFILE_STEP, None),
+        ("NGPUS", config.NGPUS, -1),
     ):
         if found != wanted:
             raise UserError(f"-opts: {key}: each run has its own, {wanted}, found {found}; leave it out")

@@ -11,7 +11,7 @@ from .dialect import family_of_file, is_foreign, nested, translate
 from .merge import Builder, Layer, build_config, read_yaml, split_smoke
 from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
-from .unread import check_read
+from .unread import check_read, check_read_without_run
 from .yaml_text import load_yaml
 
 DEEPEST_KEY = 8  # dots: sections of sections; a dialect's options have two
@@ -179,12 +179,15 @@ def preview_config(argv: Sequence[str], family: str | None = None) -> Config:
 
 
 def check_model(cfg: str, options: Sequence[str] = ()) -> Config:
-    """Return the :class:`Config` of a model that a tool was given, before Paddle is imported.
+    """Return the :class:`Config` of a model that a tool was given with weights, before Paddle is imported.
 
     Raises:
-        UserError: there is no such model, or a key of it is wrong.
+        UserError: there is no such model, or a key of it is wrong, or of a run, which the tool does not make.
     """
-    return preview_config([f"-cfg={cfg}", "-eval", *(["-opts", *options] if options else [])])
+    words = ["-opts", *options] if options else []
+    config = preview_config([f"-cfg={cfg}", "-eval", *words])
+    check_read_without_run(_layers(make_parser().parse_args(words)))
+    return config
 
 
 def _with_classes(config: Config, files: Iterable[Layer], words: Iterable[Layer]) -> Config:

@@ -11,8 +11,8 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a teacher that nobody asks, no epoch that is left, epochs done beside a checkpoint, or a
-            comparison of float32 with itself.
+            have none, a folder of runs beside the run's own, a teacher that nobody asks, no epoch that is left, epochs
+            done beside a checkpoint, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
@@ -20,6 +20,9 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
             f"-data_path={path}: DATA.DATASET {config.DATA.DATASET} reads no folder: leave the path out, or say what "
             "is in it: -dataset=folder, imagenet2012, ... (docs/data.md)"
         )
+    if of_command_line.OUTPUT and of_command_line.SAVE != Config().SAVE:
+        raise UserError(f"SAVE={of_command_line.SAVE}: -output={of_command_line.OUTPUT} is the folder of this run, and "
+                        "nothing goes below SAVE: leave one of them out")  # fmt: skip
     teacher = of_command_line.MODEL.TEACHER
     if teacher and train.DISTILLATION_TYPE == "none" and not config.EVAL:
         raise UserError(f"-teacher_model_path={teacher}: TRAIN.DISTILLATION_TYPE is none: set it to soft or hard, or "

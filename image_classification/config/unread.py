@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ..runtime import UserError
 from .dialect import flattened
 from .merge import Layer
-from .schema import SCHEDULES, Config
+from .schema import SCHEDULES, Config, Model
 
 OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER", "TRAIN.LR_SCHEDULER"
 # A key: the key that decides about it, and the values of that one with which it is read; none: any that is not off.
@@ -38,6 +38,13 @@ READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "DATA.CROP_SCALE": ("DATA.TRAIN_CROP", ("random_resized",)),
     "DATA.CROP_RATIO": ("DATA.TRAIN_CROP", ("random_resized",)),
 }
+# What a tool reads that is given a model and its weights and makes no run, besides the arguments of the model.
+OF_WEIGHTS = (
+    "MODEL.NAME", "MODEL.NUM_CLASSES", "MODEL.CLASS_NAMES", "RUNTIME.SMOKE", "DEVICE",
+    *(f"DATA.{name}" for name in (
+        "IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "KEEP_ASPECT", "INTERPOLATION", "RESIZE_LIBRARY",
+        "EXIF_ORIENTATION", "IMAGENET_MEAN", "IMAGENET_STD", "PREPROCESSING", "PREPROCESSING_KEPT")),
+)  # fmt: skip
 OF_A_RUN = "DATA.PREPROCESSING_KEPT"  # in each config.yaml that a run wrote, with all other keys, and in no other file
 
 
@@ -59,6 +66,20 @@ def check_read(config: Config, of_files: Iterable[Layer], of_command_line: Itera
             name = f"{key.rpartition('.')[0]}.NAME"
             if READ_WITH[key][0] == name and name in said:
                 _check(source, key, said[name])
+
+
+def check_read_without_run(of_command_line: Iterable[Layer]) -> None:
+    """Refuse keys of a command line that only a run would read, to a tool that makes none.
+
+    Raises:
+        UserError: names the key, and those that are read.
+    """
+    for source, mapping in of_command_line:
+        for key, _ in flattened(mapping):
+            section, _, name = key.rpartition(".")
+            if key not in OF_WEIGHTS and (section != "MODEL" or hasattr(Model, name)):
+                known = f"the model's arguments, {', '.join(OF_WEIGHTS)}"
+                raise UserError(f"{source}: {key}: this tool does not read it, only {known}; leave it out")
 
 
 def _check(source: str, key: str, found: object) -> None:

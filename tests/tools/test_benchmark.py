@@ -99,6 +99,23 @@ def test_wrong_option_is_named_before_anything_is_measured(words, named, capsys,
     assert benchmark.main(words) == 2 and named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("word", "named"), [
+    ("AMP.MODE=O2", "-opts: AMP.MODE: -modes says it: fp32, found O2"), ("AMP=True", "AMP.MODE: -modes says it"),
+    ("AMP={MODE: auto, DTYPE: float16}", "AMP.MODE: -modes says it"), ("DEVICE=gpu", "DEVICE: -device says it: auto"),
+    ("DATA.BATCH_SIZE=64", "DATA.BATCH_SIZE: -batch_size says it: 8, found 64"),
+    ("DATA.DATASET=digits", "DATA.DATASET: -data says it: synthetic, found digits"),
+    ("OUTPUT=out", "-output=out: steps are measured"), ("MODEL.RESUME=latest", "-resume=latest: steps are measured"),
+    ("EVAL=True", "-eval: steps are measured"), ("DRY_RUN=True", "-dry_run: steps are measured"),
+])  # fmt: skip
+def test_option_that_would_make_rows_of_something_else_is_refused_before_anything_is_measured(
+    word, named, capsys, monkeypatch
+):
+    monkeypatch.setattr(benchmark, "run_rounds", None)
+    assert benchmark.main(["-cfg=vit_tiny_digits", "-modes=fp32,auto", "-opts", word]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+
+
 def test_unknown_variant_is_one_line(capsys):
     assert benchmark.main(["-cfg", "vit_enormous", "--modes", "fp32", "--rounds", "1"]) == 2
     assert "vit_enormous" in capsys.readouterr().err

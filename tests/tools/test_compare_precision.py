@@ -92,7 +92,8 @@ def test_file_of_means_when_it_is_another_file_is_refused_before_the_runs(tmp_pa
     ("options", "key"),
     [(["SEED=7"], "SEED"), (["AMP.MODE=O1"], "AMP.MODE"), (["AMP.MODE=O1", "AMP.DTYPE=bfloat16"], "AMP.MODE"),
      (["OUTPUT=runs"], "OUTPUT"), (["EVAL=True", "MODEL.PRETRAINED=weights.pdparams"], "EVAL"),
-     (["DRY_RUN=True"], "DRY_RUN"), (["MODEL.RESUME=latest"], "MODEL.RESUME")],
+     (["DRY_RUN=True"], "DRY_RUN"), (["MODEL.RESUME=latest"], "MODEL.RESUME"),
+     (["TRAIN.PROFILE_STEP=2"], "TRAIN.PROFILE_STEP"), (["NGPUS=2"], "NGPUS")],
 )  # fmt: skip
 def test_option_that_would_make_rows_of_another_run_is_refused_before_the_runs(tmp_path, capsys, options, key):
     words = ["-cfg=vit_tiny_digits", "-modes=auto", "-dtypes=float16", "-seeds=0,1", f"-output={tmp_path / 'runs'}"]

@@ -1,10 +1,14 @@
 """What several of the tools that are given a model and its weights have in common."""
 
+import operator
 import re
 from pathlib import Path
 
 import pytest
 
+from image_classification.config import Config
+from image_classification.config.unread import OF_WEIGHTS
+from image_classification.weights.preprocessing import KEYS
 from tests.helpers.model_tools import VARIANT, tool
 
 
@@ -30,3 +34,24 @@ def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_p
     error = capsys.readouterr().err
     assert error.startswith("error: gone.txt: cannot be read") and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["convert_weights", "export", "predict"])
+@pytest.mark.parametrize("word", [
+    "OUTPUT=out", "SAVE=out", "TRAIN.BASE_LR=0.1", "DATA.BATCH_SIZE=2", "DATA.NUM_WORKERS=1", "AMP.MODE=auto",
+    "AMP=True", "MODEL.PRETRAINED=other.pdparams", "MODEL={TEACHER: other.pdparams}", "EVAL=True", "SEED=1",
+])  # fmt: skip
+def test_option_that_only_a_run_reads_is_refused_before_the_weights_are_looked_for(name, word, tmp_path, capsys):
+    given = {"convert_weights": ["gone.pdparams", str(tmp_path / "w.pth")],
+             "export": ["-pretrained=gone.pdparams", f"-output={tmp_path / 'out'}"],
+             "predict": ["-pretrained=gone.pdparams", "gone.png"]}[name]  # fmt: skip
+    assert tool(name).main([VARIANT, *given, "-opts", "MODEL.NUM_CLASSES=10", word]) == 2
+    error, key = capsys.readouterr().err, word.partition("=")[0]
+    assert error.startswith(f"error: command line -opts: {key}") and "this tool does not read it" in error
+    assert error.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_options_of_weights_are_all_that_belongs_to_published_ones():
+    assert {f"DATA.{key}" for key in KEYS.values()} < set(OF_WEIGHTS)
+    for key in OF_WEIGHTS:
+        operator.attrgetter(key)(Config())

@@ -32,11 +32,15 @@ def test_predict_gives_the_models_own_scores(weights, photos, capsys):
     assert json.loads(capsys.readouterr().out)[0]["class_ids"] == np.argsort(-scores).tolist()
 
 
-def test_predict_says_that_it_computes_in_float32_where_the_configuration_says_otherwise(weights, photos, capsys):
+def test_predict_says_that_it_computes_in_float32_where_the_configuration_says_otherwise(
+    weights, photos, capsys, tmp_path
+):
+    path = tmp_path / "mixed.yaml"
     words = [VARIANT, str(photos), f"-pretrained={weights}", "-json"]
     assert tool("predict").main(words) == 0
     plain = capsys.readouterr()
-    assert tool("predict").main([*words, "-opts", "AMP.MODE=auto"]) == 0
+    path.write_text(f"BASE: {VARIANT}\nAMP: {{MODE: auto}}\n")
+    assert tool("predict").main([str(path), *words[1:]]) == 0
     mixed = capsys.readouterr()
     assert mixed.out == plain.out and "float32" not in plain.err
     assert mixed.err == plain.err + "AMP.MODE auto is of the training: predictions are computed in float32\n"
