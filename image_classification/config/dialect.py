@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..runtime import UserError
 from .catalogue import family_of, model_folders, name_of, variants
 from .merge import Layer, read_yaml
-from .values import shown
+from .values import as_numbers, shown
 
 FACTS = "paddlevit.yaml"
 MARKER = "MODEL.TYPE"
@@ -116,7 +116,7 @@ def _own_keys(source: str, mapping: Mapping[str, Any], facts: Facts, said: dict[
             said[f"{key}: {facts.without_effect[key]}"] = None
         elif key in facts.fixed:
             only = facts.fixed[key]
-            if value != only and str(value).lower() != str(only).lower():
+            if as_numbers(value) != as_numbers(only) and str(value).lower() != str(only).lower():
                 raise UserError(f"{source}: {key}: only {shown(only)} is computed here, found {shown(value)}")
             said[f"{key}: {shown(value)} is what is computed here"] = None
         else:

@@ -1,6 +1,5 @@
 """Layers of settings become one frozen configuration: default < BASE < YAML < command line."""
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -16,7 +15,7 @@ from ..runtime import UserError
 from .catalogue import find_yaml
 from .fields import within
 from .schema import Config, Model
-from .values import convert, shown
+from .values import as_numbers, convert, shown
 from .yaml_text import load_yaml
 
 # A source of settings, as errors name it, and what it sets.
@@ -141,7 +140,7 @@ class _Schema:
             elif prefix == "AMP." and name.upper() not in self.keys:
                 options = dict(values.get("AMP.OPTIONS", {}))
                 entries = value.items() if key == "OPTIONS" and isinstance(value, dict) else [(key, value)]
-                options.update({str(entry).lower(): _number(setting) for entry, setting in entries})
+                options.update({str(entry).lower(): as_numbers(setting) for entry, setting in entries})
                 values["AMP.OPTIONS"] = MappingProxyType(options)
             else:
                 self._set(values, source, name, value)
@@ -170,14 +169,6 @@ class _Schema:
         section = name.rpartition(".")[0]
         keys = [full for full in names if full.rpartition(".")[0] == section]
         return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
-
-
-def _number(value: Any) -> Any:
-    """Return a text that is a number as one, as :func:`convert` does where it knows what is expected: 1e3 of YAML."""
-    for kind in (int, float) if isinstance(value, str) else ():
-        with contextlib.suppress(ValueError):
-            return convert(value, kind)
-    return value
 
 
 @functools.cache

@@ -21,8 +21,8 @@ Annotation: TypeAlias = Any  # what stands behind the colon of a field: a class,
 def convert(value: object, kind: Annotation) -> Any:
     """Return ``value`` as the annotated type ``kind``.
 
-    YAML 1.1 reads ``3e-3`` and ``(0.9, 0.999)`` as strings: here a string that is a number is a number where a number
-    is expected. An int is a float where a float is expected, never the other way round.
+    YAML reads ``3e-3``, ``1.50`` and ``(0.9, 0.999)`` as strings: here a string that is a number is a number where a
+    number is expected. An int is a float where a float is expected, never the other way round.
 
     Raises:
         ValueError: the text says what was expected.
@@ -46,12 +46,24 @@ def convert(value: object, kind: Annotation) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
     elif kind is typing.Any or kind is object:
-        return value
+        return as_numbers(value)
     elif origin in (list, dict) or kind in (list, dict):
         expected = origin or kind
         if isinstance(value, expected):
-            return value
+            return as_numbers(value)
     raise ValueError(f"expected {name_of(kind)}")
+
+
+def as_numbers(value: Any) -> Any:
+    """Return a text that is a number as one, also in lists and mappings, where nobody says what is expected: 1e3."""
+    if isinstance(value, dict):
+        return {key: as_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [as_numbers(entry) for entry in value]
+    for kind in (int, float) if isinstance(value, str) else ():
+        with contextlib.suppress(ValueError):
+            return convert(value, kind)
+    return value
 
 
 def shown(value: object) -> str:
@@ -115,8 +127,10 @@ def _convert_bool(value: object) -> bool:
 
 def _convert_int(value: object) -> int:
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = int(value)
+        text, value = value, None
+        for base in (0, 10):  # 0x10 and 0b10 say theirs; 010 is ten
+            with contextlib.suppress(ValueError):
+                value = int(text, base)
     if isinstance(value, int) and not isinstance(value, bool):
         if abs(value) < LARGEST:
             return value

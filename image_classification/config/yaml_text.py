@@ -1,11 +1,12 @@
 """YAML for settings: empty values, true and false, numbers, texts, lists and mappings, within bounds.
 
-Dates stay the text that they are, and so does what YAML 1.1 alone calls a number: 20260101_12, 0123 and 1:30. Aliases
-and merge keys are errors, because a few lines of them unfold to more than a memory holds; BASE does what they are for.
-So is a key that stands twice in one place: one of the two would be ignored.
+Dates stay the text that they are, and so does a number that is not written as Python prints it: 1.50, 0x10, 0123, 1:30
+and 20260101_12 may be names of folders; where a number is expected, ``convert`` makes one of them. Aliases and merge
+keys are errors, because a few lines of them unfold to more than a memory holds; BASE does what they are for. So is a
+key that stands twice in one place: one of the two would be ignored.
 """
 
-import re
+import contextlib
 from typing import Any
 
 import yaml
@@ -17,7 +18,6 @@ MOST_VALUES = 50_000  # a factor for each class of ImageNet-21k is 21,841
 LONGEST = 10_000  # characters of a value
 _PREFIX = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_PREFIX}int", f"{_PREFIX}float")
-_NO_NUMBER = re.compile(r"[-+]?0[0-9_]|.*[_:]")  # octal numbers, thousands, and those to the base of 60
 _KNOWN = {f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         assert node is not None
         self.depth -= 1
-        if node.tag in _NUMBERS and _NO_NUMBER.match(node.value):
+        if node.tag in _NUMBERS and not _is_printed_so(node.value):
             node.tag = f"{_PREFIX}str"
         if node.tag not in _KNOWN:
             self._refuse(f"the tag {node.tag[:80]}")
@@ -60,6 +60,14 @@ class _Loader(yaml.SafeLoader):
     def _refuse(self, what: str, mark: Any = None) -> None:
         mark = mark or self.peek_event().start_mark
         raise yaml.composer.ComposerError(problem=f"{what} is not allowed", problem_mark=mark)
+
+
+def _is_printed_so(text: str) -> bool:
+    """Return whether nothing is lost where a text becomes a number, and the number a text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return str(kind(text)) == text
+    return False
 
 
 def load_yaml(text: str, where: str) -> Any:

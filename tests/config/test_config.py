@@ -12,6 +12,7 @@ from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.config.dialect import nested
 from image_classification.config.schema import DATASETS, Config
 from image_classification.config.unread import READ_WITH
+from image_classification.config.yaml_text import load_yaml
 from image_classification.data.sources import DATASETS as SOURCES
 from image_classification.runtime import UserError
 
@@ -43,10 +44,14 @@ def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
     assert config.TRAIN.ACCUM_ITER == 1  # the default
 
 
-@pytest.mark.parametrize("text", ["20260101_12", "0123", "1:30", "-017", "1_000.5"])
-def test_text_that_yaml_1_1_takes_for_a_number_stays_as_typed(tmp_path, text):
-    configs = load(tmp_path, f"SAVE: {text}"), load(tmp_path, "", "-opts", f"SAVE={text}")
-    assert [config.SAVE for config in configs] == [text, text]
+@pytest.mark.parametrize("text", ["20260101_12", "0123", "1:30", "-017", "1_000.5", "1.50", "0x10", "+5", "1.0e+3",
+                                  "1.", "0b11", "-0", ".5", ".inf", "9" * 20, "1.5", "7"])  # fmt: skip
+def test_text_that_yaml_takes_for_a_number_stays_as_typed(tmp_path, text):
+    configs = [load(tmp_path, f"SAVE: {text}\nTRAIN: {{HOOKS: [{text}, a]}}"),
+               load(tmp_path, "", "-opts", f"SAVE={text}", f"TRAIN.HOOKS=[{text}, a]")]  # fmt: skip
+    assert [(config.SAVE, config.TRAIN.HOOKS) for config in configs] == 2 * [(text, (text, "a"))]
+    again = load(tmp_path, to_yaml(configs[0]))
+    assert (text, (text, "a")) == (again.SAVE, again.TRAIN.HOOKS)
 
 
 @pytest.mark.parametrize("text", ["a #b", "#b", "runs/c# 1"])
@@ -58,6 +63,15 @@ def test_text_of_opts_is_cut_by_no_comment(tmp_path, text):
 def test_number_with_leading_zeros_or_thousands_is_decimal(tmp_path):
     config = load(tmp_path, "DATA: {BATCH_SIZE: 010}\nTRAIN: {NUM_EPOCHS: 1_0}")
     assert (config.DATA.BATCH_SIZE, config.TRAIN.NUM_EPOCHS) == (10, 10)
+
+
+def test_number_however_it_is_written_is_one_where_one_is_expected(tmp_path):
+    text = ("DATA: {BATCH_SIZE: 0x10, IMAGENET_MEAN: [0.50, 5.0e-1, .5]}\nTRAIN: {BASE_LR: 1.50e-3}\n"
+            "AMP: {MODE: auto, init_scale: 0x100, some: {deep: [1.50, a]}}\nMODEL: {ANY: [0x10, 1.50]}")  # fmt: skip
+    config = build_config([("text", load_yaml(text, "text"))], lambda any=None: None)
+    assert (config.DATA.BATCH_SIZE, config.DATA.IMAGENET_MEAN, config.TRAIN.BASE_LR) == (16, (0.5, 0.5, 0.5), 1.5e-3)
+    assert dict(config.AMP.OPTIONS) == {"init_scale": 256, "some": {"deep": [1.5, "a"]}}
+    assert config.MODEL.ARGUMENTS["any"] == [16, 1.5]
 
 
 def test_numbers_written_as_yaml_1_1_strings_become_numbers(tmp_path):

@@ -152,7 +152,7 @@ def test_file_that_is_too_long_is_refused_before_it_is_read(tmp_path):
 def test_plain_values_are_what_they_were():
     text = "a: 1\nb: 1.5\nc: true\nd: null\ne: text\nf: [1, x]\ng: {h: '1'}\ni: 3e-3\nj: 0x10\nk: 2024-01-01\nl: ~"
     assert load_yaml(text, "x") == {
-        "a": 1, "b": 1.5, "c": True, "d": None, "e": "text", "f": [1, "x"], "g": {"h": "1"}, "i": "3e-3", "j": 16,
+        "a": 1, "b": 1.5, "c": True, "d": None, "e": "text", "f": [1, "x"], "g": {"h": "1"}, "i": "3e-3", "j": "0x10",
         "k": "2024-01-01", "l": None,
     }  # fmt: skip
 
