@@ -33,6 +33,7 @@ def main(arguments):
     model = {"NUM_CLASSES": options.num_classes} if options.num_classes else {}
     download = options.dataset in DOWNLOADS and not options.check
     data = {"DATASET": options.dataset, "DATA_PATH": options.folder, "DOWNLOAD": download}
+    data["SKIP_CORRUPT"] = options.check  # which names each of them
     num_corrupt = 0
     config = build_config([("arguments", {"DATA": data, "MODEL": model})])
     if not model:  # then the data say it
@@ -57,7 +58,7 @@ def _check(dataset, split):
             try:
                 content, _ = dataset.read(index)
                 decode(content)
-            except (CorruptImage, UserError) as error:  # damaged, or not to be read at all
+            except (CorruptImage, UserError) as error:  # of the image, or of the archive that it is in
                 found += 1
                 name = dataset.describe(index)
                 bar.write(f"corrupt: {name} ({str(error).removeprefix(f'{name}: ')})")

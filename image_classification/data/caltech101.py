@@ -21,7 +21,7 @@ BACKGROUND = "BACKGROUND_Google"
 _PLACES = ("", "caltech-101", "caltech101")
 
 
-def read_caltech101(root, split, with_background=False):
+def read_caltech101(root, split, with_background=False, skip_corrupt=False):
     """Return 80 % ("train") or 20 % ("val") of each class; the split depends on nothing but the official files.
 
     ``root`` holds the folder ``101_ObjectCategories``, the archive of that name, or the zip file around it; an archive
@@ -35,7 +35,7 @@ def read_caltech101(root, split, with_background=False):
     names = [name for name in list_class_names(folder) if with_background or name != BACKGROUND]
     if not names:
         raise UserError(f"{folder}: has no class folders")
-    everything = read_class_folders(folder, names, ignore=() if with_background else (BACKGROUND,))
+    everything = read_class_folders(folder, names, () if with_background else (BACKGROUND,), skip_corrupt)
     chosen = stratified_split(everything.labels, split)
     paths = [os.path.relpath(everything.describe(index), folder) for index in chosen]
     return FileDataset(folder, paths, everything.labels[chosen], names)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..files.plain import read_plain
 from ..runtime import UserError
+from .decode import CorruptImage
 
 LARGEST_FILE = 1 << 29  # bytes of an image
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -76,9 +77,13 @@ class FileDataset(Labelled):
         """Return (encoded bytes, label).
 
         Raises:
-            UserError: the file cannot be read.
+            CorruptImage: the file cannot be read.
         """
-        return read_plain(self.describe(index), LARGEST_FILE), int(self.labels[index])
+        path = self.describe(index)
+        try:
+            return read_plain(path, LARGEST_FILE), int(self.labels[index])
+        except UserError as error:
+            raise CorruptImage(str(error).removeprefix(f"{path}: ")) from None
 
     def describe(self, index):
         return os.path.join(self.root, self._paths[index])

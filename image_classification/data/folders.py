@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import stat
 
 from ..files.plain import open_plain, unreadable
 from ..runtime import UserError, get_logger
@@ -53,15 +54,17 @@ def list_images(folder):
     return sorted(found), others
 
 
-def read_class_folders(root, class_names=None, ignore=()):
+def read_class_folders(root, class_names=None, ignore=(), skip_corrupt=False):
     """Return the images of the class folders in ``root``; labels follow the sorted folder names.
 
     Args:
         class_names: the folders that must be there in this order, for an evaluation set that goes with a training set.
         ignore: names of folders that are not read.
+        skip_corrupt: an image without a file, such as a broken link, is left to whoever reads it.
 
     Raises:
-        UserError: no class folder, an empty one, one that ``class_names`` does not know, or classes one level deeper.
+        UserError: no class folder, an empty one, one that ``class_names`` does not know, classes one level deeper, or
+            an image without a file.
     """
     present = [name for name in list_class_names(root) if name not in ignore]
     class_names = class_names or present
@@ -79,6 +82,12 @@ def read_class_folders(root, class_names=None, ignore=()):
         paths += [os.path.join(name, image) for image in images]
         labels += [label] * len(images)
     _check_depth(root, present, paths)
+    missing = [] if skip_corrupt else _missing(root, paths)
+    if missing:
+        raise UserError(
+            f"{root}: {len(missing)} of its {len(paths)} images are broken links or no files, the first is "
+            f"{os.path.join(root, missing[0])}; DATA.SKIP_CORRUPT=True leaves such images out"
+        )
     if left_out:
         get_logger().warning(f"{root}: {len(left_out)} files are no images by their names: {left_out[0]}, ...")
     return FileDataset(root, paths, labels, class_names)
@@ -107,7 +116,7 @@ def read_list_file(list_path, root, num_classes):
 
     Raises:
         UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1; an image is not
-            there.
+            there, or no file.
     """
     paths, labels = [], []
     with open_plain(list_path) as file:
@@ -133,7 +142,8 @@ def read_list_file(list_path, root, num_classes):
     missing = _missing(root, paths)
     if missing:
         first = os.path.join(root, missing[0])
-        raise UserError(f"{list_path}: {len(missing)} of its {len(paths)} images are not there, the first is {first}")
+        found = f"{len(missing)} of its {len(paths)} images are not there or no files"
+        raise UserError(f"{list_path}: {found}, the first is {first}")
     return FileDataset(root, paths, labels, [str(label) for label in range(num_classes)])
 
 
@@ -148,8 +158,8 @@ def _missing(root, paths):
     for folder, names in names_in.items():
         where = os.path.join(root, folder)
         try:
-            present = set(os.listdir(where)) if len(names) > FEW else {name for name in names if _is_there(where, name)}
-        except FileNotFoundError:
+            present = _files(where) if len(names) > FEW else {name for name in names if _is_file(where, name)}
+        except (FileNotFoundError, NotADirectoryError):
             present = set()
         except OSError:
             continue
@@ -157,9 +167,17 @@ def _missing(root, paths):
     return missing
 
 
-def _is_there(folder, name):
+def _files(folder):
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries
+                if entry.is_file(follow_symlinks=False) or _is_file(folder, entry.name)}  # fmt: skip
+
+
+def _is_file(folder, name):
+    """Return whether there is a plain file, behind a link or not; what may not be looked at counts as one."""
     try:
-        os.lstat(os.path.join(folder, name))
-    except FileNotFoundError:
+        return stat.S_ISREG(os.stat(os.path.join(folder, name)).st_mode)
+    except PermissionError:
+        return True
+    except OSError:
         return False
-    return True

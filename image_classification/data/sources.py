@@ -59,7 +59,7 @@ def _class_folders(config, split):
     class_names = list(config.MODEL.CLASS_NAMES) if config.EVAL else None
     if split == "val" and not class_names and os.path.isdir(train):
         class_names = list_class_names(train)
-    return read_class_folders(os.path.join(root, split), class_names)
+    return read_class_folders(os.path.join(root, split), class_names, skip_corrupt=config.DATA.SKIP_CORRUPT)
 
 
 def _folder(config, split):
@@ -74,7 +74,7 @@ def _folder(config, split):
                 "fixed fifth is for evaluation"
             )
         return _class_folders(config, split)
-    everything = read_class_folders(root)
+    everything = read_class_folders(root, skip_corrupt=config.DATA.SKIP_CORRUPT)
     chosen = stratified_split(everything.labels, split)
     paths = [os.path.relpath(everything.describe(index), root) for index in chosen]
     return FileDataset(root, paths, everything.labels[chosen], everything.class_names)
@@ -102,7 +102,9 @@ DATASETS = {
     ),
     "cifar10": lambda config, split: read_cifar("cifar10", config.DATA.DATA_PATH, split),
     "cifar100": lambda config, split: read_cifar("cifar100", config.DATA.DATA_PATH, split),
-    "caltech101": lambda config, split: read_caltech101(config.DATA.DATA_PATH, split, config.DATA.CALTECH_BACKGROUND),
+    "caltech101": lambda config, split: read_caltech101(
+        config.DATA.DATA_PATH, split, config.DATA.CALTECH_BACKGROUND, config.DATA.SKIP_CORRUPT
+    ),
     "folder": _folder,
     "list": _list,
     "tar_shards": lambda config, split: read_tar_shards(config.DATA.DATA_PATH, split, _classes_of_labels(config)),

@@ -8,6 +8,7 @@ import pytest
 from scipy.io import savemat
 
 from image_classification.data import build_dataset
+from image_classification.data.datasets import FileDataset
 from image_classification.data.decode import CorruptImage
 from image_classification.data.folders import read_list_file
 from image_classification.data.labels import json_label, text_label
@@ -93,7 +94,7 @@ def test_list_of_any_bytes_keeps_its_paths(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "long name", "loop"])
-def test_image_that_is_no_plain_file_is_one_line_at_once(tmp_path, kind):
+def test_image_of_a_list_that_is_no_plain_file_is_one_line_before_any_is_read(tmp_path, kind):
     name = "n" * 300 + ".jpg" if kind == "long name" else "a.jpg"
     path = tmp_path / name
     if kind == "fifo":
@@ -103,19 +104,21 @@ def test_image_that_is_no_plain_file_is_one_line_at_once(tmp_path, kind):
     elif kind == "loop":
         path.symlink_to("a.jpg")
     (tmp_path / "train_list.txt").write_text(f"{name} 0\n")
-    dataset = build_dataset(make_config(5, DATASET="list", DATA_PATH=tmp_path), "train")
-    with pytest.raises(UserError, match="cannot be read"):
-        dataset.read(0)
+    with pytest.raises(UserError, match=r"1 of its 1 images are not there or no files, the first is .*\.jpg"):
+        build_dataset(make_config(5, DATASET="list", DATA_PATH=tmp_path), "train")
+    with pytest.raises(CorruptImage, match="^cannot be read"):  # it was a file when the list was read
+        FileDataset(tmp_path, [name], [0], ["a"]).read(0)
 
 
 @pytest.mark.parametrize("count", [3, 300])
 def test_images_of_a_list_that_are_not_there_are_one_line_before_any_is_read(tmp_path, count):
     names = [f"folder/{index}.jpg" for index in range(count)]
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "1.jpg").mkdir(parents=True)
+    (tmp_path / "folder" / "0.jpg").symlink_to("gone.jpg")
     for name in names[2:]:
         (tmp_path / name).touch()
     (tmp_path / "train_list.txt").write_text("".join(f"{name} 0\n" for name in [*names, "elsewhere/a.jpg"]))
-    expected = f"train_list.txt: 3 of its {count + 1} images are not there, the first is .*/0.jpg"
+    expected = f"train_list.txt: 3 of its {count + 1} images are not there or no files, the first is .*/0.jpg"
     with pytest.raises(UserError, match=expected):
         build_dataset(make_config(5, DATASET="list", DATA_PATH=tmp_path), "train")
 

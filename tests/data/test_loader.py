@@ -312,6 +312,26 @@ def test_corrupt_images_are_skipped_and_counted_when_asked(broken_folder, jpeg_f
     assert loader.skipped_images in (1, 2)  # one of the 21 images is dropped
 
 
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+@pytest.mark.parametrize("count", [5, 200])
+def test_image_without_a_file_is_named_before_any_is_read_or_skipped_and_counted(jpeg_folder, tmp_path, kind, count):
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "train" / name / f"{number}.jpg").symlink_to(jpeg_folder / "train" / "cat" / "0.JPEG")
+    broken = tmp_path / "train" / "dog" / "2.jpg"
+    broken.unlink()
+    os.mkfifo(broken) if kind == "fifo" else broken.symlink_to("gone.jpg")
+    (tmp_path / "val").symlink_to("train")
+    options = {"NUM_WORKERS": 0, "DATASET": "folder"}
+    message = error_of(build_train_loader, folder_config(tmp_path, **options))
+    assert f"train: 1 of its {2 * count} images are broken links or no files, the first is {broken};" in message
+    assert "DATA.SKIP_CORRUPT=True" in message and "\n" not in message
+    loader = build_eval_loader(folder_config(tmp_path, SKIP_CORRUPT=True, **options))
+    assert sum(len(labels) for _, labels in batches_of(loader)) == 2 * count - 1
+    assert loader.skipped_images == 1
+
+
 class SabotagedDataset:
     """Reads pixels; at image 5 the worker kills itself, hangs, or raises; or each image takes 0.1 s."""
 
