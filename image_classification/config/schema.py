@@ -49,7 +49,7 @@ class Data:
     DALI_GPU: bool = option(False, "DALI decodes on this process's GPU instead of the CPU")
     PREFETCH: int = option(2, "batches that the workers prepare ahead", minimum=1, maximum=MOST_PROCESSES)
     WORKER_TIMEOUT: float = option(120.0, "seconds without any new image after which a worker counts as hung", above=0)
-    SKIP_CORRUPT: bool = option(False, "leave images out that cannot be read or decoded, with a count, instead of stopping")
+    SKIP_CORRUPT: bool = option(False, "leave images out that cannot be read or decoded, with a count, and go on")
     IMAGENET_MEAN: tuple[float, ...] = option((0.5, 0.5, 0.5), "mean of each channel, images scaled to 0-1")
     IMAGENET_STD: tuple[float, ...] = option((0.5, 0.5, 0.5), "standard deviation of each channel, 0-1", above=0)
     RESIZE_LIBRARY: str = option("cv2", "pil: torchvision, else PaddleClas", choices=("cv2", "pil", "paddleclas_pil"))

@@ -28,8 +28,7 @@ def settle_classes(config, dataset):
         raise UserError(f"DATA.DATA_PATH: {where} has one class, {dataset.class_names[0]}: nothing to tell apart")
     if found != model.NUM_CLASSES:
         if model.CLASSES_GIVEN:
-            raise UserError(f"MODEL.NUM_CLASSES: {model.NUM_CLASSES}, but {where} has {found} classes: "
-                            f"{_some(dataset.class_names)}")  # fmt: skip
+            raise wrong_number(config, dataset)
         get_logger().info(
             f"data: {found} classes ({_some(dataset.class_names)}), so the model has {found} outputs instead of "
             f"{model.NUM_CLASSES}"
@@ -43,6 +42,14 @@ def settle_classes(config, dataset):
     names = names or (model.CLASS_NAMES if trained else ())
     settled = dataclasses.replace(model, NUM_CLASSES=found, CLASS_NAMES=names, CLASSES_GIVEN=True)
     return dataclasses.replace(config, MODEL=settled)
+
+
+def wrong_number(config, dataset):
+    """Return the error for data whose classes are not as many as were set: by names, where these are as many."""
+    number = config.MODEL.NUM_CLASSES
+    given = f"CLASS_NAMES: {number} names" if len(config.MODEL.CLASS_NAMES) == number else f"NUM_CLASSES: {number}"
+    found = f"{dataset.num_classes} classes: {_some(dataset.class_names)}"
+    return UserError(f"MODEL.{given}, but {place_of(config.DATA)} has {found}")
 
 
 def place_of(data):

@@ -9,6 +9,7 @@ from . import imagenet_val
 from .caltech101 import SOURCE as CALTECH101_SOURCE
 from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
+from .classes import wrong_number
 from .datasets import FileDataset, check_labels, require_folder
 from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
@@ -118,7 +119,7 @@ def build_dataset(config, split):
     With DATA.DOWNLOAD a public archive that is not there is fetched first, by one process while the others wait.
 
     Raises:
-        UserError: a missing or malformed file, or a label outside MODEL.NUM_CLASSES.
+        UserError: a missing or malformed file, more classes than MODEL.NUM_CLASSES, or a label outside of it.
     """
     name = config.DATA.DATASET
     if config.DATA.DOWNLOAD:
@@ -129,5 +130,7 @@ def build_dataset(config, split):
             download_once(source, config.DATA.DATA_PATH)
     dataset = DATASETS[name](config, split)
     if config.MODEL.CLASSES_GIVEN:
+        if dataset.num_classes > config.MODEL.NUM_CLASSES:
+            raise wrong_number(config, dataset)
         check_labels(dataset, config.MODEL.NUM_CLASSES)
     return dataset

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from image_classification.config import preview_config
 from image_classification.data import build_dataset, settle_classes
 from image_classification.data.classes import describe_classes
 from image_classification.data.folders import list_images
@@ -28,15 +29,24 @@ def test_class_folders_say_how_many_outputs_the_model_gets(photos):
     assert (settled.MODEL.NUM_CLASSES, settled.MODEL.CLASSES_GIVEN) == (3, True)
 
 
-def test_number_that_was_set_and_is_wrong_is_one_line_with_what_was_found(photos):
-    config = make_config(5, DATASET="folder", DATA_PATH=photos)
-    with pytest.raises(UserError, match="^MODEL.NUM_CLASSES: 5, but .* has 3 classes: cat, dog, owl$"):
+@pytest.mark.parametrize("number", [2, 5])
+def test_number_that_was_set_and_is_wrong_is_one_line_with_what_was_found(photos, number):
+    config = make_config(number, DATASET="folder", DATA_PATH=photos)
+    with pytest.raises(UserError, match=f"^MODEL.NUM_CLASSES: {number}, but .* has 3 classes: cat, dog, owl$"):
         settle_classes(config, build_dataset(config, "train"))
 
 
-def test_data_that_read_no_folder_are_named_without_one():
-    config = make_config(12, DATASET="digits")
-    with pytest.raises(UserError, match="MODEL.NUM_CLASSES: 12, but digits has 10 classes"):
+@pytest.mark.parametrize("number", [3, 12])
+def test_names_that_were_set_and_are_not_as_many_as_the_classes_are_named_with_both_numbers(number):
+    config = preview_config(["-cfg=vit_tiny_digits", "-opts", f"MODEL.CLASS_NAMES={list('abcdefghijkl'[:number])}"])
+    with pytest.raises(UserError, match=f"^MODEL.CLASS_NAMES: {number} names, but digits has 10 classes: 0, 1, 2, "):
+        settle_classes(config, build_dataset(config, "train"))
+
+
+@pytest.mark.parametrize("number", [3, 12])
+def test_data_that_read_no_folder_are_named_without_one(number):
+    config = make_config(number, DATASET="digits")
+    with pytest.raises(UserError, match=f"MODEL.NUM_CLASSES: {number}, but digits has 10 classes"):
         settle_classes(config, build_dataset(config, "train"))
 
 
