@@ -27,7 +27,7 @@ from .runtime import UserError, get_logger, seed_everything, select_device, set_
 from .saved_config import check_classes, differing_classes
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
-from .zoo import load_model, make_model
+from .zoo import load_model, make_model, refuse_other_weights
 
 
 @dataclasses.dataclass
@@ -61,6 +61,7 @@ def build_parts(config, build_model, parallel):
     """
     config = with_preprocessing(config)
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
+        refuse_other_weights(config, build_model, config.MODEL.PRETRAINED)
         find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)

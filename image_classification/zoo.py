@@ -10,6 +10,7 @@ import operator
 import os
 
 import numpy as np
+import paddle
 from PIL import Image
 
 from .config import family_of_file, find_yaml, load_config, variants
@@ -21,7 +22,15 @@ from .data.decode import CorruptImage, pillow_pixels
 from .data.normalize import Normalize
 from .files.plain import read_plain
 from .runtime import UserError, select_device
-from .weights import load_pretrained, locate, read_registry, read_variants, with_preprocessing
+from .weights import (
+    differences,
+    is_here,
+    load_pretrained,
+    locate,
+    read_registry,
+    read_variants,
+    with_preprocessing,
+)
 from .weights.preprocessing import NORMALISATION
 
 # Arguments of every model, as keys of the DATA section.
@@ -64,6 +73,8 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     if isinstance(channels, numbers.Integral):  # whatever the images are normalised with, a model does not say
         options += [f"DATA.{key}={[0.5] * int(channels)}" for key in NORMALISATION]
     config = _configured(path, build_model, weights, options)
+    if weights is not None:
+        refuse_other_weights(config, build_model, weights)
     model = make_model(config, build_model)
     if weights is not None:
         load_pretrained(model, weights, replace_head=num_classes is not None)
@@ -150,6 +161,31 @@ def make_model(config, build_model):
     return model
 
 
+def refuse_other_weights(config, build_model, source):
+    """Refuse the published weights of another architecture before they are fetched; those that are here are
+    compared when they are read.
+
+    The head and the positions, which a training and another image size change, are not compared.
+
+    Raises:
+        UserError: names the variant that the weights are of, and what does not fit.
+    """
+    entry = read_registry().get(source)
+    if entry is None or entry.variant == config.MODEL.NAME or is_here(source):
+        return
+    path, builder = find_config(entry.variant)
+    with paddle.LazyGuard():  # shapes only, no memory
+        models = make_model(config, build_model), make_model(load_config([f"-cfg={path}"], builder), builder)
+    changing = [name for model in models for name in (*model.head_names, *model.position_embeddings())]
+    own, other = (
+        {name: value for name, value in model.state_dict().items() if not name.startswith(tuple(changing))}
+        for model in models
+    )
+    text = differences(own, other)
+    if text:
+        raise UserError(f"-pretrained: {source}: is of {entry.variant}, which does not fit this model: {text}")
+
+
 def load_model(name, pretrained=None, options=()):
     """Return (model in evaluation mode, its configuration with the weights' preprocessing).
 
@@ -160,6 +196,8 @@ def load_model(name, pretrained=None, options=()):
     """
     path, build_model = find_config(name)
     config = _configured(path, build_model, pretrained, options)
+    if pretrained:
+        refuse_other_weights(config, build_model, pretrained)
     select_device(config.DEVICE)
     model = make_model(config, build_model)
     if pretrained:

@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 
 import image_classification as zoo
+from image_classification.build import build_parts
 from image_classification.config import load_config
 from image_classification.data.decode import decode
 from image_classification.preview import eval_pixels, normalised
 from image_classification.runtime import UserError
-from image_classification.weights import export_tensors, read_registry, with_preprocessing, write_weights
+from image_classification.weights import export_tensors, read_registry, source, with_preprocessing, write_weights
 from image_classification.zoo import find_config, load_model
 from tests.helpers.model_zoo import CONFIGS, published
 
@@ -69,6 +70,36 @@ def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
         for name in ("resnet18", "resnet50_apex"):  # a variant, and a recipe of one
             zoo.create_model(name, pretrained=True)
     assert loaded == [entry.id, *(published()[name]["default"] for name in ("resnet18", "resnet50"))]
+
+
+@pytest.mark.parametrize(("name", "weights", "fits"), [
+    ("resnet18", "torchvision/resnet50.V2", False), ("vit_tiny_digits", "torchvision/resnet50.V2", False),
+    ("resnet50", "torchvision/resnet101.V2", False), ("resnet18", "torchvision/resnet18.V1", True),
+    ("vit_tiny_patch16_384", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
+    ("deit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k", True),
+])  # fmt: skip
+def test_published_weights_of_another_architecture_are_refused_before_they_are_fetched(
+    name, weights, fits, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PADDLE_ZOO_WEIGHTS", str(tmp_path))
+    fetched = []
+
+    def download(source, folder):
+        fetched.append(source.file_name)
+        raise UserError("fetched")
+
+    monkeypatch.setattr(source, "download_once", download)
+    monkeypatch.setattr(source, "_announced_digest", lambda url: None)
+    path, build_model = find_config(name)
+    config = load_config([f"-cfg={path}", f"-pretrained={weights}"], build_model)
+    message = "fetched" if fits else "is of resnet.* does not fit this model: it "
+    for function, arguments in (
+        (zoo.create_model, (name, weights)), (load_model, (name, weights)), (build_parts, (config, build_model, None)),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message) as caught:
+            function(*arguments)
+        assert "\n" not in str(caught.value)
+    assert len(fetched) == 3 * fits
 
 
 @pytest.mark.parametrize(("call", "message"), [

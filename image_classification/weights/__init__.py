@@ -1,18 +1,20 @@
 """Pretrained weights: where they are, how they are read safely, and how they fit our models."""
 
 from .export import export_tensors, torch_tensors
-from .load import LoadReport, linear_weights, load_pretrained, transpose_linears
+from .load import LoadReport, differences, linear_weights, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, read_registry, read_variants
-from .source import find_weights, locate
+from .source import find_weights, is_here, locate
 from .write import write_weights, writer_of
 
 __all__ = [
     "LoadReport",
+    "differences",
     "export_tensors",
     "find_entry",
     "find_weights",
+    "is_here",
     "linear_weights",
     "load_pretrained",
     "locate",

@@ -45,6 +45,15 @@ def find_weights(source):
     return place if isinstance(place, Path) else _download(*place)
 
 
+def is_here(source):
+    """Return whether weights are on this machine, be they whole or not; fetch nothing."""
+    try:
+        place = locate(source)
+    except UserError:
+        return False
+    return isinstance(place, Path) or os.path.exists(cache_folder() / place[1])
+
+
 def locate(source):
     """Return the path of a weight file that is there, or (URL, name in the cache, hash or None); fetch nothing.
 
