@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,21 @@ def test_export_to_a_path_that_is_no_text_is_one_line_before_any_work(weights, t
     output = tmp_path / "\udce4"  # a byte of Latin-1, as a system of long ago wrote it
     assert tool("export").main([VARIANT, f"-pretrained={weights}", f"-output={output}"]) == 2
     assert "Paddle writes to paths in UTF-8 only" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("room", [2**9, 2**12, 2**16, 0])
+def test_export_onto_a_full_disk_says_so_and_leaves_nothing(weights, tmp_path, capfd, room):
+    """The limit of a file stands for the end of the disk: within each of the files, and in the last bytes."""
+    assert export_with(weights, tmp_path / "whole") == 0
+    size = (tmp_path / "whole" / "inference.pdiparams").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room or size - 10, limits[1]))
+    try:
+        assert export_with(weights, tmp_path / "out") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.search("error: .*out.*: cannot be written( to)?: File too large\n$", capfd.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_export_that_an_engine_cannot_run_is_one_line_and_leaves_nothing(tmp_path, capfd):
