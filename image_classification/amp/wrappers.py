@@ -13,6 +13,33 @@ from .precision import StepResult
 from .structures import cast_floating
 
 
+class _Bound:
+    """A method of which ``paddle.jit``, which asks for its name first, is told what to do instead."""
+
+    def __init__(self, function: Callable, model: "AmpModel"):
+        self._function, self._model = function, model
+
+    def __call__(self, *args, **kwargs):
+        return self._function(self._model, *args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "paddle.jit takes no model that was through amp: build the plain model, give it this one's weights by "
+            "set_state_dict(model.state_dict()), and save that"
+        )
+
+
+class _NotForJit:
+    """Decorator of such a method; no property, which ``paddle.jit.save`` would leave out without a word."""
+
+    def __init__(self, function: Callable):
+        self._function = function
+
+    def __get__(self, model, owner=None):
+        return self if model is None else _Bound(self._function, model)
+
+
 class AmpModel(paddle.nn.Layer):
     """A model that opens its precision's forward context itself; attributes of the model are found and set through it.
 
@@ -24,6 +51,7 @@ class AmpModel(paddle.nn.Layer):
         self.model = precision.convert_model(model)
         self.precision = precision
 
+    @_NotForJit
     def forward(self, *args, **kwargs):
         outermost = not self.precision.is_active
         with self.precision.forward_context():

@@ -226,6 +226,23 @@ def test_default_bounds_of_a_static_scale_are_no_warning(level, caplog):
     assert "no effect of: max_scale" in caplog.text
 
 
+@pytest.mark.parametrize("level", [level for level in MODES if level != "O0"])
+@pytest.mark.parametrize("specified", [True, False])
+def test_paddle_jit_is_told_to_take_the_plain_model(level, specified, tmp_path):
+    model, _ = start(level)
+    spec = [paddle.static.InputSpec([None, *batch()[0].shape[1:]], "float32")]
+    words = r"paddle\.jit takes no model that was through amp: build the plain model, .*set_state_dict[^\n]*$"
+    for call in (
+        lambda: paddle.jit.save(model, str(tmp_path / "m"), input_spec=spec if specified else None),
+        lambda: paddle.jit.to_static(model, input_spec=spec if specified else None, full_graph=True),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=words):
+            call()
+    plain = network()
+    plain.set_state_dict(model.state_dict())
+    paddle.jit.save(plain, str(tmp_path / "plain"), input_spec=spec)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
