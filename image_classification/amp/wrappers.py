@@ -236,11 +236,15 @@ class AmpOptimizer:
 def unscale(optimizers: Sequence[AmpOptimizer]) -> None:
     """Check and unscale what one backward pass left, and move the scale of its loss.
 
-    When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step.
+    When any gradient of any of the optimizers is not finite, all of them drop theirs and skip their next step. Where no
+    process has a gradient, nothing was checked, and the scale stays.
     """
     scaled = [(optimizer._named_params(), optimizer._scale) for optimizer in optimizers]
     precision = optimizers[0].precision
-    results = precision.examine(scaled, optimizers[0]._loss_id)
+    if precision.reduction.found_inf(any(gradients_of(named_params) for named_params, _ in scaled)):  # a vote
+        results = precision.examine(scaled, optimizers[0]._loss_id)
+    else:
+        results = [StepResult(True, scale, 0.0) for _, scale in scaled]
     for optimizer, (named_params, scale), result in zip(optimizers, scaled, results, strict=True):
         if result.applied:
             precision.clip(named_params, 0.0, None, scale)

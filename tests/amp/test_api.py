@@ -113,6 +113,41 @@ def test_overflow_skips_one_step_and_halves_a_dynamic_scale(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("way", ["step", "minimize", "scale_loss", "clip_grad_norm"])
+def test_step_without_gradients_changes_nothing_and_is_no_clean_step(level, way):
+    """PyTorch's scaler refuses such a step, and Apex's moves no scale."""
+    model, optimizer = start(level, loss_scale="dynamic")
+    iterate(model, optimizer, steps=2)
+    before = bits(model.state_dict()), amp.state_dict(optimizer)
+    optimizer.clear_grad()
+    if way == "scale_loss":
+        with amp.scale_loss(paddle.ones([1]), optimizer):
+            pass
+    if way == "clip_grad_norm":
+        assert optimizer.clip_grad_norm(1.0) == 0.0
+    result = optimizer.minimize(None) if way == "minimize" else optimizer.step()
+    assert result.applied and result.grad_norm == 0.0
+    assert (bits(model.state_dict()), amp.state_dict(optimizer)) == before
+    iterate(model, optimizer, steps=1)
+    assert amp.state_dict(optimizer)["loss_scaler0"]["good_steps"] == 3
+
+
+def test_step_when_another_process_has_gradients_counts_here_too():
+    class Both(amp.Reduction):
+        def found_inf(self, flag):
+            asked.append(flag)
+            return len(asked) == 1  # the first question: has anybody gradients?
+
+    asked = []
+    model = network()
+    model, optimizer = amp.initialize(
+        model, adamw(model), opt_level="O2", loss_scale="dynamic", verbosity=0, reduction=Both()
+    )
+    optimizer.step()
+    assert asked == [False, False] and amp.state_dict(optimizer)["loss_scaler0"]["good_steps"] == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_accumulation_by_repeated_or_delayed_unscaling_agrees(level):
     """Delayed, gradients are added scaled and unscaled once; powers of two make that equal to unscaling each pass."""
     ends = []
