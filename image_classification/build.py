@@ -24,7 +24,7 @@ from .hooks import (
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
-from .saved_config import check_classes, differing_classes
+from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
 from .zoo import load_model, make_model
@@ -78,7 +78,7 @@ def build_parts(config, build_model, parallel):
         # a training run may have another number of classes than its weights
         loaded = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
         weights = loaded.source
-        _look_at_classes(loaded, config)
+        _look_at_origin(loaded, config)
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
@@ -99,9 +99,11 @@ def build_parts(config, build_model, parallel):
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
 
 
-def _look_at_classes(loaded, config):
-    """Refuse to evaluate weights by labels of other classes than theirs; say so where they learn on with their head."""
+def _look_at_origin(loaded, config):
+    """Refuse to evaluate weights by labels of other classes than theirs; say so where they learn on with their head,
+    and where the model or its images are not those that they were trained with."""
     where = f"-pretrained: {loaded.source}"
+    warn_of_other_model(loaded.config, config, where)
     if config.EVAL:
         check_classes(loaded.config, config, where)
     elif not loaded.replaced and (difference := differing_classes(loaded.config, config, where)):

@@ -4,10 +4,15 @@ import itertools
 import json
 import operator
 
+from .config import Config
+from .config.compare import changes, flat, recipe_of, without_machine
 from .config.yaml_text import load_yaml
 from .data.classes import place_of
-from .runtime import UserError
+from .runtime import UserError, get_logger
+from .runtime.errors import one_line
+from .weights.preprocessing import KEYS, NORMALISATION
 
+EVALUATION = ("IMAGE_SIZE", *KEYS.values())  # what the figure of an evaluation depends on besides the model
 ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
 
 
@@ -63,6 +68,44 @@ def differing_classes(text, config, where):
     index, before, now = different[0]
     return (f"class {index} is {before or 'missing'} there and {now or 'missing'} in {place_of(config.DATA)}, "
             f"{len(different)} of {len(pairs)} differ")  # fmt: skip
+
+
+def changed_recipe(text, config, where):
+    """Return in what the recipe of a checkpoint is another one than that of the run that continues it, as text; "" in
+    nothing. The names of the classes are not compared, :func:`check_classes` refuses others.
+    """
+    saved = without_machine(flat(_values(text, f"{where}: config")))
+    return _changes(saved, recipe_of(config), lambda key: key != "MODEL.CLASS_NAMES")
+
+
+def warn_of_other_model(text, config, where, of_data=None):
+    """Warn where weights are used in another way than they were trained: as another architecture whose parameters have
+    the same shapes, or with other preprocessing.
+
+    Args:
+        text: as for :func:`check_classes`.
+        of_data: keys of the DATA section that matter; None: of an evaluation all that move its figure, of a training
+            the normalisation.
+    """
+    of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
+    saved, default = flat(_values(text, f"{where}: config")) if text else {}, recipe_of(Config())
+    if not any(key.startswith("MODEL.") and key not in default for key in saved):
+        return  # a configuration of classes alone
+
+    def matters(key):
+        section, _, name = key.partition(".")
+        if section == "DATA":
+            return name in of_data
+        return section == "MODEL" and key not in default and "DROP" not in name  # arguments of the model alone
+
+    text = _changes(saved, recipe_of(config), matters)
+    if text:
+        get_logger().warning(f"{where}: was trained otherwise: {text}; -cfg=<its run folder> keeps it as it was")
+
+
+def _changes(saved, own, matters):
+    return one_line("; ".join(f"{key} was {before}, now it is {now}" for key, before, now in changes(saved, own)
+                              if matters(key)))  # fmt: skip
 
 
 def classes_alone(text, where):

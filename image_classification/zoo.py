@@ -21,6 +21,7 @@ from .data.decode import CorruptImage, pillow_pixels
 from .data.normalize import Normalize
 from .files.plain import read_plain
 from .runtime import UserError, select_device
+from .saved_config import warn_of_other_model
 from .weights import load_pretrained, locate, read_registry, read_variants, with_preprocessing
 from .weights.preprocessing import NORMALISATION
 
@@ -66,7 +67,8 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     config = _configured(path, build_model, weights, options)
     model = make_model(config, build_model)
     if weights is not None:
-        load_pretrained(model, weights, replace_head=num_classes is not None)
+        loaded = load_pretrained(model, weights, replace_head=num_classes is not None)
+        warn_of_other_model(loaded.config, config, f"create_model: {weights}", of_data=())
     return model
 
 
@@ -163,7 +165,7 @@ def load_model(name, pretrained=None, options=()):
     select_device(config.DEVICE)
     model = make_model(config, build_model)
     if pretrained:
-        load_pretrained(model, pretrained)
+        warn_of_other_model(load_pretrained(model, pretrained).config, config, f"-pretrained: {pretrained}")
     model.eval()
     return model, config
 

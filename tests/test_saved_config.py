@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from image_classification import checkpoint
-from image_classification.build import build_parts
+from image_classification.build import build_parts, build_trainer
+from image_classification.config import load_config
 from image_classification.evaluate_only import load_resumed_weights
 from image_classification.hooks import Hook
 from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
-from image_classification.saved_config import differing_classes
+from image_classification.saved_config import differing_classes, warn_of_other_model
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
+from image_classification.zoo import create_model, find_config, load_model
 from tests.helpers.data_samples import write_class_folders
 from tests.helpers.small_runs import build_net, config_of, trainer_of
 
@@ -140,3 +142,56 @@ def test_metadata_of_others_is_no_configuration(tmp_path, metadata):
     file = read_weights(path)
     assert (file.tensors["w"] == array).all()
     assert differing_classes(file.config, config_of(MODEL={"CLASS_NAMES": ["cat"]}), "there") == ""
+
+
+@pytest.fixture
+def eight_heads(tmp_path):
+    """Return (words and builder of a small ViT, the checkpoint of one with eight heads and a normalisation of its own).
+    """
+    words = ["-cfg=vit_tiny_digits", "-device=cpu", "-opts", "MODEL.DEPTH=1"]
+    build_vit = find_config("vit_tiny_digits")[1]
+    changed = ["MODEL.NUM_HEADS=8", "MODEL.DROP_PATH=0.1", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
+    parts = build_parts(load_config([*words, *changed], build_vit), build_vit, SingleProcess())
+    path = tmp_path / "latest.pdparams"
+    checkpoint.save(path, build_trainer(parts).state())
+    return words, build_vit, path
+
+
+MODEL_WORDS = "MODEL.NUM_HEADS was 8, now it is 4"
+DATA_WORDS = "DATA.IMAGENET_MEAN was [0.2, 0.2, 0.2], now it is [0.5, 0.5, 0.5]"
+
+
+def warnings_of(caplog, call):
+    caplog.clear()
+    call()
+    return [record.getMessage() for record in caplog.records if "was trained otherwise" in record.getMessage()]
+
+
+def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eight_heads, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    words, build_vit, path = eight_heads
+
+    def build(*more):
+        return build_parts(load_config([*words, *more], build_vit), build_vit, SingleProcess())
+
+    evaluated = build("DEVICE=cpu", "-eval", f"-resume={path}")
+    for use, of_data, crop in (
+        (lambda: load_resumed_weights(evaluated), True, True),
+        (lambda: build("-eval", f"-pretrained={path}"), True, True),
+        (lambda: build(f"-pretrained={path}"), True, False),
+        (lambda: load_model("vit_tiny_digits", path, ["MODEL.DEPTH=1"]), True, True),
+        (lambda: create_model("vit_tiny_digits", path, depth=1), False, False),
+    ):
+        (line,) = warnings_of(caplog, use)
+        assert str(path) in line and MODEL_WORDS in line and "DROP_PATH" not in line and "DATASET" not in line
+        assert (DATA_WORDS in line, "DATA.CROP_PCT" in line) == (of_data, crop)
+    same = ["MODEL.NUM_HEADS=8", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
+    assert not warnings_of(caplog, lambda: build(*same, "-eval", f"-pretrained={path}"))
+
+
+def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    text = json.dumps({"MODEL": {"CLASS_NAMES": ["cat"]}})
+    config = config_of(MODEL={"NUM_CLASSES": 4})
+    for told in (text, None):
+        assert not warnings_of(caplog, lambda told=told: warn_of_other_model(told, config, "there"))
