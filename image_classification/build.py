@@ -23,6 +23,7 @@ from .hooks import (
 )
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
+from .parallel.agreement import check_agreement
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
@@ -72,6 +73,8 @@ def build_parts(config, build_model, parallel):
     place = parallel.data_rank, parallel.data_size
     eval_loader = data.build_eval_loader(config, *place, dataset if config.EVAL else None)
     train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
+    images = {"training images": train_loader, "evaluation images": eval_loader}
+    check_agreement(parallel, config, {name: len(each.dataset) for name, each in images.items() if each is not None})
     model = make_model(config, build_model)
     weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
