@@ -28,7 +28,7 @@ from .runtime import UserError, get_logger, seed_everything, select_device, set_
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
-from .zoo import load_model, make_model
+from .zoo import load_with_report, make_model
 
 
 @dataclasses.dataclass
@@ -120,7 +120,7 @@ def build_teacher(config, device, parallel):
     the student's size, and positions are resampled to it.
 
     Raises:
-        UserError: there is no teacher, nobody says what it is, or its weights do not fit.
+        UserError: there is no teacher, nobody says what it is, its weights do not fit, or its classes are others.
     """
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return None
@@ -132,10 +132,12 @@ def build_teacher(config, device, parallel):
     sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
              "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip
     try:
-        model, own = load_model(config.MODEL.TEACHER_CFG or variant, weights, [f"{k}={v}" for k, v in sizes.items()])
+        options = [f"{key}={value}" for key, value in sizes.items()]
+        model, own, loaded = load_with_report(config.MODEL.TEACHER_CFG or variant, weights, options)
     except UserError as error:
         hint = "" if entry or config.MODEL.TEACHER_CFG else "; MODEL.TEACHER_CFG says whose weights they are"
         raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
+    check_classes(loaded.config, config, f"MODEL.TEACHER {weights}")
     precision = build_precision(
         dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
     )

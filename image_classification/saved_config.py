@@ -1,5 +1,6 @@
 """What the configuration in a checkpoint says against the one that the checkpoint is read for."""
 
+import contextlib
 import itertools
 import json
 import operator
@@ -88,7 +89,9 @@ def warn_of_other_model(text, config, where, of_data=None):
             the normalisation.
     """
     of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
-    saved, default = flat(_values(text, f"{where}: config")) if text else {}, recipe_of(Config())
+    saved, default = {}, recipe_of(Config())
+    with contextlib.suppress(UserError):  # the text of another project
+        saved = flat(_values(text or "", f"{where}: config"))
     if not any(key.startswith("MODEL.") and key not in default for key in saved):
         return  # a configuration of classes alone
 

@@ -160,14 +160,20 @@ def load_model(name, pretrained=None, options=()):
         pretrained: weights as `-pretrained` takes them; None keeps the fresh ones.
         options: KEY=VALUE words, as `-opts` takes them.
     """
+    return load_with_report(name, pretrained, options)[:2]
+
+
+def load_with_report(name, pretrained, options):
+    """Return what :func:`load_model` does and the `LoadReport` of the weights, None without any."""
     path, build_model = find_config(name)
     config = _configured(path, build_model, pretrained, options)
     select_device(config.DEVICE)
-    model = make_model(config, build_model)
+    model, loaded = make_model(config, build_model), None
     if pretrained:
-        warn_of_other_model(load_pretrained(model, pretrained).config, config, f"-pretrained: {pretrained}")
+        loaded = load_pretrained(model, pretrained)
+        warn_of_other_model(loaded.config, config, f"-pretrained: {pretrained}")
     model.eval()
-    return model, config
+    return model, config, loaded
 
 
 def _configured(path, build_model, weights, options, training=False):

@@ -193,5 +193,5 @@ def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog
     monkeypatch.setattr(get_logger(), "propagate", True)
     text = json.dumps({"MODEL": {"CLASS_NAMES": ["cat"]}})
     config = config_of(MODEL={"NUM_CLASSES": 4})
-    for told in (text, None):
+    for told in (text, None, "MODEL: {of: [another, project"):
         assert not warnings_of(caplog, lambda told=told: warn_of_other_model(told, config, "there"))
