@@ -170,12 +170,13 @@ def build_trainer(parts):
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     if (batches := len(parts.train_loader)) < config.TRAIN.ACCUM_ITER:
         get_logger().warning(f"TRAIN.ACCUM_ITER {config.TRAIN.ACCUM_ITER}: an epoch, so a step, has {batches} batches")
+    steps = steps_per_epoch(parts)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     return Trainer(
         parts,
         optimizer=optimizer,
-        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts), global_batch_size),
-        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        schedule=build_schedule(config.TRAIN, steps, global_batch_size),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model), config.TRAIN.NUM_EPOCHS * steps),
         hooks=[EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)],
     )
 

@@ -53,6 +53,8 @@ def load_resumed_weights(parts):
         warn_of_other_model(state["config"], parts.config, f"-resume: {path}")
         model, average = state["model"], state["ema"]
     evaluated = average or model  # as in training
+    if average:
+        get_logger().info("%s: its averaged weights are taken", path)
     own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
     checkpoint.check_matches(own, loaded, path)
     parts.precision.load_model_state_dict(parts.model, loaded)
