@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
+from .interrupts import remembered_interrupts
 from .log import log_to_stderr
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
@@ -34,7 +35,8 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
         escape_what_cannot_be_printed()
         log_to_stderr(logging.WARNING)
         try:
-            code = main(sys.argv[1:] if arguments is None else arguments) or 0
+            with remembered_interrupts():
+                code = main(sys.argv[1:] if arguments is None else arguments) or 0
             sys.stdout.flush()
             return code
         except UserError as error:

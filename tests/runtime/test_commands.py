@@ -1,8 +1,10 @@
 """How options are spelt and what a program says of a mistake."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,6 +72,24 @@ def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
 
     assert main(["a"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_interrupt_of_which_a_library_makes_another_error_is_one_line(capsys):
+    @command
+    def main(arguments):
+        try:
+            if arguments:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        raise OSError("(External) KeyboardInterrupt: <EMPTY MESSAGE>")  # as Paddle does
+
+    assert main(["interrupted"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(OSError, match="External"):
+        main([])
 
 
 def test_command_says_what_the_project_logs_beside_its_output(capsys, monkeypatch):
