@@ -89,21 +89,22 @@ def warn_of_other_model(text, config, where, of_data=None):
             the normalisation.
     """
     of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
-    saved, default = {}, recipe_of(Config())
+    saved = {}
     with contextlib.suppress(UserError):  # the text of another project
         saved = flat(_values(text or "", f"{where}: config"))
-    if not any(key.startswith("MODEL.") and key not in default for key in saved):
-        return  # a configuration of classes alone
-
-    def matters(key):
-        section, _, name = key.partition(".")
-        if section == "DATA":
-            return name in of_data
-        return section == "MODEL" and key not in default and "DROP" not in name  # arguments of the model alone
-
-    text = _changes(saved, recipe_of(config), matters)
+    if "DATA.IMAGE_SIZE" not in saved:  # it knows classes at most
+        return
+    text = _changes(saved, recipe_of(config), lambda key: _is_used(key, of_data))
     if text:
         get_logger().warning(f"{where}: was trained otherwise: {text}; -cfg=<its run folder> keeps it as it was")
+
+
+def _is_used(key, of_data):
+    """Return whether a key is an argument of the model that a use of its weights depends on, or one of DATA's."""
+    section, _, name = key.partition(".")
+    if section == "DATA":
+        return name in of_data
+    return section == "MODEL" and key not in recipe_of(Config()) and "DROP" not in name
 
 
 def _changes(saved, own, matters):
@@ -111,11 +112,15 @@ def _changes(saved, own, matters):
                               if matters(key)))  # fmt: skip
 
 
-def classes_alone(text, where):
-    """Return the part of a configuration that names the classes, as text, for weights that leave the run; None: it
-    names none."""
-    names = _at(_values(text, where), "MODEL.CLASS_NAMES")
-    return json.dumps({"MODEL": {"CLASS_NAMES": names}}) if names else None  # which YAML reads
+def of_weights_alone(text, where):
+    """Return the part of a configuration that goes with weights which leave the run, as text that YAML reads: the names
+    of the classes, the arguments of the model, and what the figure of an evaluation depends on."""
+    parts = {"DATA": {}, "MODEL": {}}
+    for key, value in flat(_values(text, where)).items():
+        if _is_used(key, EVALUATION) or key == "MODEL.CLASS_NAMES":
+            section, _, name = key.partition(".")
+            parts[section][name] = value
+    return json.dumps(parts)
 
 
 def _values(text, where):

@@ -14,7 +14,7 @@ from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
-from image_classification.saved_config import differing_classes, warn_of_other_model
+from image_classification.saved_config import EVALUATION, differing_classes, of_weights_alone, warn_of_other_model
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
 from image_classification.zoo import create_model, find_config, load_model
@@ -118,7 +118,7 @@ def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog
     assert "class 0 is cat there and bee in folder" in caplog.text and "starts as that of other classes" in caplog.text
 
 
-def test_best_weights_know_their_classes_and_nothing_else_of_the_run(animals):
+def test_best_weights_know_their_classes_and_use_and_nothing_else_of_the_run(animals):
     path, folder = animals
     hook = CheckpointHook(RunFolder(path.parent), frozenset({"fc.weight"}))
     trainer_of(config_on(folder.parent / "first", False), hooks=[hook]).fit()
@@ -129,7 +129,9 @@ def test_best_weights_know_their_classes_and_nothing_else_of_the_run(animals):
     content = weights.read_bytes()
     metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     assert metadata.keys() == {"format", CONFIG}  # where the data lie is nobody's business
-    assert json.loads(metadata[CONFIG]) == {"MODEL": {"CLASS_NAMES": ["cat", "dog", "owl"]}}
+    told = json.loads(metadata[CONFIG])
+    assert told["MODEL"] == {"CLASS_NAMES": ["cat", "dog", "owl"]}
+    assert told["DATA"].keys() == set(EVALUATION) and told["DATA"]["IMAGENET_MEAN"] == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("metadata", [{"config": "MODEL: [{"}, {CONFIG: 3}, {CONFIG: "3"}, {CONFIG: "{}"}, [], "x"])
@@ -185,6 +187,11 @@ def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eig
         (line,) = warnings_of(caplog, use)
         assert str(path) in line and MODEL_WORDS in line and "DROP_PATH" not in line and "DATASET" not in line
         assert (DATA_WORDS in line, "DATA.CROP_PCT" in line) == (of_data, crop)
+    alone = of_weights_alone(checkpoint.load(path)["config"], "there")
+    for use in (evaluated.config, load_config([*words, f"-pretrained={path}"], build_vit)):
+        ((line,), (of_file,)) = (warnings_of(caplog, lambda text=text, use=use: warn_of_other_model(text, use, "there"))
+                                 for text in (alone, checkpoint.load(path)["config"]))  # fmt: skip
+        assert line == of_file
     same = ["MODEL.NUM_HEADS=8", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
     assert not warnings_of(caplog, lambda: build(*same, "-eval", f"-pretrained={path}"))
 
