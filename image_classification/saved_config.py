@@ -104,7 +104,8 @@ def _is_used(key, of_data):
     section, _, name = key.partition(".")
     if section == "DATA":
         return name in of_data
-    return section == "MODEL" and key not in recipe_of(Config()) and "DROP" not in name
+    same = "DROP" in name or name == "DEPLOY"  # of training alone; another form of the same function
+    return section == "MODEL" and key not in recipe_of(Config()) and not same
 
 
 def _changes(saved, own, matters):

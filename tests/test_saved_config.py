@@ -1,5 +1,6 @@
 """What a checkpoint's configuration says against the one that it is resumed or evaluated with."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -194,6 +195,19 @@ def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eig
         assert line == of_file
     same = ["MODEL.NUM_HEADS=8", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
     assert not warnings_of(caplog, lambda: build(*same, "-eval", f"-pretrained={path}"))
+
+
+def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog, monkeypatch):
+    """Another form of the same function, and rates of a training."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    words, build_vit, path = eight_heads
+    saved = checkpoint.load(path)["config"].replace("NUM_HEADS: 8", "NUM_HEADS: 4")
+    config = load_config(words, build_vit)
+    for argument in ("DEPLOY", "ATTENTION_DROPOUT", "NUM_HEADS"):
+        other = dataclasses.replace(config.MODEL, ARGUMENTS=config.MODEL.ARGUMENTS | {argument.lower(): 2})
+        used = dataclasses.replace(config, MODEL=other)
+        found = warnings_of(caplog, lambda used=used: warn_of_other_model(saved, used, "there", of_data=()))
+        assert bool(found) == (argument == "NUM_HEADS")
 
 
 def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog, monkeypatch):
