@@ -23,11 +23,12 @@ from .hooks import (
 )
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
+from .parallel.agreement import check_agreement
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
-from .saved_config import check_classes, differing_classes
+from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
-from .zoo import load_model, make_model, refuse_other_weights
+from .zoo import load_with_report, make_model, refuse_other_weights
 
 
 @dataclasses.dataclass
@@ -73,13 +74,15 @@ def build_parts(config, build_model, parallel):
     place = parallel.data_rank, parallel.data_size
     eval_loader = data.build_eval_loader(config, *place, dataset if config.EVAL else None)
     train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
+    images = {"training images": train_loader, "evaluation images": eval_loader}
+    check_agreement(parallel, config, {name: len(each.dataset) for name, each in images.items() if each is not None})
     model = make_model(config, build_model)
     weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         # a training run may have another number of classes than its weights
         loaded = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
         weights = loaded.source
-        _look_at_classes(loaded, config)
+        _look_at_origin(loaded, config)
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
@@ -100,9 +103,11 @@ def build_parts(config, build_model, parallel):
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
 
 
-def _look_at_classes(loaded, config):
-    """Refuse to evaluate weights by labels of other classes than theirs; say so where they learn on with their head."""
+def _look_at_origin(loaded, config):
+    """Refuse to evaluate weights by labels of other classes than theirs; say so where they learn on with their head,
+    and where the model or its images are not those that they were trained with."""
     where = f"-pretrained: {loaded.source}"
+    warn_of_other_model(loaded.config, config, where)
     if config.EVAL:
         check_classes(loaded.config, config, where)
     elif not loaded.replaced and (difference := differing_classes(loaded.config, config, where)):
@@ -116,7 +121,7 @@ def build_teacher(config, device, parallel):
     the student's size, and positions are resampled to it.
 
     Raises:
-        UserError: there is no teacher, nobody says what it is, or its weights do not fit.
+        UserError: there is no teacher, nobody says what it is, its weights do not fit, or its classes are others.
     """
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return None
@@ -128,10 +133,12 @@ def build_teacher(config, device, parallel):
     sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
              "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip
     try:
-        model, own = load_model(config.MODEL.TEACHER_CFG or variant, weights, [f"{k}={v}" for k, v in sizes.items()])
+        options = [f"{key}={value}" for key, value in sizes.items()]
+        model, own, loaded = load_with_report(config.MODEL.TEACHER_CFG or variant, weights, options)
     except UserError as error:
         hint = "" if entry or config.MODEL.TEACHER_CFG else "; MODEL.TEACHER_CFG says whose weights they are"
         raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
+    check_classes(loaded.config, config, f"MODEL.TEACHER {weights}")
     precision = build_precision(
         dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
     )
@@ -164,12 +171,13 @@ def build_trainer(parts):
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
     if (batches := len(parts.train_loader)) < config.TRAIN.ACCUM_ITER:
         get_logger().warning(f"TRAIN.ACCUM_ITER {config.TRAIN.ACCUM_ITER}: an epoch, so a step, has {batches} batches")
+    steps = steps_per_epoch(parts)
     global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
     return Trainer(
         parts,
         optimizer=optimizer,
-        schedule=build_schedule(config.TRAIN, steps_per_epoch(parts), global_batch_size),
-        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        schedule=build_schedule(config.TRAIN, steps, global_batch_size),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model), config.TRAIN.NUM_EPOCHS * steps),
         hooks=[EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)],
     )
 

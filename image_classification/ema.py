@@ -6,10 +6,25 @@ import paddle
 
 from .runtime import UserError, get_logger
 
+MOST_LEFT = 0.1  # share of the first weights in the last average; more, and it is not of this training
 
-def build_ema(train_config, tensors):
-    """Return the average that ``TRAIN.MODEL_EMA`` and ``TRAIN.MODEL_EMA_DECAY`` ask for, started at ``tensors``."""
-    return EMA(train_config.MODEL_EMA_DECAY, tensors) if train_config.MODEL_EMA else NoEMA()
+
+def build_ema(train_config, tensors, steps):
+    """Return the average that ``TRAIN.MODEL_EMA`` and ``TRAIN.MODEL_EMA_DECAY`` ask for, started at ``tensors``.
+
+    Says that it is what is evaluated, and warns where the whole run of so many ``steps`` is too short for it.
+    """
+    if not train_config.MODEL_EMA:
+        return NoEMA()
+    decay = train_config.MODEL_EMA_DECAY
+    average, left = EMA(decay, tensors), decay**steps
+    get_logger().info("average of the weights: decay %g; it is what is evaluated, and what is the best", decay)
+    if left > MOST_LEFT:
+        get_logger().warning(
+            "TRAIN.MODEL_EMA_DECAY %g: after the %d steps of this run the average is still %.0f %% the first weights; "
+            "%.5g would leave 1 %%", decay, steps, 100 * left, 0.01 ** (1 / steps),
+        )  # fmt: skip
+    return average
 
 
 class NoEMA:

@@ -10,7 +10,7 @@ from .evaluation import evaluate as evaluate_model
 from .metrics import ClassReport
 from .report import result_table
 from .runtime import get_logger, peak_memory_bytes
-from .saved_config import check_classes
+from .saved_config import check_classes, warn_of_other_model
 
 
 def evaluate(parts, folder, report, build_model):
@@ -50,8 +50,11 @@ def load_resumed_weights(parts):
     else:
         checkpoint.check(state, path)
         check_classes(state["config"], parts.config, f"-resume: {path}")
+        warn_of_other_model(state["config"], parts.config, f"-resume: {path}")
         model, average = state["model"], state["ema"]
     evaluated = average or model  # as in training
+    if average:
+        get_logger().info("%s: its averaged weights are taken", path)
     own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
     checkpoint.check_matches(own, loaded, path)
     parts.precision.load_model_state_dict(parts.model, loaded)

@@ -162,13 +162,17 @@ def resume(trainer):
         UserError: the checkpoint does not fit, or has nothing left to train.
     """
     from . import checkpoint, foreign
+    from .saved_config import changed_recipe
 
-    path = checkpoint.find(trainer.config.MODEL.RESUME)
+    path, changed = checkpoint.find(trainer.config.MODEL.RESUME), ""
     state = checkpoint.read(path)
     if foreign.is_foreign(state):
         foreign.resume(trainer, state, path)
     else:
         trainer.load_state(checkpoint.check(state, path), path)
+        changed = changed_recipe(state["config"], trainer.config, f"-resume: {path}")
+    if changed:
+        get_logger().warning(f"-resume: {path}: goes on with another recipe: {changed}; -cfg=<its run folder> keeps it")
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
     get_logger().info(
         f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"
@@ -176,7 +180,8 @@ def resume(trainer):
     output = trainer.config.OUTPUT
     is_own = output is not None and Path(output).resolve() == path.resolve().parent
     # in its own folder a run that is finished, no more and no less, is resumed to write what a kill left unwritten
-    if progress.epoch > epochs or (progress.epoch == epochs and not (is_own and "run" in state)):
+    is_own = is_own and "run" in state and not changed
+    if progress.epoch > epochs or (progress.epoch == epochs and not is_own):
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
         )

@@ -1,13 +1,19 @@
 """What the configuration in a checkpoint says against the one that the checkpoint is read for."""
 
+import contextlib
 import itertools
 import json
 import operator
 
+from .config import Config
+from .config.compare import changes, flat, recipe_of, without_machine
 from .config.yaml_text import load_yaml
 from .data.classes import place_of
-from .runtime import UserError
+from .runtime import UserError, get_logger
+from .runtime.errors import one_line
+from .weights.preprocessing import KEYS, NORMALISATION
 
+EVALUATION = ("IMAGE_SIZE", *KEYS.values())  # what the figure of an evaluation depends on besides the model
 ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
 
 
@@ -65,11 +71,57 @@ def differing_classes(text, config, where):
             f"{len(different)} of {len(pairs)} differ")  # fmt: skip
 
 
-def classes_alone(text, where):
-    """Return the part of a configuration that names the classes, as text, for weights that leave the run; None: it
-    names none."""
-    names = _at(_values(text, where), "MODEL.CLASS_NAMES")
-    return json.dumps({"MODEL": {"CLASS_NAMES": names}}) if names else None  # which YAML reads
+def changed_recipe(text, config, where):
+    """Return in what the recipe of a checkpoint is another one than that of the run that continues it, as text; "" in
+    nothing. The names of the classes are not compared, :func:`check_classes` refuses others.
+    """
+    saved = without_machine(flat(_values(text, f"{where}: config")))
+    return _changes(saved, recipe_of(config), lambda key: key != "MODEL.CLASS_NAMES")
+
+
+def warn_of_other_model(text, config, where, of_data=None):
+    """Warn where weights are used in another way than they were trained: as another architecture whose parameters have
+    the same shapes, or with other preprocessing.
+
+    Args:
+        text: as for :func:`check_classes`.
+        of_data: keys of the DATA section that matter; None: of an evaluation all that move its figure, of a training
+            the normalisation.
+    """
+    of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
+    saved = {}
+    with contextlib.suppress(UserError):  # the text of another project
+        saved = flat(_values(text or "", f"{where}: config"))
+    if "DATA.IMAGE_SIZE" not in saved:  # it knows classes at most
+        return
+    text = _changes(saved, recipe_of(config), lambda key: _is_used(key, of_data))
+    if text:
+        get_logger().warning(f"{where}: was trained otherwise: {text}; -cfg=<its run folder> keeps it as it was")
+
+
+def _is_used(key, of_data):
+    """Return whether a key is an argument of the model that a use of its weights depends on, or one of DATA's."""
+    section, _, name = key.partition(".")
+    if section == "DATA":
+        return name in of_data
+    same = "DROP" in name or name == "DEPLOY"  # of training alone; another form of the same function
+    return section == "MODEL" and key not in recipe_of(Config()) and not same
+
+
+def _changes(saved, own, matters):
+    return one_line("; ".join(f"{key} was {before}, now it is {now}" for key, before, now in changes(saved, own)
+                              if matters(key)))  # fmt: skip
+
+
+def of_weights_alone(text, where):
+    """Return the part of a configuration that goes with weights which leave the run, as text that YAML reads: the names
+    of the classes, the arguments of the model, and what the figure of an evaluation depends on."""
+    parts = {"DATA": {}, "MODEL": {}}
+    for key, value in flat(_values(text, where)).items():
+        if _is_used(key, EVALUATION) or key == "MODEL.CLASS_NAMES":
+            section, _, name = key.partition(".")
+            parts[section][name] = value
+    return json.dumps(parts)
 
 
 def _values(text, where):

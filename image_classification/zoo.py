@@ -22,6 +22,7 @@ from .data.decode import CorruptImage, pillow_pixels
 from .data.normalize import Normalize
 from .files.plain import read_plain
 from .runtime import UserError, select_device
+from .saved_config import warn_of_other_model
 from .weights import (
     differences,
     is_here,
@@ -77,7 +78,8 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
         refuse_other_weights(config, build_model, weights)
     model = make_model(config, build_model)
     if weights is not None:
-        load_pretrained(model, weights, replace_head=num_classes is not None)
+        loaded = load_pretrained(model, weights, replace_head=num_classes is not None)
+        warn_of_other_model(loaded.config, config, f"create_model: {weights}", of_data=())
     return model
 
 
@@ -194,16 +196,22 @@ def load_model(name, pretrained=None, options=()):
         pretrained: weights as `-pretrained` takes them; None keeps the fresh ones.
         options: KEY=VALUE words, as `-opts` takes them.
     """
+    return load_with_report(name, pretrained, options)[:2]
+
+
+def load_with_report(name, pretrained, options):
+    """Return what :func:`load_model` does and the `LoadReport` of the weights, None without any."""
     path, build_model = find_config(name)
     config = _configured(path, build_model, pretrained, options)
     if pretrained:
         refuse_other_weights(config, build_model, pretrained)
     select_device(config.DEVICE)
-    model = make_model(config, build_model)
+    model, loaded = make_model(config, build_model), None
     if pretrained:
-        load_pretrained(model, pretrained)
+        loaded = load_pretrained(model, pretrained)
+        warn_of_other_model(loaded.config, config, f"-pretrained: {pretrained}")
     model.eval()
-    return model, config
+    return model, config, loaded
 
 
 def _configured(path, build_model, weights, options, training=False):

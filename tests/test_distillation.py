@@ -163,6 +163,17 @@ def test_teacher_that_is_missing_or_does_not_fit_is_one_line(weights):
         trainer_of(weights, "MODEL.TEACHER_CFG=vit_tiny_digits")
 
 
+def test_teacher_of_other_classes_is_refused(weights, tmp_path):
+    """As many outputs, but each of another class: the student would learn that a cat is a bee."""
+    path, own = tmp_path / "teacher.pdparams", "MODEL.CLASS_NAMES=[ant,bee,cat,dog]"
+    for names in ("[bee,cat,dog,ant]", "[ant,bee,cat,dog]"):
+        paddle.save({"model": paddle.load(str(weights)), "config": f"MODEL: {{CLASS_NAMES: {names}}}"}, str(path))
+        if names not in own:
+            with pytest.raises(UserError, match="MODEL.TEACHER .*teacher.pdparams: .*class 0 is bee there and ant in"):
+                trainer_of(path, own)
+    trainer_of(path, own)
+
+
 @pytest.mark.slow
 def test_several_processes_learn_what_one_learns(weights, tmp_path):
     """Two replicas, a layer shared by two, a pipeline of two: the loss of two epochs is that of one process."""

@@ -6,10 +6,15 @@ import numpy as np
 import paddle
 import pytest
 
+from image_classification import checkpoint
 from image_classification.amp import build_precision
+from image_classification.build import build_parts
 from image_classification.config import Config
 from image_classification.ema import EMA, build_ema
-from image_classification.runtime import UserError
+from image_classification.evaluate_only import load_resumed_weights
+from image_classification.parallel.single import SingleProcess
+from image_classification.runtime import UserError, get_logger
+from tests.helpers.small_runs import build_net, config_of, trainer_of
 
 
 def model(seed=0):
@@ -132,13 +137,38 @@ def test_names_or_shapes_that_do_not_fit_are_errors():
 
 def test_build_follows_the_config():
     section = dataclasses.replace(Config().TRAIN, MODEL_EMA=True, MODEL_EMA_DECAY=0.75)
-    assert build_ema(section, model().state_dict()).decay == 0.75
+    assert build_ema(section, model().state_dict(), 100).decay == 0.75
+
+
+@pytest.mark.parametrize(("decay", "steps", "said"), [
+    (0.9, 21, None),  # 0.9 ** 21 = 0.109, 0.9 ** 22 = 0.098
+    (0.9, 22, ""), (0.0, 1, ""),
+    (0.99996, 88, "the 88 steps of this run the average is still 100 % the first weights; 0.94901 would leave 1 %"),
+])  # fmt: skip
+def test_average_that_is_too_slow_for_the_run_says_so(decay, steps, said, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    caplog.set_level("INFO", get_logger().name)
+    section = dataclasses.replace(Config().TRAIN, MODEL_EMA=True, MODEL_EMA_DECAY=decay)
+    build_ema(section, model().state_dict(), steps)
+    assert f"decay {decay:g}; it is what is evaluated" in caplog.text
+    assert ("TRAIN.MODEL_EMA_DECAY" in caplog.text) == (said != "") and (said or "") in caplog.text
+
+
+def test_evaluation_of_a_resumed_average_says_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    caplog.set_level("INFO", get_logger().name)
+    for average in (True, False):
+        path = tmp_path / f"{average}.pdparams"
+        checkpoint.save(path, trainer_of(config_of(train={"MODEL_EMA": average})).state())
+        config = config_of(MODEL={"NUM_CLASSES": 4, "RESUME": str(path)}, EVAL=True)
+        load_resumed_weights(build_parts(config, build_net, SingleProcess()))
+        assert (f"{path}: its averaged weights are taken" in caplog.text) == average
 
 
 def test_without_ema_evaluation_sees_the_models_own_weights():
     layer = model()
     before = layer[0].weight.numpy()
-    none = build_ema(Config().TRAIN, layer.state_dict())
+    none = build_ema(Config().TRAIN, layer.state_dict(), 100)
     none.update({})
     with none.applied(layer):
         np.testing.assert_array_equal(layer[0].weight.numpy(), before)

@@ -394,6 +394,27 @@ def test_resume_in_its_own_folder_with_fewer_epochs_than_are_done_changes_nothin
     assert contents(folder) == before
 
 
+def test_resume_of_a_finished_run_with_another_recipe_changes_nothing(trained, tmp_path):
+    """Its config.yaml would name a recipe that nothing was trained with."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained[0], folder)
+    before = contents(folder)
+    words = [*SMALL_VIT, "TRAIN.BASE_LR=1e-4", "-amp", "-num_epochs", 2, "-resume", folder, "-output", folder]
+    assert_one_line(["2 epochs done, TRAIN.NUM_EPOCHS is 2: nothing to train"], *words)
+    assert contents(folder) == before
+
+
+def test_resume_with_another_recipe_says_every_difference(trained, tmp_path):
+    words = ["-amp", "-dry_run", "-num_epochs", 3, "-resume", trained[0]]
+    out = run_well(*SMALL_VIT, "TRAIN.BASE_LR=1e-4", "DATA.NUM_WORKERS=1", *words)
+    (line,) = [line for line in out.splitlines() if "another recipe" in line]
+    assert "warning: -resume: " in line and "TRAIN.BASE_LR was 0.003, now it is 0.0001" in line
+    assert "TRAIN.NUM_EPOCHS was 2, now it is 3" in line
+    assert line.count(", now it is ") == 2  # how images are fetched changes nothing
+    same = run_well(f"-cfg={trained[0]}", "-dry_run", "-resume", trained[0] / "epoch_0001")
+    assert "another recipe" not in same
+
+
 def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):
     path = tmp_path / "cut.pdparams"
     path.write_bytes((trained[0] / "latest.pdparams").read_bytes()[:5000])

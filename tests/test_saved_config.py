@@ -1,21 +1,24 @@
 """What a checkpoint's configuration says against the one that it is resumed or evaluated with."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from image_classification import checkpoint
-from image_classification.build import build_parts
+from image_classification.build import build_parts, build_trainer
+from image_classification.config import load_config
 from image_classification.evaluate_only import load_resumed_weights
 from image_classification.hooks import Hook
 from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, get_logger
-from image_classification.saved_config import differing_classes
+from image_classification.saved_config import EVALUATION, differing_classes, of_weights_alone, warn_of_other_model
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
+from image_classification.zoo import create_model, find_config, load_model
 from tests.helpers.data_samples import write_class_folders
 from tests.helpers.small_runs import build_net, config_of, trainer_of
 
@@ -116,7 +119,7 @@ def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog
     assert "class 0 is cat there and bee in folder" in caplog.text and "starts as that of other classes" in caplog.text
 
 
-def test_best_weights_know_their_classes_and_nothing_else_of_the_run(animals):
+def test_best_weights_know_their_classes_and_use_and_nothing_else_of_the_run(animals):
     path, folder = animals
     hook = CheckpointHook(RunFolder(path.parent), frozenset({"fc.weight"}))
     trainer_of(config_on(folder.parent / "first", False), hooks=[hook]).fit()
@@ -127,7 +130,9 @@ def test_best_weights_know_their_classes_and_nothing_else_of_the_run(animals):
     content = weights.read_bytes()
     metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     assert metadata.keys() == {"format", CONFIG}  # where the data lie is nobody's business
-    assert json.loads(metadata[CONFIG]) == {"MODEL": {"CLASS_NAMES": ["cat", "dog", "owl"]}}
+    told = json.loads(metadata[CONFIG])
+    assert told["MODEL"] == {"CLASS_NAMES": ["cat", "dog", "owl"]}
+    assert told["DATA"].keys() == set(EVALUATION) and told["DATA"]["IMAGENET_MEAN"] == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("metadata", [{"config": "MODEL: [{"}, {CONFIG: 3}, {CONFIG: "3"}, {CONFIG: "{}"}, [], "x"])
@@ -140,3 +145,74 @@ def test_metadata_of_others_is_no_configuration(tmp_path, metadata):
     file = read_weights(path)
     assert (file.tensors["w"] == array).all()
     assert differing_classes(file.config, config_of(MODEL={"CLASS_NAMES": ["cat"]}), "there") == ""
+
+
+@pytest.fixture
+def eight_heads(tmp_path):
+    """Return (words and builder of a small ViT, the checkpoint of one with eight heads and a normalisation of its own).
+    """
+    words = ["-cfg=vit_tiny_digits", "-device=cpu", "-opts", "MODEL.DEPTH=1"]
+    build_vit = find_config("vit_tiny_digits")[1]
+    changed = ["MODEL.NUM_HEADS=8", "MODEL.DROP_PATH=0.1", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
+    parts = build_parts(load_config([*words, *changed], build_vit), build_vit, SingleProcess())
+    path = tmp_path / "latest.pdparams"
+    checkpoint.save(path, build_trainer(parts).state())
+    return words, build_vit, path
+
+
+MODEL_WORDS = "MODEL.NUM_HEADS was 8, now it is 4"
+DATA_WORDS = "DATA.IMAGENET_MEAN was [0.2, 0.2, 0.2], now it is [0.5, 0.5, 0.5]"
+
+
+def warnings_of(caplog, call):
+    caplog.clear()
+    call()
+    return [record.getMessage() for record in caplog.records if "was trained otherwise" in record.getMessage()]
+
+
+def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eight_heads, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    words, build_vit, path = eight_heads
+
+    def build(*more):
+        return build_parts(load_config([*words, *more], build_vit), build_vit, SingleProcess())
+
+    evaluated = build("DEVICE=cpu", "-eval", f"-resume={path}")
+    for use, of_data, crop in (
+        (lambda: load_resumed_weights(evaluated), True, True),
+        (lambda: build("-eval", f"-pretrained={path}"), True, True),
+        (lambda: build(f"-pretrained={path}"), True, False),
+        (lambda: load_model("vit_tiny_digits", path, ["MODEL.DEPTH=1"]), True, True),
+        (lambda: create_model("vit_tiny_digits", path, depth=1), False, False),
+    ):
+        (line,) = warnings_of(caplog, use)
+        assert str(path) in line and MODEL_WORDS in line and "DROP_PATH" not in line and "DATASET" not in line
+        assert (DATA_WORDS in line, "DATA.CROP_PCT" in line) == (of_data, crop)
+    alone = of_weights_alone(checkpoint.load(path)["config"], "there")
+    for use in (evaluated.config, load_config([*words, f"-pretrained={path}"], build_vit)):
+        ((line,), (of_file,)) = (warnings_of(caplog, lambda text=text, use=use: warn_of_other_model(text, use, "there"))
+                                 for text in (alone, checkpoint.load(path)["config"]))  # fmt: skip
+        assert line == of_file
+    same = ["MODEL.NUM_HEADS=8", "DATA.IMAGENET_MEAN=[0.2,0.2,0.2]", "DATA.CROP_PCT=0.9"]
+    assert not warnings_of(caplog, lambda: build(*same, "-eval", f"-pretrained={path}"))
+
+
+def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog, monkeypatch):
+    """Another form of the same function, and rates of a training."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    words, build_vit, path = eight_heads
+    saved = checkpoint.load(path)["config"].replace("NUM_HEADS: 8", "NUM_HEADS: 4")
+    config = load_config(words, build_vit)
+    for argument in ("DEPLOY", "ATTENTION_DROPOUT", "NUM_HEADS"):
+        other = dataclasses.replace(config.MODEL, ARGUMENTS=config.MODEL.ARGUMENTS | {argument.lower(): 2})
+        used = dataclasses.replace(config, MODEL=other)
+        found = warnings_of(caplog, lambda used=used: warn_of_other_model(saved, used, "there", of_data=()))
+        assert bool(found) == (argument == "NUM_HEADS")
+
+
+def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    text = json.dumps({"MODEL": {"CLASS_NAMES": ["cat"]}})
+    config = config_of(MODEL={"NUM_CLASSES": 4})
+    for told in (text, None, "MODEL: {of: [another, project"):
+        assert not warnings_of(caplog, lambda told=told: warn_of_other_model(told, config, "there"))

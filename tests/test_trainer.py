@@ -88,7 +88,7 @@ def make_trainer(batches, hooks=(), precision=None, batch_size=4, **train):
         parts,
         optimizer=build_optimizer(precision.master_params(model), config.TRAIN),
         schedule=build_schedule(config.TRAIN, steps_per_epoch(parts)),
-        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model), 100),
         hooks=list(hooks),
     )
 

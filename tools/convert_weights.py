@@ -16,7 +16,7 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import check_model
-from image_classification.runtime import Parser, command, prepare_process, refuse_existing
+from image_classification.runtime import Parser, command, log_to_stderr, prepare_process, refuse_existing
 
 
 @command
@@ -31,6 +31,7 @@ def main(arguments):
     refuse_existing(options.target, "target")
     check_model(options.cfg, options.opts)
     prepare_process()
+    log_to_stderr()
     from image_classification.weights import export_tensors, write_weights, writer_of
     from image_classification.zoo import load_model
 

@@ -37,6 +37,7 @@ from image_classification.runtime import (
     UserError,
     atomic_write,
     command,
+    log_to_stderr,
     prepare_process,
     refuse_existing,
     temporary_home,
@@ -72,6 +73,7 @@ def main(arguments):
         raise UserError(f"-output: {options.output}: Paddle writes to paths in UTF-8 only; name another") from None
     config = check_model(options.cfg, options.opts)
     prepare_process()
+    log_to_stderr()
     from image_classification.preview import class_names
 
     names = class_names(config, options.class_names)

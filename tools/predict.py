@@ -20,7 +20,15 @@ if not __package__:  # run by its path
 import numpy as np
 
 from image_classification.config import check_model
-from image_classification.runtime import Parser, UserError, atomic_write, command, prepare_process, progress_bar
+from image_classification.runtime import (
+    Parser,
+    UserError,
+    atomic_write,
+    command,
+    log_to_stderr,
+    prepare_process,
+    progress_bar,
+)
 
 CAPTIONS = 3  # classes below a picture
 
@@ -44,6 +52,7 @@ def main(arguments):
         raise UserError("-explain: needs -output with a folder for the pictures")
     config = check_model(options.cfg, options.opts)
     prepare_process()
+    log_to_stderr()
     from image_classification.preview import class_names
 
     results = run(options, class_names(config, options.class_names))

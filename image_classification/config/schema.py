@@ -289,21 +289,21 @@ class Config:
 
 def to_yaml(config: Config) -> str:
     """Return the recipe as YAML that loads to the same recipe: all but what belongs to this invocation."""
-    return yaml.safe_dump(_plain(config, recipe=True), sort_keys=False, default_flow_style=None)
+    return yaml.safe_dump(plain(config, recipe=True), sort_keys=False, default_flow_style=None)
 
 
 def invocation_yaml(config: Config) -> str:
     """Return what :func:`to_yaml` leaves out: weights, folder, device, ranks and the like."""
-    return yaml.safe_dump(_plain(config, recipe=False), sort_keys=False, default_flow_style=None)
+    return yaml.safe_dump(plain(config, recipe=False), sort_keys=False, default_flow_style=None)
 
 
-def _plain(value: Any, recipe: bool) -> dict[str, Any]:
+def plain(value: Any, recipe: bool) -> dict[str, Any]:
     """Return a configuration as plain values: the keys of its recipe, or the others; sections without any are left."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         entry = getattr(value, field.name)
         if dataclasses.is_dataclass(entry):
-            section = _plain(entry, recipe)
+            section = plain(entry, recipe)
             fields |= {field.name: section} if section else {}
         elif isinstance(entry, Mapping):  # the options of a mode, the arguments of a model: always of the recipe
             fields |= {name.upper(): _plain_value(each) for name, each in entry.items()} if recipe else {}

@@ -5,7 +5,7 @@ import time
 
 from .. import checkpoint
 from ..runtime import UserError, get_logger
-from ..saved_config import classes_alone
+from ..saved_config import of_weights_alone
 from ..weights import torch_tensors, write_weights
 from .hook import Hook
 
@@ -16,8 +16,8 @@ class CheckpointHook(Hook):
 
     One that cannot be written ends the run, on every process; the one before is intact.
     A run that continues in a new folder takes its best one along.
-    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it, and
-    the names of its classes.
+    Beside `best` lies `best_weights.safetensors`: what was evaluated, the model alone, as PyTorch has it, the names of
+    its classes and how they were trained: the model's arguments and the preprocessing.
     """
 
     priority = 90
@@ -108,5 +108,5 @@ class CheckpointHook(Hook):
 
     def _write_weights(self, state):
         evaluated = checkpoint.to_arrays(state["ema"] or state["model"])
-        classes = classes_alone(state["config"], self.weights)
-        write_weights(self.weights, torch_tensors(evaluated, self.linears), classes)
+        config = of_weights_alone(state["config"], self.weights)
+        write_weights(self.weights, torch_tensors(evaluated, self.linears), config)

@@ -8,6 +8,8 @@ import math
 
 from ..runtime import UserError, get_logger
 
+STEPWISE = ("step", "multistep", "apexstep")
+
 
 def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
     """Return the schedule of ``TRAIN``: a function from the number of earlier updates to the rate of the next one.
@@ -46,6 +48,12 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
     name = train_config.LR_SCHEDULER.NAME.lower()
     rise = apex_warmup if name == "apexstep" else warmup
     decay = _decay(name, train_config.LR_SCHEDULER, base, end, warmup_steps, total, steps_per_epoch)
+    if name in STEPWISE and total > warmup_steps and decay(total - 1) == base:
+        get_logger().warning(
+            "TRAIN.LR_SCHEDULER.NAME %s: the run of %g epochs ends before the rate is cut for the first time",
+            name,
+            train_config.NUM_EPOCHS,
+        )
     return lambda step: rise(step) if step < warmup_steps else decay(step)
 
 

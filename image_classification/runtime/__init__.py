@@ -30,7 +30,7 @@ from .files import (
 )
 from .interrupts import check_interrupts, hold_interrupts, interrupted, release_interrupts
 from .kernels import has_kernel, kernel_registry
-from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, progress_bar, setup_logger
+from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, log_to_stderr, progress_bar, setup_logger
 from .process import cores, prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
 from .streams import open_missing_streams
@@ -55,6 +55,7 @@ __all__ = [
     "interrupted",
     "kernel_registry",
     "log_to_file",
+    "log_to_stderr",
     "open_missing_streams",
     "peak_memory_bytes",
     "prepare_process",

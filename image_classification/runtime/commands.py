@@ -4,6 +4,7 @@ import argparse
 import difflib
 import errno
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
+from .interrupts import remembered_interrupts
+from .log import log_to_stderr
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
 INTERRUPTED = 130
@@ -21,7 +24,8 @@ EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a v
 def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
-    Its exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 0
+    Warnings of the project go to standard error; a program that wants more of its log there says :func:`log_to_stderr`.
+    The exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 0
     where `main` returns None.
     """
 
@@ -29,8 +33,10 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
     def run(arguments: Sequence[str] | None = None) -> int:
         open_missing_streams()
         escape_what_cannot_be_printed()
+        log_to_stderr(logging.WARNING)
         try:
-            code = main(sys.argv[1:] if arguments is None else arguments) or 0
+            with remembered_interrupts():
+                code = main(sys.argv[1:] if arguments is None else arguments) or 0
             sys.stdout.flush()
             return code
         except UserError as error:

@@ -4,7 +4,10 @@ While Paddle is imported, a KeyboardInterrupt would become an ImportError; later
 destructor and be dropped there. So the handler remembers it, and the run asks at a few points of its start.
 """
 
+import contextlib
 import signal
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 
@@ -44,3 +47,22 @@ def check_interrupts() -> None:
     """Raise KeyboardInterrupt if there was a Ctrl-C since :func:`hold_interrupts`."""
     if interrupted():
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def remembered_interrupts() -> Iterator[None]:
+    """While this lasts a Ctrl-C raises KeyboardInterrupt as it does without, also where Paddle makes an error of it."""
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not own or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hold_interrupts()
+    release_interrupts()
+    try:
+        yield
+    except Exception:
+        check_interrupts()
+        raise
+    finally:
+        if isinstance(signal.getsignal(signal.SIGINT), Interrupts):
+            signal.signal(signal.SIGINT, signal.default_int_handler)

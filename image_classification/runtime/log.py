@@ -54,6 +54,18 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
     return logger
 
 
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Log to standard error, unless :func:`setup_logger` said where to: for commands whose output is something else."""
+    logger = get_logger()
+    if not logger.handlers:
+        handler = _StderrHandler()
+        handler.setFormatter(_Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    if isinstance(logger.handlers[0], _StderrHandler):
+        logger.setLevel(level)
+
+
 def log_to_file(text: str) -> None:
     """Write to the run's log file alone what the terminal shows by other means: the last error, a traceback."""
     record = logging.LogRecord(LOGGER_NAME, logging.ERROR, __file__, 0, text, None, None)
@@ -103,6 +115,16 @@ class _TerminalHandler(logging.Handler):
             with contextlib.suppress(OSError):
                 print(f"warning: {warning}", file=sys.stderr)
             get_logger().warning(warning)
+
+
+class _StderrHandler(logging.Handler):
+    """Writes above a progress bar, to whatever standard error is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with contextlib.suppress(OSError):
+            tqdm.write(self.format(record), file=sys.stderr)
 
 
 class _LogFile(logging.FileHandler):

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import io
+import logging
 import os
 import platform
 import sys
@@ -102,3 +103,8 @@ def prepare_process() -> None:
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
             print(line, file=sys.stderr)
+    # Paddle gives the root logger its handler meanwhile: it would write on into a text that nobody reads any more.
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is said:
+                handler.setStream(sys.stderr)

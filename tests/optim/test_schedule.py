@@ -122,3 +122,14 @@ def test_schedules_are_those_of_the_schema():
 def test_epoch_without_steps_is_an_error():
     with pytest.raises(UserError, match="smaller than one batch"):
         build_schedule(train(), 0)
+
+
+@pytest.mark.parametrize(("name", "scheduler", "epochs", "said"), [
+    ("multistep", {}, 30, True), ("multistep", {}, 31, False),  # cut after 30, 60 and 90 epochs
+    ("step", {"DECAY_EPOCHS": 3.0}, 3, True), ("step", {"DECAY_EPOCHS": 3.0}, 4, False),
+    ("apexstep", {}, 10, True), ("constant", {}, 10, False), ("linear", {}, 1, False),
+])  # fmt: skip
+def test_rate_that_is_never_cut_says_so(name, scheduler, epochs, said, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+    build_schedule(train(name, scheduler, NUM_EPOCHS=epochs, WARMUP_EPOCHS=0), steps_per_epoch=4)
+    assert (f"{name}: the run of {epochs} epochs ends before the rate is cut" in caplog.text) == said

@@ -70,7 +70,7 @@ def make_trainer(mode, dtype, parallel, last_step, folder=None):
         parts,
         optimizer=optimizer,
         schedule=build_schedule(config.TRAIN, steps_per_epoch(parts)),
-        ema=build_ema(config.TRAIN, precision.model_state_dict(model)),
+        ema=build_ema(config.TRAIN, precision.model_state_dict(model), 100),
         hooks=[EmaHook(), watch, *([CheckpointHook(RunFolder(folder))] if folder else [])],
     ), watch
 

@@ -122,6 +122,17 @@ def test_hand_set_ranks_form_the_group(start):
     finish(programs[1])
 
 
+def test_ranks_with_another_recipe_end_with_one_line_before_they_train(start, tmp_path):
+    words = ("-world_size=2", f"-port={free_port()}", f"-output={tmp_path / 'out'}")
+    programs = [start(command(*SMALL, *words, f"-rank={rank}", *more))
+                for rank, more in enumerate(((), ("-opts", "TRAIN.BASE_LR=0.1")))]  # fmt: skip
+    for program in programs:
+        assert program.wait(60 * PATIENCE)[0] == 2
+    expected = "error: rank 1 was started for another run: TRAIN.BASE_LR is 0.1 there and 0.003 on rank 0"
+    assert expected in programs[0].text() and "Traceback" not in programs[1].text()
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("arguments", "variables", "message"), [
     ((), {"RANK": "0"}, "launcher torchrun: WORLD_SIZE is not set"),
     (("-launcher=slurm",), {}, "launcher slurm: SLURM_PROCID is not set"),

@@ -1,12 +1,14 @@
 """How options are spelt and what a program says of a mistake."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from image_classification.runtime import Parser, UserError, command
+from image_classification.runtime import Parser, UserError, command, get_logger, log_to_stderr
 
 
 def parser():
@@ -70,6 +72,41 @@ def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
 
     assert main(["a"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_interrupt_of_which_a_library_makes_another_error_is_one_line(capsys):
+    @command
+    def main(arguments):
+        try:
+            if arguments:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        raise OSError("(External) KeyboardInterrupt: <EMPTY MESSAGE>")  # as Paddle does
+
+    assert main(["interrupted"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(OSError, match="External"):
+        main([])
+
+
+def test_command_says_what_the_project_logs_beside_its_output(capsys, monkeypatch):
+    for name, value in {"handlers": [], "propagate": True, "level": 0}.items():
+        monkeypatch.setattr(get_logger(), name, value)
+
+    @command
+    def main(arguments):
+        if arguments:
+            log_to_stderr()
+        get_logger().info("what is read")
+        get_logger().warning("what is odd")
+        print("the output")
+
+    assert main([]) == main(["more"]) == main([]) == 0
+    odd = "warning: what is odd\n"
+    assert capsys.readouterr() == ("the output\n" * 3, odd + f"what is read\n{odd}" + odd)
 
 
 def test_command_whose_reader_has_gone_ends_quietly():

@@ -109,3 +109,12 @@ def test_chatter_that_is_left_out_is_what_paddle_says():
         paddle.jit.to_static(moved, full_graph=True)(paddle.ones([1]))
     found = [next(known for known in CHATTER if re.match(known, str(warning.message))) for warning in said]
     assert set(found) == set(CHATTER[1:])  # the first one is said once, by the import
+
+
+def test_loggers_of_a_script_are_heard_after_the_import_of_paddle():
+    """Paddle gives the root logger its handler while what it writes is held back."""
+    script = """import logging, image_classification
+image_classification.list_models("vit*")
+logging.getLogger("mine").warning("heard")"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "heard" in found.stderr

@@ -1,0 +1,34 @@
+"""Whether all processes were started for the same run."""
+
+import operator
+import os
+from collections.abc import Mapping
+
+from ..config import Config
+from ..config.compare import changes, recipe_of
+from ..runtime import UserError
+from .protocol import Parallel
+
+TASK = ("EVAL", "EVAL_FP32", "DRY_RUN", "TRAIN.LAST_EPOCH", "TRAIN.PROFILE_STEP")  # beside the recipe
+
+
+def check_agreement(parallel: Parallel, config: Config, images: Mapping[str, int]) -> None:
+    """Return when every process does what rank 0 does. A collective.
+
+    Where the data are and how they are fetched may be another on each host.
+
+    Args:
+        config: settled, with the names of the classes that were found.
+        images: {a data set: how many images it has here}.
+
+    Raises:
+        UserError: on every process: each would train weights of its own, or wait for the others in vain.
+    """
+    own = recipe_of(config) | {key: operator.attrgetter(key)(config) for key in TASK} | dict(images)
+    own["MODEL.RESUME"] = config.MODEL.RESUME and os.path.basename(config.MODEL.RESUME)
+    first, *others = parallel.gather(own)
+    for rank, other in enumerate(others, 1):
+        different = changes(first, other)
+        if different:
+            texts = (f"{key} is {there} there and {here} on rank 0" for key, here, there in different)
+            raise UserError(f"rank {rank} was started for another run: {'; '.join(texts)}")
