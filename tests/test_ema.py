@@ -63,6 +63,7 @@ def test_average_does_not_move_with_the_model():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_average_of_half_tensors_is_float32_and_keeps_small_updates(dtype):
     ema = EMA(0.9999, {"w": paddle.ones([1], dtype)})
+    assert ema.state_dict()["w"].dtype == paddle.float32  # before Paddle promotes a sum
     for _ in range(10):
         ema.update({"w": paddle.full([1], 1.5).astype(dtype)})
     average = ema.state_dict()["w"]

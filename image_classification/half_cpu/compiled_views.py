@@ -63,8 +63,8 @@ def get_item(original, args, kwargs):
         return NotImplemented
     with paddle.no_grad():
         part = original(x, index)
-    if not part.ndim or not numel(part) or part.shape == x.shape:
-        return NotImplemented  # of all of a tensor Paddle makes the tensor itself
+    if not part.ndim or not numel(part):
+        return NotImplemented
     shape = x.shape
 
     def back(gradient):  # zero beside the part

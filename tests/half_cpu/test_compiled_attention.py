@@ -7,6 +7,7 @@ import pytest
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import compiled_attention, onednn_primitives
 from image_classification.half_cpu.compiled_library import load
+from image_classification.half_cpu.onednn_attention import parts
 from image_classification.half_cpu.onednn_matrices import View
 from image_classification.half_cpu.onednn_tiles import Tiles
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, run, tensors
@@ -134,3 +135,12 @@ def test_long_sequences_and_wide_heads_are_left_to_onednn():
 
     assert serves(49, 32) and serves(256, 128)
     assert not serves(257, 32) and not serves(49, 129)
+
+
+def test_view_of_a_part_keeps_the_memory_of_what_nobody_else_has():
+    """Such as the dense copy of a strided gradient."""
+    packed = paddle.ones([2, 301, 96])
+    pointer, views = packed.data_ptr(), parts(packed, 2, 3)
+    del packed
+    others = [paddle.zeros([2, 301, 96]) for _ in range(16)]  # one of them would lie where it lay
+    assert views[0].pointer == pointer and pointer not in [other.data_ptr() for other in others]

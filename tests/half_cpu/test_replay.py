@@ -177,7 +177,7 @@ READS = {
     "numpy": lambda x: x + paddle.to_tensor(x.astype("float32").numpy()).astype(x.dtype),
     "array": lambda x: x + paddle.to_tensor(np.asarray(x.astype("float32")).max()).astype(x.dtype),
     "tolist": lambda x: x * x.astype("float32").mean([0, 1, 2]).tolist()[0],
-    "slice": lambda x: x[:, : (x.mean() > 0).astype("int32") + 1] * 2,
+    "slice": lambda x: x[:1, : (x.mean() > 0).astype("int32") + 1] * 2,
     "slice operator": lambda x: paddle.slice(x, [1], [0], [(x.mean() > 0).astype("int32") + 1]) * 2,
     "mask": lambda x: x[x > 0] * 2,
     "dlpack": lambda x: x + from_dlpack(to_dlpack(x.astype("float32"))).mean().astype(x.dtype),
