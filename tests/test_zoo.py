@@ -1,5 +1,6 @@
 """The library's three functions, as a script of one's own calls them."""
 
+import re
 import types
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from image_classification.data.decode import decode
 from image_classification.preview import eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_registry, source, with_preprocessing, write_weights
-from image_classification.zoo import find_config, load_model
+from image_classification.zoo import find_config, load_model, refuse_other_weights
 from tests.helpers.model_zoo import CONFIGS, published
 
 NAME = "vit_tiny_digits"
@@ -29,6 +30,21 @@ def weights(tmp_path_factory):
     model, _ = load_model(NAME)
     write_weights(path, export_tensors(model, "torch"))
     return path, model.state_dict()
+
+
+# (variant, published weights of another one that its YAML advises to begin with)
+ADVISED = [
+    (path.stem, name)
+    for path in CONFIGS
+    for name in re.findall("^#.*begin with -pretrained=(\\S+)", path.read_text(), re.MULTILINE)
+    if read_registry()[name].variant != path.stem
+]
+
+
+@pytest.mark.parametrize(("name", "weights"), ADVISED)
+def test_weights_that_a_variant_advises_to_begin_with_fit_it(name, weights):
+    path, build_model = find_config(name)
+    refuse_other_weights(load_config([f"-cfg={path}"], build_model), build_model, weights)
 
 
 def test_list_has_every_variant_and_those_with_weights():
