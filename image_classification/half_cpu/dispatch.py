@@ -136,13 +136,14 @@ def _serve_product(scope, operator, original, args, kwargs, cast):
 def _operator(name, original, legacy=False):
     """Return the wrapper that stands for a built-in operator while a dispatch is active."""
     operator = _Operator(name, legacy)
+    served = reference.all_learning(original) if name in op_names.ALL_GRADIENTS else original
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         scope = active.scope
         if scope is None:
             return original(*args, **kwargs)
-        return _serve(scope, operator, original, args, kwargs)
+        return _serve(scope, operator, served, args, kwargs)
 
     return wrapper
 
