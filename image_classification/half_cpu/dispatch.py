@@ -11,17 +11,7 @@ from typing import Any
 import paddle
 
 from . import inplace, kernels, native, op_names, paddle_names, products, reference
-from .arguments import (
-    BFLOAT16,
-    FLOATING,
-    KINDS,
-    TENSOR,
-    is_basic,
-    is_whole,
-    replace_first_tensor,
-    replace_tensors,
-    scan,
-)
+from .arguments import FLOATING, KINDS, TENSOR, is_basic, is_whole, replace_first_tensor, replace_tensors, scan
 from .branches import branched
 from .composites import composite
 from .huge_pages import Adviser
@@ -125,7 +115,7 @@ def _serve(scope, operator, original, args, kwargs):
                 return result
         if not operator.reads_strides:
             args = scope.compact(args, tensors)
-        if not half or _is_exact(operator.name, tensors):
+        if not half or native.is_exact(operator.name, tensors):
             return original(*args, **kwargs)
         return operator.rule(operator.name, original, args, kwargs, tensors, scope.cast)
     finally:
@@ -143,32 +133,17 @@ def _serve_product(scope, operator, original, args, kwargs, cast):
     )
 
 
-def _is_exact(name, tensors):
-    """Return True if Paddle's own half kernel moves these tensors exactly; tensors of mixed dtypes are promoted."""
-    if name not in native.EXACT or name == op_names.CAST:
-        return False
-    common = None
-    for tensor in tensors:
-        dtype = tensor.dtype
-        if dtype is common:
-            continue
-        if dtype in FLOATING:
-            if common is not None:
-                return False
-            common = dtype
-    return common is not BFLOAT16 or name not in native.NOT_BFLOAT16
-
-
 def _operator(name, original, legacy=False):
     """Return the wrapper that stands for a built-in operator while a dispatch is active."""
     operator = _Operator(name, legacy)
+    served = reference.all_learning(original) if name in op_names.ALL_GRADIENTS else original
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         scope = active.scope
         if scope is None:
             return original(*args, **kwargs)
-        return _serve(scope, operator, original, args, kwargs)
+        return _serve(scope, operator, served, args, kwargs)
 
     return wrapper
 
@@ -300,18 +275,28 @@ class dispatch:
     def __enter__(self):
         with _BUILDING:
             references = _references()
-        references.replace()
         _advise()
-        self._entered.append(Entry("scope", self._scope))
+        entry = Entry("scope", self._scope, references)
+        self._entered.append(entry)
+        entry.enter()
         return self
 
     def __exit__(self, *exception):
-        # Threads may share a dispatch; a generator that another thread ends is of neither.
-        entry = next((entry for entry in reversed(self._entered) if entry.thread is vars(active)), self._entered[-1])
-        self._entered.remove(entry)
-        entry.leave()
-        _references().restore()
+        entry = None
+        try:
+            entry = self._innermost()
+            entry.leave()
+            self._entered.remove(entry)
+        except BaseException:  # an interrupt, which may come behind any call
+            (entry or self._innermost()).leave()
+            raise
         return False
+
+    def _innermost(self):
+        # Threads may share a dispatch; a generator that another thread ends is of neither.
+        entered = [entry for entry in self._entered if entry.is_entered]
+        own = [entry for entry in entered if entry.thread is vars(active)]
+        return (own or entered)[-1]
 
 
 def backend_name(dtype: str, backend: str = "auto") -> str:

@@ -70,6 +70,7 @@ def rounded_once(model: paddle.nn.Layer) -> Iterator[None]:
 def _kept(weights):
     entry = Entry("frozen", weights)
     try:
+        entry.enter()
         yield
     finally:
         entry.leave()

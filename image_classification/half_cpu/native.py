@@ -4,7 +4,8 @@ Everything else goes through float32, also where Paddle has half kernels: some a
 expand, tile, gather, index_select, because their gradients are sums.
 """
 
-from .op_names import words
+from .arguments import BFLOAT16, FLOATING
+from .op_names import CAST, words
 
 EXACT = words(
     """
@@ -18,3 +19,19 @@ EXACT = words(
 
 # Their gradient has no bfloat16 kernel.
 NOT_BFLOAT16 = words("concat")
+
+
+def is_exact(name, tensors):
+    """Return True if Paddle's own half kernel moves these tensors exactly; tensors of mixed dtypes are promoted."""
+    if name not in EXACT or name == CAST:
+        return False
+    common = None
+    for tensor in tensors:
+        dtype = tensor.dtype
+        if dtype is common:
+            continue
+        if dtype in FLOATING:
+            if common is not None:
+                return False
+            common = dtype
+    return common is not BFLOAT16 or name not in NOT_BFLOAT16

@@ -107,13 +107,14 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self):
         """Note what this thread computes until this ends."""
-        active.recorder, drawn = self, _draws()
-        _past_operators().replace()
+        drawn = _draws()
         try:
+            _past_operators().replace(self)
+            active.recorder = self
             yield
         finally:
-            _past_operators().restore()
             active.recorder = None
+            _past_operators().restore(self)
         if drawn != _draws():
             self.reason = "Python draws random numbers"
 

@@ -5,8 +5,25 @@ on and values up to 2^-25 become 0, exactly as on a GPU. The casts are recorded 
 is computed in float32 too and rounded once, to the dtype of the input.
 """
 
+import functools
+
 from . import op_names, paddle_names
-from .arguments import BFLOAT16, DTYPE, FLOAT16, FLOAT32, FLOAT64, HALF_NAMES, KINDS, PLAIN, SEQUENCE, TENSOR, is_basic
+from .arguments import (
+    BFLOAT16,
+    DTYPE,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOATING,
+    HALF_NAMES,
+    KINDS,
+    PLAIN,
+    SEQUENCE,
+    TENSOR,
+    is_basic,
+    replace_tensors,
+    scan,
+)
 
 
 class UnsupportedOperator(RuntimeError):
@@ -160,10 +177,29 @@ def _all_learning(name, args):
         return args
     args = list(args)
     for place in places:
-        if args[place].stop_gradient:
-            args[place] = args[place].detach()
-            args[place].stop_gradient = False
+        args[place] = _learning(args[place])
     return args
+
+
+def _learning(tensor):
+    """Return a floating tensor, or a view of it, that asks for a gradient."""
+    if tensor.stop_gradient and tensor.dtype in FLOATING:
+        tensor = tensor.detach()
+        tensor.stop_gradient = False
+    return tensor
+
+
+def all_learning(original):
+    """Return the operator, asking for all gradients where it is asked for one: those of `op_names.ALL_GRADIENTS` write
+    the others to no memory in Paddle 3.3.1, which ends the process."""
+
+    @functools.wraps(original)
+    def operator(*args, **kwargs):
+        if not all(tensor.stop_gradient for tensor in scan(args, kwargs)[0]):
+            args, kwargs = replace_tensors(args, kwargs, _learning)
+        return original(*args, **kwargs)
+
+    return operator
 
 
 def compute_get_item(name, original, args, kwargs, tensors, cast):

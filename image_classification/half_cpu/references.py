@@ -12,7 +12,9 @@ from . import paddle_names
 
 
 class References:
-    """The replacement of built-in operators and Tensor methods by wrappers; counted, so that threads may overlap.
+    """The replacement of built-in operators and Tensor methods by wrappers, for users of whom threads may have several.
+
+    What an interrupt leaves undone, whether it comes while they are replaced or restored, the next call does.
 
     Args:
         tables: [(module, {operator name: wrapper})], replaced in the module and wherever a module refers to the same
@@ -23,7 +25,8 @@ class References:
     def __init__(self, tables, methods):
         self._lock = lock = threading.Lock()
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-        self._users = 0
+        self._users: set[object] = set()
+        self._all_replaced = False
         self._methods = methods
         self._replaced = {}  # by the first caller: somebody else may have put a method of his own there meanwhile
         self._tables = []
@@ -43,11 +46,11 @@ class References:
         self._elsewhere = []
         self._main = []
 
-    def replace(self):
-        """Replace every reference by its wrapper, unless an earlier caller already did."""
+    def replace(self, user):
+        """Replace every reference by its wrapper for a user, unless they are for an earlier one."""
         with self._lock:
-            self._users += 1
-            if self._users > 1:
+            self._users.add(user)
+            if self._all_replaced:
                 return
             seen = self._loaded_modules()
             if seen != self._modules_seen:
@@ -57,16 +60,19 @@ class References:
             self._main = self._find([("__main__", sys.modules["__main__"])])
             for namespace, _, wrappers in self._all():
                 namespace.update(wrappers)
-            self._replaced = {name: getattr(paddle_names.Tensor, name) for name in self._methods}
+            methods = {name: getattr(paddle_names.Tensor, name) for name in self._methods}
+            self._replaced = {name: self._original_of.get(id(method), method) for name, method in methods.items()}
             for name, wrapper in self._methods.items():
                 setattr(paddle_names.Tensor, name, wrapper)
+            self._all_replaced = True
 
-    def restore(self):
-        """Restore every reference, unless another caller still needs the wrappers."""
+    def restore(self, user):
+        """Restore every reference, unless another user still needs the wrappers."""
         with self._lock:
-            self._users -= 1
+            self._users.discard(user)
             if self._users:
                 return
+            self._all_replaced = False
             for name, original in self._replaced.items():
                 setattr(paddle_names.Tensor, name, original)
             for namespace, originals, _ in self._all():

@@ -78,39 +78,63 @@ class Scope:
 
 
 class _Active(threading.local):
-    scope: "Scope | None" = None
-    frozen: Any = None  # see frozen.py
-    update: Any = None  # see updates.py
-    recorder: Any = None  # see replay.py
-
     def __init__(self):
+        self.scope: Scope | None = None
+        self.frozen: Any = None  # see frozen.py
+        self.update: Any = None  # see updates.py
+        self.recorder: Any = None  # see replay.py
         self.entered: list[Entry] = []
 
 
 class Entry:
-    """A context that was entered: what it makes active, and what becomes active again behind it.
+    """A context that may be entered: what it makes active, and what becomes active again behind it.
 
-    Contexts inside of generators end in any order; one that ends before a later one gives that its outer value.
+    Contexts inside of generators end in any order; one that ends before a later one gives that its outer value. An
+    interrupt while a context is entered or left, which may come behind any call, leaves it.
 
     Args:
         kind: "scope", "frozen" or "update".
+        references: the ones to replace meanwhile, see references.py.
     """
 
-    def __init__(self, kind: str, value: Any):
+    def __init__(self, kind: str, value: Any, references: Any = None):
         self.thread = vars(active)  # that of this thread, which a generator may leave to another one
-        self._kind, self._outer = kind, getattr(active, kind)
-        active.entered.append(self)
-        setattr(active, kind, value)
+        self._kind, self._value, self._outer, self._references = kind, value, self.thread[kind], references
+
+    @property
+    def is_entered(self) -> bool:
+        return self in self.thread["entered"]
+
+    def enter(self) -> None:
+        """Make the value active in this thread."""
+        try:
+            if self._references is not None:
+                self._references.replace(self)
+            self.thread["entered"].append(self)
+            self.thread[self._kind] = self._value
+        except BaseException:
+            self.leave()
+            raise
 
     def leave(self) -> None:
         """End the context, in the thread that entered it."""
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()  # twice does no harm
+            raise
+
+    def _leave(self):
         entered = self.thread["entered"]
-        later = [entry for entry in entered[entered.index(self) + 1 :] if entry._kind == self._kind]
-        entered.remove(self)
-        if later:
-            later[0]._outer = self._outer
-        else:
-            self.thread[self._kind] = self._outer
+        if self in entered:
+            later = [entry for entry in entered[entered.index(self) + 1 :] if entry._kind == self._kind]
+            if later:
+                later[0]._outer = self._outer
+            else:
+                self.thread[self._kind] = self._outer
+            entered.remove(self)
+        if self._references is not None:
+            self._references.restore(self)
 
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.

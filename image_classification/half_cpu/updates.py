@@ -79,6 +79,7 @@ def update(factor: float, half_of: Callable) -> Iterator[set[int]]:
     one = Update(factor, half_of)
     entry = Entry("update", one)
     try:
+        entry.enter()
         yield one.written
     finally:
         entry.leave()

@@ -84,6 +84,70 @@ def test_dispatch_after_an_exception_restores_every_reference():
     assert_restored(before)
 
 
+def interrupted(function, number):
+    """Return whether a call gets so far that it is interrupted. The interrupt of a keyboard comes where Python looks
+    for it the `number`-th time: where a function of the package begins, and behind what it calls."""
+    left, folder = number, half_cpu.__path__[0]
+
+    def profile(frame, event, argument):
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+def moments():
+    """Yield the first moments of a call one by one and then some, of which most are those of its loops."""
+    number = 1
+    while True:
+        yield number
+        number += 1 + number // 12
+
+
+def assert_next_dispatch_works(before):
+    x = paddle.ones([2, 2]).astype("float16")
+    assert active.scope is None and active.entered == []
+    with half_cpu.dispatch():
+        assert paddle.matmul(x, x).dtype == paddle.float16
+        assert (x + x).dtype == paddle.float16
+    assert_restored(before)
+
+
+def test_dispatch_after_an_interrupt_while_one_was_entered_works_and_leaves_nothing_behind():
+    """A notebook goes on behind an interrupt."""
+    before, context = references(), half_cpu.dispatch()
+    for number in moments():
+        if not interrupted(context.__enter__, number):
+            break
+        assert_next_dispatch_works(before)
+    assert number > 20
+    context.__exit__()
+    assert_restored(before)
+
+
+def test_dispatch_after_an_interrupt_while_one_was_left_works_and_leaves_nothing_behind():
+    """From its second moment on: an interrupt at the first comes before the context is left."""
+    before, context = references(), half_cpu.dispatch()
+    for number in moments():
+        context.__enter__()
+        if not interrupted(context.__exit__, 1 + number):
+            break
+        assert_next_dispatch_works(before)
+    assert number > 20
+    assert_restored(before)
+
+
 def test_dispatch_after_a_failing_operator_still_serves_the_next(dtype="float16"):
     x = paddle.ones([2, 3]).astype(dtype)
     with half_cpu.dispatch():
