@@ -3,6 +3,7 @@
 from typing import Any
 
 from .schema import Config, plain
+from .values import as_numbers
 
 # What may be another on each machine: where the data are and how they are fetched, where the results go. And which keys
 # were typed, which says nothing of their values.
@@ -34,6 +35,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str,
     A key of the schema that `before` has not is of a version that did not know it, and is not compared.
     """
     default = flat(plain(Config(), recipe=True))
+    before, now = ({key: as_numbers(value) for key, value in values.items()} for values in (before, now))
     keys = [key for key in now | before if key in before or key not in default]
     return [(key, _text(before, key), _text(now, key)) for key in keys
             if key not in before or key not in now or before[key] != now[key]]  # fmt: skip
