@@ -55,11 +55,12 @@ def convert(value: object, kind: Annotation) -> Any:
 
 
 def as_numbers(value: Any) -> Any:
-    """Return a text that is a number as one, also in lists and mappings, where nobody says what is expected: 1e3."""
+    """Return a text that is a number as one, also in lists and mappings, where nobody says what is expected: 1e3. In a
+    list a text that YAML would have read as a whole number stood in quotes, and is the name of a layer or a class."""
     if isinstance(value, dict):
         return {key: as_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [as_numbers(entry) for entry in value]
+        return [entry if isinstance(entry, str) and entry.isdecimal() else as_numbers(entry) for entry in value]
     for kind in (int, float) if isinstance(value, str) else ():
         with contextlib.suppress(ValueError):
             return convert(value, kind)
