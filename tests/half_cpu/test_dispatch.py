@@ -148,6 +148,14 @@ def test_dispatch_after_an_interrupt_while_one_was_left_works_and_leaves_nothing
     assert_restored(before)
 
 
+def test_dispatch_that_is_entered_again_and_again_keeps_nothing_of_the_times_before():
+    context = half_cpu.dispatch()
+    for _ in range(3):
+        with context, context:
+            assert len(context._entered) == 2
+    assert not context._entered
+
+
 def test_dispatch_after_a_failing_operator_still_serves_the_next(dtype="float16"):
     x = paddle.ones([2, 3]).astype(dtype)
     with half_cpu.dispatch():
