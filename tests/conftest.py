@@ -25,9 +25,11 @@ def _numbers_of_its_own():
 
 @pytest.fixture(autouse=True)
 def _logger_as_it_was():
-    """A test that runs a whole training in this process leaves the project's logger as it found it."""
+    """A test that runs a whole training in this process leaves the project's logger as it found it; caplog, which
+    listens at the root, hears it."""
     logger = logging.getLogger("image_classification")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    logger.propagate = True
     yield
     logging.captureWarnings(False)
     logger.handlers[:], logger.propagate = handlers, propagate

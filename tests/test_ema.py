@@ -146,8 +146,7 @@ def test_build_follows_the_config():
     (0.9, 22, ""), (0.0, 1, ""),
     (0.99996, 88, "the 88 steps of this run the average is still 100 % the first weights; 0.94901 would leave 1 %"),
 ])  # fmt: skip
-def test_average_that_is_too_slow_for_the_run_says_so(decay, steps, said, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_average_that_is_too_slow_for_the_run_says_so(decay, steps, said, caplog):
     caplog.set_level("INFO", get_logger().name)
     section = dataclasses.replace(Config().TRAIN, MODEL_EMA=True, MODEL_EMA_DECAY=decay)
     build_ema(section, model().state_dict(), steps)
@@ -155,8 +154,7 @@ def test_average_that_is_too_slow_for_the_run_says_so(decay, steps, said, caplog
     assert ("TRAIN.MODEL_EMA_DECAY" in caplog.text) == (said != "") and (said or "") in caplog.text
 
 
-def test_evaluation_of_a_resumed_average_says_so(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_evaluation_of_a_resumed_average_says_so(tmp_path, caplog):
     caplog.set_level("INFO", get_logger().name)
     for average in (True, False):
         path = tmp_path / f"{average}.pdparams"

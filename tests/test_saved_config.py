@@ -14,7 +14,7 @@ from image_classification.hooks import Hook
 from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
 from image_classification.run_folder import RunFolder
-from image_classification.runtime import UserError, get_logger
+from image_classification.runtime import UserError
 from image_classification.saved_config import EVALUATION, differing_classes, of_weights_alone, warn_of_other_model
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
@@ -111,8 +111,7 @@ def test_evaluation_of_a_checkpoint_of_other_classes_is_refused(animals):
     build_parts(config_on(folder.parent / "first", True, PRETRAINED=str(path)), build_net, SingleProcess())
 
 
-def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_fine_tuning_on_other_classes_keeps_the_head_and_says_so(animals, caplog):
     path, folder = animals
     parts = build_parts(config_on(folder, False, PRETRAINED=str(path)), build_net, SingleProcess())
     assert (parts.model.fc.weight.numpy() == checkpoint.load(path)["model"]["fc.weight"]).all()
@@ -170,8 +169,7 @@ def warnings_of(caplog, call):
     return [record.getMessage() for record in caplog.records if "was trained otherwise" in record.getMessage()]
 
 
-def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eight_heads, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eight_heads, caplog):
     words, build_vit, path = eight_heads
 
     def build(*more):
@@ -197,9 +195,8 @@ def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eig
     assert not warnings_of(caplog, lambda: build(*same, "-eval", f"-pretrained={path}"))
 
 
-def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog, monkeypatch):
+def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog):
     """Another form of the same function, and rates of a training."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     words, build_vit, path = eight_heads
     saved = checkpoint.load(path)["config"].replace("NUM_HEADS: 8", "NUM_HEADS: 4")
     config = load_config(words, build_vit)
@@ -210,8 +207,7 @@ def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog, m
         assert bool(found) == (argument == "NUM_HEADS")
 
 
-def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog):
     text = json.dumps({"MODEL": {"CLASS_NAMES": ["cat"]}})
     config = config_of(MODEL={"NUM_CLASSES": 4})
     for told in (text, None, "MODEL: {of: [another, project"):

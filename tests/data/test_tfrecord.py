@@ -21,7 +21,7 @@ from image_classification.data.tfrecord import (
     serialize_example,
     unframe,
 )
-from image_classification.runtime import UserError, get_logger
+from image_classification.runtime import UserError
 from tests.helpers.data_samples import encoded, make_config, photo, write_class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,8 +312,7 @@ def test_shards_of_two_sets_in_one_folder_are_refused_when_read_and_when_written
         build_dataset(make_config(2, DATASET="imagenet_tfrecord", DATA_PATH=output), "train")
 
 
-def test_shards_that_are_missing_are_counted_in_the_log(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_shards_that_are_missing_are_counted_in_the_log(tmp_path, caplog):
     caplog.set_level("INFO")
     make_records(tmp_path, [1, 2], name="train-00001-of-00004")
     assert len(build_dataset(make_config(2, DATASET="imagenet_tfrecord", DATA_PATH=tmp_path), "train")) == 2

@@ -9,7 +9,7 @@ import pytest
 from image_classification.config import Config
 from image_classification.config.schema import SCHEDULES
 from image_classification.optim import build_schedule
-from image_classification.runtime import UserError, get_logger
+from image_classification.runtime import UserError
 
 
 def train(name="warmupcosine", scheduler=(), **changes):
@@ -105,8 +105,7 @@ def test_cosine_halfway_is_the_mean_of_both_ends():
     assert schedule(25) == pytest.approx(0.2 + 0.1 * math.cos(math.pi / 4))
 
 
-def test_run_that_ends_inside_the_warmup_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_run_that_ends_inside_the_warmup_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         schedule = build_schedule(train(NUM_EPOCHS=1, WARMUP_EPOCHS=3, BASE_LR=0.3, WARMUP_START_LR=0), 10)
     assert "ends inside the warm-up" in caplog.text
@@ -129,7 +128,6 @@ def test_epoch_without_steps_is_an_error():
     ("step", {"DECAY_EPOCHS": 3.0}, 3, True), ("step", {"DECAY_EPOCHS": 3.0}, 4, False),
     ("apexstep", {}, 10, True), ("constant", {}, 10, False), ("linear", {}, 1, False),
 ])  # fmt: skip
-def test_rate_that_is_never_cut_says_so(name, scheduler, epochs, said, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)  # caplog listens at the root
+def test_rate_that_is_never_cut_says_so(name, scheduler, epochs, said, caplog):
     build_schedule(train(name, scheduler, NUM_EPOCHS=epochs, WARMUP_EPOCHS=0), steps_per_epoch=4)
     assert (f"{name}: the run of {epochs} epochs ends before the rate is cut" in caplog.text) == said

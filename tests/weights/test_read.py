@@ -15,7 +15,7 @@ import paddle
 import pytest
 
 from image_classification.files.unpickle import load_pickle
-from image_classification.runtime import UserError, get_logger
+from image_classification.runtime import UserError
 from image_classification.weights import read_weights, write_weights
 from tests.helpers.weight_files import legacy_torch_file, safetensors_file, torch_zip
 
@@ -339,9 +339,8 @@ def test_plain_values_of_a_training_state_survive(tmp_path):
 
 @pytest.mark.parametrize(("average", "expected"), [({"w": np.full(2, 5.0, "f4")}, 5.0), ({}, 1.0)])
 def test_training_state_gives_the_average_that_was_evaluated_where_there_is_one(
-    tmp_path, average, expected, caplog, monkeypatch
+    tmp_path, average, expected, caplog
 ):
-    monkeypatch.setattr(get_logger(), "propagate", True)
     with open(tmp_path / "best.pdparams", "wb") as file:
         pickle.dump({"model": {"w": np.ones(2, "f4")}, "optimizer": {}, "ema": average}, file, protocol=4)
     with caplog.at_level("INFO"):
