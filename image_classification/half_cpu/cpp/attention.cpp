@@ -11,6 +11,7 @@
 namespace {
 
 constexpr float LOG2E = 1.44269504f;
+constexpr long AHEAD = 2048;  // numbers of what is kept, which no processor fetches in time before they are written
 
 // 2^x for x up to 0, to 1.7e-7 of it; 0 below -150, NaN stays.
 static inline Vector power_of_two(Vector x) {
@@ -66,9 +67,12 @@ struct Head {
         clear(to + parts(rows, STEP) * width, (steps(rows) - parts(rows, STEP)) * width);
         for (long i = 0; i < rows; i += STEP) {
             const T *first = from + i * step, *second = i + 1 < rows ? first + step : nullptr;
-            for (long c = 0; c < columns; c += W)
-                store(to + i / STEP * width + c,
-                      L::across(first + c, second ? second + c : nullptr, std::min(columns - c, (long)W)));
+            for (long c = 0; c < columns; c += STEP * W) {
+                Vector packed[STEP];
+                L::across(first + c, second ? second + c : nullptr, std::min(columns - c, STEP * W), packed);
+                for (long k = 0; k < STEP && c + k * W < width; k++)
+                    store(to + i / STEP * width + c + k * W, packed[k]);
+            }
         }
     }
     // Rows as columns, STEP channels in a lane.
@@ -87,74 +91,108 @@ struct Head {
             }
     }
 
-    // Scores of some queries, `query` the first, to probabilities; zero for keys that a query does not see, and beyond.
-    void softmax(long query, long rows, float* scores, float scale, const T* bias, long bias_step) const {
+    // Scores of some queries, `query` the first, to powers of two that are in proportion to their probabilities, zero for
+    // keys that a query does not see, and beyond; `factors` make them probabilities. All rows go through one step before
+    // the next one begins, so that no row waits for the sums of its own lanes.
+    void softmax(long query, long rows, float* scores, float scale, const T* bias, long bias_step,
+                 float* factors) const {
         static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const long keys = this->keys, width = this->width, all_keys = s.keys, causal = s.causal;
+        const Vector multiple = all(scale);
         for (long i = 0; i < rows; i++) {
             float* row = scores + i * width;
             const T* add = bias ? bias + i * bias_step : nullptr;
-            long seen = s.causal ? query + i + 1 : s.keys;
-            Vector top = all(-INFINITY), total = all(0.0f);
+            long seen = causal ? query + i + 1 : all_keys;
+            Vector top = all(-INFINITY);
             for (long v = 0; v < keys; v++) {
-                Vector x = load(row + v * W) * all(scale);
-                if (add) x = x + take(add + v * W, std::min(s.keys - v * W, (long)W));
+                Vector x = load(row + v * W) * multiple;
+                if (add) x = x + take(add + v * W, std::min(all_keys - v * W, (long)W));
                 if (seen < (v + 1) * W) x = choose(less(load(counting), all(seen - v * W)), x, all(-INFINITY));
                 top = maximum(x, top);
                 store(row + v * W, x);
             }
-            Vector most = all(largest(top));  // taken off first: products of masks of -1e30 leave rests beyond any power
+            factors[i] = largest(top);
+        }
+        for (long i = 0; i < rows; i++) {
+            float* row = scores + i * width;
+            Vector top = all(factors[i]), total = all(0.0f);
             for (long v = 0; v < keys; v++) {
-                Vector x = power_of_two((load(row + v * W) - most) * all(LOG2E));
+                // What is taken off comes first: products of masks of -1e30 leave rests beyond any power.
+                Vector x = power_of_two((load(row + v * W) - top) * all(LOG2E));
                 total = total + x;
                 store(row + v * W, x);
             }
-            Vector factor = all(1.0f / sum(total));
-            for (long v = 0; v < keys; v++) store(row + v * W, load(row + v * W) * factor);
+            factors[i] = 1.0f / sum(total);
         }
     }
 
-    // Rows packed across, STEP at a time: the first `rows` of them count.
-    void pack_weights(long rows, const float* scores, float* to) const {
+    // Rows with a factor each packed across, STEP at a time: the first `rows` of them count.
+    void pack_weights(long rows, const float* scores, const float* factors, float* to) const {
         for (long i = 0; i < rows; i += STEP, scores += STEP * width, to += keys * W)
             for (long v = 0; v < keys; v++) {
                 Vector some[STEP];
-                for (long r = 0; r < STEP; r++) some[r] = i + r < rows ? load(scores + r * width + v * W) : all(0.0f);
+                for (long r = 0; r < STEP; r++)
+                    some[r] = i + r < rows ? load(scores + r * width + v * W) * all(factors[i + r]) : all(0.0f);
                 store(to + v * W, L::across(some));
             }
     }
 
-    // The gradients of packed weights to those of the scores, in place and packed across; STEP rows, of which the first
-    // `rows` count.
-    void softmax_backward(long rows, const float* weights, float* gradients, float* packed) const {
-        Vector dots[STEP];
-        for (long r = 0; r < STEP; r++) {
+    // The gradients of packed weights to those of the scores, packed across and along, STEP rows together, and added to
+    // `sums` unless that is null.
+    void softmax_backward(long rows, const float* weights, const float* gradients, float* packed_across,
+                          float* packed_along, float* sums) const {
+        const long keys = this->keys, width = this->width;
+        float dots[ROWS_AT_ONCE];
+        for (long i = 0; i < rows; i++) {
             Vector dot = all(0.0f);
             for (long v = 0; v < keys; v++)
-                dot = fma(L::row(load(weights + v * W), r), load(gradients + r * width + v * W), dot);
-            dots[r] = all(sum(dot));
+                dot = fma(L::row(load(weights + i / STEP * keys * W + v * W), i % STEP),
+                          load(gradients + i * width + v * W), dot);
+            dots[i] = sum(dot);
         }
-        for (long v = 0; v < keys; v++) {
-            Vector results[STEP];
-            for (long r = 0; r < STEP; r++) {
-                float* place = gradients + r * width + v * W;
-                results[r] = r < rows ? L::row(load(weights + v * W), r) * (load(place) - dots[r]) : all(0.0f);
-                store(place, results[r]);
+        for (long i = 0; i < rows; i += STEP)
+            for (long v = 0; v < keys; v += STEP) {
+                Vector results[STEP][STEP];  // of a row, side by side
+                long place = (i / STEP * keys + v) * W, count = std::min(keys - v, STEP);
+                for (long k = 0; k < STEP; k++) {
+                    Vector column[STEP];
+                    for (long r = 0; r < STEP; r++) {
+                        bool counts = k < count && i + r < rows;
+                        column[r] = counts ? L::row(load(weights + place + k * W), r) *
+                                                 (load(gradients + (i + r) * width + (v + k) * W) - all(dots[i + r]))
+                                           : all(0.0f);
+                        results[r][k] = column[r];
+                    }
+                    if (k < count) store(packed_across + place + k * W, L::across(column));
+                }
+                for (long r = 0; r < STEP && i + r < rows; r++)
+                    store(packed_along + ((i + r) * width + v * W) / STEP, L::along(results[r]));
+                for (long r = 0; sums && r < STEP && i + r < rows; r++)
+                    for (long k = 0; k < count; k++) {
+                        float* sum = sums + (i + r) * s.keys + (v + k) * W;
+                        long n = std::min(s.keys - (v + k) * W, (long)W);
+                        give(sum, take(sum, n) + results[r][k], n);
+                    }
             }
-            store(packed + v * W, L::across(results));
-        }
     }
 
-    // Pack rows of `scores` along, and write them to `kept` unless it is null.
-    void pack_rows(long rows, const float* scores, float* to, T* kept) const {
+    // Pack rows of `scores` along, each with its factor, and write them to `kept` unless it is null.
+    void pack_rows(long rows, const float* scores, const float* factors, float* to, T* kept) const {
+        const long width = this->width, keys = s.keys;
         for (long i = 0; i < rows; i++)
             for (long j = 0; j < width; j += STEP * W) {
-                Vector packed = L::along(scores + i * width + j);
+                Vector some[STEP];
+                for (long k = 0; k < STEP; k++) some[k] = load(scores + i * width + j + k * W) * all(factors[i]);
+                Vector packed = L::along(some);
                 store(to + (i * width + j) / STEP, packed);
-                if (kept && j < s.keys) L::keep(kept + i * s.keys + j, packed, std::min(s.keys - j, STEP * W));
+                if (!kept || j >= keys) continue;
+                L::keep(kept + i * keys + j, packed, std::min(keys - j, STEP * W));
+                __builtin_prefetch(kept + i * keys + j + AHEAD, 1, 2);
             }
     }
 
     // Queries at a time: an even number, for pairs, so that blocks of sums are full.
+    static constexpr long ROWS_AT_ONCE = std::max(L::TOGETHER, std::max(2L, L::STEPS));
     long some_queries() const { return up(parts(s.queries, parts(s.queries, L::TOGETHER)), std::max(2L, L::STEPS)); }
 };
 
@@ -204,6 +242,7 @@ void attend(const Call& call, float scale, const T* query, const T* key, const T
     const Head<L, T> head{s};
     call.each([&](long b, long h, long) {
         typename L::Use use;
+        float factors[head.ROWS_AT_ONCE];
         long columns = head.keys * W, channels = head.value_dims * W, some = head.some_queries();
         auto [queries, keys, values, scores, weights] =
             divided({head.rows * head.dim_lanes, head.dim_steps * columns, head.key_steps * channels, some * head.width,
@@ -221,8 +260,8 @@ void attend(const Call& call, float scale, const T* query, const T* key, const T
             long rows = std::min(s.queries - i, some);
             product<L>(rows, head.keys, head.dim_steps, {queries + i * head.dim_lanes, head.dim_lanes, 1}, keys,
                        Tile{scores, head.width});
-            head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step);
-            head.pack_rows(rows, scores, weights, keep ? keep + i * s.keys : nullptr);
+            head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step, factors);
+            head.pack_rows(rows, scores, factors, weights, keep ? keep + i * s.keys : nullptr);
             product<L>(rows, head.value_dims, head.key_steps, {weights, head.width / head.STEP, 1}, values,
                        Rows<T>{to + i * step, step, s.value_dim, 1.0f});
         }
@@ -242,6 +281,7 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
     std::vector<float> partial(bias_gradient ? count * whole : 0);
     call.each([&](long b, long h, long part) {
         typename L::Use use;
+        float factors[head.ROWS_AT_ONCE];
         long columns = head.keys * W, channels = head.dims * W, value_channels = head.value_dims * W;
         long some = head.some_queries();
         auto [queries_along, keys_across, queries, keys, values, slopes_along, slopes, weights, score_slopes, scores,
@@ -281,20 +321,13 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
             if (!kept) {
                 product<L>(rows, head.keys, head.dim_steps, {queries_along + i * head.dim_lanes, head.dim_lanes, 1},
                            keys_across, Tile{scores, head.width});
-                head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step);
-                head.pack_weights(rows, scores, weights + i / STEP * columns);
+                head.softmax(i, rows, scores, scale, add ? add + i * add_step : nullptr, add_step, factors);
+                head.pack_weights(rows, scores, factors, weights + i / STEP * columns);
             }
             product<L>(rows, head.keys, head.value_steps, {slopes_along + i * head.value_lanes, head.value_lanes, 1},
                        values, Tile{scores, head.width});
-            for (long row = 0; row < rows; row += STEP)
-                head.softmax_backward(std::min(rows - row, STEP), weights + (i + row) / STEP * columns,
-                                      scores + row * head.width, score_slopes + (i + row) / STEP * columns);
-            for (long row = 0; sums && row < rows; row++)
-                walk(s.keys, [&](long j, long n) {
-                    float* place = sums + (i + row) * s.keys + j;
-                    give(place, take(place, n) + load(scores + row * head.width + j), n);
-                });
-            head.pack_rows(rows, scores, packed, nullptr);
+            head.softmax_backward(rows, weights + i / STEP * columns, scores, score_slopes + i / STEP * columns, packed,
+                                  sums ? sums + i * s.keys : nullptr);
             product<L>(rows, head.dims, head.key_steps, {packed, head.width / STEP, 1}, keys,
                        Rows<T>{of_queries + i * query_step, query_step, s.dim, scale});
         }

@@ -20,12 +20,13 @@ struct Lanes {
     static Vector multiply_add(Vector a, Vector b, Vector sum) { return fma(a, b, sum); }
     // n numbers of a row, side by side
     static Vector along(const T* row, long n) { return take(row, n); }
-    // n numbers of STEP rows, one row after the other within a lane; a second row may be missing
-    static Vector across(const T* first, const T*, long n) { return take(first, n); }
+    // n numbers of STEP rows as STEP vectors, one row after the other within a lane; a second row may be missing
+    static void across(const T* first, const T*, long n, Vector* to) { to[0] = take(first, n); }
     // the numbers of one of the rows
     static Vector row(Vector pairs, long) { return pairs; }
     static Vector across(const Vector* rows) { return rows[0]; }
-    static Vector along(const float* row) { return load(row); }
+    // STEP vectors of a row, side by side
+    static Vector along(const Vector* row) { return row[0]; }
     // n numbers of packed ones
     static void keep(T* to, Vector packed, long n) { give(to, packed, n); }
 };
@@ -41,9 +42,10 @@ struct Lanes<BFloat16> {
     static Vector along(const BFloat16* row, long n) {
         return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(n < 32 ? (1u << n) - 1 : 0xFFFFFFFF, row));
     }
-    static Vector across(const BFloat16* first, const BFloat16* second, long n) {
-        Vector low = take((const Bits*)first, n);
-        return second ? paired(low, take((const Bits*)second, n)) : low;
+    static void across(const BFloat16* first, const BFloat16* second, long n, Vector* to) {
+        __m512i low = (__m512i)along(first, n), high = second ? (__m512i)along(second, n) : _mm512_setzero_si512();
+        to[0] = (Vector)_mm512_permutex2var_epi16(low, mixed(0), high);
+        to[1] = (Vector)_mm512_permutex2var_epi16(low, mixed(W), high);
     }
     static Vector row(Vector pairs, long which) {
         __m512i bits = _mm512_castps_si512(pairs);
@@ -51,14 +53,19 @@ struct Lanes<BFloat16> {
         return _mm512_castsi512_ps(bits);
     }
     static Vector across(const Vector* rows) {
-        const __m512i order = _mm512_or_si512(counting_pairs(), _mm512_slli_epi32(counting_pairs(), 16));
-        const __m512i mixed = _mm512_add_epi32(order, _mm512_set1_epi32(16 << 16));
-        return (Vector)_mm512_permutexvar_epi16(mixed, (__m512i)_mm512_cvtne2ps_pbh(rows[1], rows[0]));
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(rows[1], rows[0]);
+        return (Vector)_mm512_permutex2var_epi16(both, mixed(0, W), both);
     }
-    static __m512i counting_pairs() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
-    static Vector along(const float* row) { return (Vector)_mm512_cvtne2ps_pbh(load(row + W), load(row)); }
+    // places from `first` on, each with the one so many behind
+    static __m512i mixed(int first, int behind = 2 * W) {
+        const __m512i order = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        const __m512i pairs = _mm512_or_si512(order, _mm512_slli_epi32(order, 16));
+        return _mm512_add_epi16(pairs, _mm512_set1_epi32((first + behind) << 16 | first));
+    }
+    static Vector along(const Vector* row) { return (Vector)_mm512_cvtne2ps_pbh(row[1], row[0]); }
     static void keep(BFloat16* to, Vector packed, long n) {
-        _mm512_mask_storeu_epi16(to, n < 32 ? (1u << n) - 1 : 0xFFFFFFFF, _mm512_castps_si512(packed));
+        if (n == 2 * W) _mm512_storeu_si512(to, _mm512_castps_si512(packed));
+        else _mm512_mask_storeu_epi16(to, (1u << n) - 1, _mm512_castps_si512(packed));
     }
 };
 #endif
@@ -123,7 +130,7 @@ struct Rows {
 };
 
 template <class L, int R, int V, class Out>
-static inline void block(long steps, Left a, const float* b, long width, const Out& out, long row, long vector) {
+static inline void block(long steps, const Left& a, const float* b, long width, const Out& out, long row, long vector) {
     Vector sums[R][V];
 #pragma GCC unroll 6
     for (int i = 0; i < R; i++)
@@ -147,7 +154,7 @@ static inline void block(long steps, Left a, const float* b, long width, const O
 }
 
 template <class L, int R, class Out>
-static void some_rows(long vectors, long steps, Left a, const float* b, long width, const Out& out, long row) {
+static void some_rows(long vectors, long steps, const Left& a, const float* b, long width, const Out& out, long row) {
     for (long v = 0, groups = parts(vectors, VECTORS); groups; groups--) {
         long count = parts(vectors - v, groups);
         if (count == 1) block<L, R, 1>(steps, a, b + v * W, width, out, row, v);
@@ -199,7 +206,7 @@ static void product_by_tiles(long rows, long vectors, long steps, Left a, const 
 // Write the product of some rows, of `steps` lanes each, with as many rows of `vectors` vectors. With TileLanes
 // a left factor is read, and float32 sums are written, up to the next 16 rows.
 template <class L, class Out>
-static void product(long rows, long vectors, long steps, Left a, const float* b, const Out& out) {
+static void product(long rows, long vectors, long steps, const Left& a, const float* b, const Out& out) {
 #if HAS_AMX
     if constexpr (std::is_same_v<L, TileLanes>) return product_by_tiles(rows, vectors, steps, a, b, out);
 #endif
