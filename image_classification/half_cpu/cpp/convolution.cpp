@@ -135,44 +135,44 @@ struct Pixels {
     }
 };
 
-// Rows of the result of single taps, [pixel][channel].
+// How many numbers of filters a core's cache holds beside pixels; fewer where AMX multiplies what is packed.
 template <class T>
-struct PixelRows {
-    T *data, *rows;
-    long channels;
-    const Ending<T>& ending;
-    void operator()(long i, long v, Vector sum) const {
-        T* to = rows + i * channels + v * W;
-        if (v * W + W <= channels) store(to, ending(sum, v * W, to - data, W));
-        else last(to, v * W, sum);
-    }
-    // A function of its own: sums stay in registers.
-    __attribute__((noinline)) void last(T* to, long channel, Vector sum) const {
-        long lanes = channels - channel;
-        store(to, ending(sum, channel, to - data, lanes), lanes);
-    }
-};
+long most_filters() {
+#if HAS_AMX
+    if (std::is_same_v<T, Float16> && amx::granted()) return 2560;
+#endif
+    return 1 << 15;
+}
 
 // A convolution of single taps on every pixel from K channels to N that are so few that packing and sums that wait would
-// take half of the time: pixels are widened a block at a time, and sums written from registers. False where it is none.
+// take half of the time: pixels are widened a block at a time, and sums written from registers unless something else
+// comes after them: a call within would take the sums' registers while they are summed, too. False where it is none.
 template <class T>
 bool pointwise(const Numbers& s, long K, long N, const T* x, const T* filters, long row, long column, T* y,
                const Ending<T>& ending) {
     bool every = s.height == s.out_height && s.width == s.out_width && s.before[0] == 0 && s.before[1] == 0;
     every = every && s.stride[0] == 1 && s.stride[1] == 1;  // with strides the last ones are padding
     long vectors = parts(N, W), block = 8 * ROWS;
-    if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || K * vectors * W > 2560) return false;
+    if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || K * vectors * W > most_filters<T>()) return false;
     Floats packed(K * vectors * W);
     for (long k = 0; k < K; k++)
         for (long n = 0; n < vectors * W; n++)
             packed[k * vectors * W + n] = n < N ? value(filters + k * row + n * column) : 0.0f;
     for_ranges(s.batch * s.height * s.width, block, [&](long first, long last) {
         static thread_local Scratch scratch;
-        float* wide = scratch.floats(block * K);
+        float *wide = scratch.floats(block * (K + vectors * W)), *sums = wide + block * K;
         for (long m = first; m < last; m += block) {
             long rows = std::min(block, last - m);
             map(rows * K, wide, [&](long i, long count) { return take(x + m * K + i, count); });
-            product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, PixelRows<T>{y, y + m * N, N, ending});
+            if (!ending.factor) {
+                product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, Rows<T>{y + m * N, N, N, 1.0f});
+                continue;
+            }
+            product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, Tile{sums, vectors * W});
+            for (long i = m; i < m + rows; i++)
+                map(N, y + i * N, [&](long n, long count) {
+                    return ending(load(sums + (i - m) * vectors * W + n), n, i * N + n, count);
+                });
         }
     });
     return true;
