@@ -1,5 +1,6 @@
 """Models by the name of their variant, and the images that they expect."""
 
+import dataclasses
 import difflib
 import fnmatch
 import importlib
@@ -167,15 +168,18 @@ def refuse_other_weights(config, build_model, source):
     """Refuse the published weights of another architecture before they are fetched; those that are here are
     compared when they are read.
 
-    The head and the positions, which a training and another image size change, are not compared.
+    The head and the positions, which a training and another image size change, are not compared, nor the plain form of
+    inference, into which weights are folded.
 
     Raises:
         UserError: names the variant that the weights are of, and what does not fit.
     """
     entry = read_registry().get(source)
-    if entry is None or entry.variant == config.MODEL.NAME or is_here(source):
+    if entry is None or is_here(source):
         return
     path, builder = find_config(entry.variant)
+    trains = {name: value for name, value in config.MODEL.ARGUMENTS.items() if name != "deploy"}
+    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, ARGUMENTS=trains))
     with paddle.LazyGuard():  # shapes only, no memory
         models = make_model(config, build_model), make_model(load_config([f"-cfg={path}"], builder), builder)
     changing = [name for model in models for name in (*model.head_names, *model.position_embeddings())]
@@ -185,7 +189,8 @@ def refuse_other_weights(config, build_model, source):
     )
     text = differences(own, other)
     if text:
-        raise UserError(f"-pretrained: {source}: is of {entry.variant}, which does not fit this model: {text}")
+        raise UserError(f"-pretrained: {source}: is of {entry.variant} as its YAML has it, which does not fit "
+                        f"this model: {text}")  # fmt: skip
 
 
 def load_model(name, pretrained=None, options=()):

@@ -94,14 +94,17 @@ def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
     assert loaded == [entry.id, *(published()[name]["default"] for name in ("resnet18", "resnet50"))]
 
 
-@pytest.mark.parametrize(("name", "weights", "fits"), [
-    ("resnet18", "torchvision/resnet50.V2", False), ("vit_tiny_digits", "torchvision/resnet50.V2", False),
-    ("resnet50", "torchvision/resnet101.V2", False), ("resnet18", "torchvision/resnet18.V1", True),
-    ("vit_tiny_patch16_384", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
-    ("deit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k", True),
+@pytest.mark.parametrize(("name", "weights", "options", "fits"), [
+    ("resnet18", "torchvision/resnet50.V2", (), False), ("vit_tiny_digits", "torchvision/resnet50.V2", (), False),
+    ("resnet50", "torchvision/resnet101.V2", (), False), ("resnet18", "torchvision/resnet18.V1", (), True),
+    ("resnet18", "torchvision/resnet18.V1", ("MODEL.LAYERS=[2,2,2,3]",), False),
+    ("resnet18", "torchvision/resnet18.V1", ("MODEL.NUM_CLASSES=7", "DATA.IMAGE_SIZE=288"), True),
+    ("repvgg_a0", "timm/repvgg_a0.rvgg_in1k", ("MODEL.DEPLOY=True",), True),
+    ("vit_tiny_patch16_384", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", (), True),
+    ("deit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k", (), True),
 ])  # fmt: skip
 def test_published_weights_of_another_architecture_are_refused_before_they_are_fetched(
-    name, weights, fits, tmp_path, monkeypatch
+    name, weights, options, fits, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PADDLE_ZOO_WEIGHTS", str(tmp_path))
     fetched = []
@@ -113,15 +116,15 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
     monkeypatch.setattr(source, "download_once", download)
     monkeypatch.setattr(source, "_announced_digest", lambda url: None)
     path, build_model = find_config(name)
-    config = load_config([f"-cfg={path}", f"-pretrained={weights}"], build_model)
-    message = "fetched" if fits else "is of resnet.* does not fit this model: it "
-    for function, arguments in (
-        (zoo.create_model, (name, weights)), (load_model, (name, weights)), (build_parts, (config, build_model, None)),
-    ):  # fmt: skip
+    words = ["-opts", *options] if options else []
+    config = load_config([f"-cfg={path}", f"-pretrained={weights}", *words], build_model)
+    message = "fetched" if fits else "is of resnet.* as its YAML has it, which does not fit this model: it "
+    calls = [(load_model, (name, weights, options)), (build_parts, (config, build_model, None))]
+    for function, arguments in calls if options else [*calls, (zoo.create_model, (name, weights))]:
         with pytest.raises(UserError, match=message) as caught:
             function(*arguments)
         assert "\n" not in str(caught.value)
-    assert len(fetched) == 3 * fits
+    assert len(fetched) == (2 if options else 3) * fits
 
 
 @pytest.mark.parametrize(("call", "message"), [
