@@ -17,6 +17,7 @@ from PIL import Image
 from .config import family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
 from .config.merge import FILLED_IN
+from .config.unread import OF_WEIGHTS
 from .data.build import build_eval_transform, build_train_transform
 from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage, pillow_pixels
@@ -35,6 +36,11 @@ from .weights import (
 )
 from .weights.preprocessing import NORMALISATION
 
+# Keys that a transform reads, of an evaluation or of a training.
+OF_TRANSFORM = (
+    *(key for key in OF_WEIGHTS if key.startswith("DATA.")),
+    *(f"DATA.{name}" for name in ("TRAIN_CROP", "CROP_SCALE", "CROP_RATIO", "CROP_PADDING", "HFLIP", "SCALED_DECODE")),
+)
 # Arguments of every model, as keys of the DATA section.
 OF_DATA = {name: key for name, key in FILLED_IN.items() if key.startswith("DATA.")}
 
@@ -93,13 +99,14 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     Args:
         name, pretrained: as for `create_model`; the preprocessing that belongs to the weights, nothing is fetched.
         training: the random transform of the variant's recipe instead of the evaluation's.
-        overrides: keys of the DATA section in lower case, such as `image_size=384` or `crop_pct=1.0`.
+        overrides: keys of the DATA section in lower case, such as `image_size=384` or `crop_pct=1.0`; those that only
+            the other of both transforms reads may stand there, those of a loader are refused.
 
     Raises:
         UserError: as for `create_model`; from the function: an image that cannot be read.
     """
     path, build_model = find_config(name, "create_transform")
-    keys = {key.lower(): f"DATA.{key}" for key in vars(load_config([f"-cfg={path}"], build_model).DATA)}
+    keys = {key.removeprefix("DATA.").lower(): key for key in OF_TRANSFORM}
     weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
     if weights is not None and weights not in read_registry():
         locate(weights)

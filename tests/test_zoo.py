@@ -11,12 +11,13 @@ from PIL import Image
 
 import image_classification as zoo
 from image_classification.build import build_parts
-from image_classification.config import load_config
+from image_classification.config import load_config, preview_config
+from image_classification.data.build import build_eval_transform, build_train_transform
 from image_classification.data.decode import decode
 from image_classification.preview import eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_registry, source, with_preprocessing, write_weights
-from image_classification.zoo import find_config, load_model, refuse_other_weights
+from image_classification.zoo import OF_TRANSFORM, find_config, load_model, refuse_other_weights
 from tests.helpers.model_zoo import CONFIGS, published
 
 NAME = "vit_tiny_digits"
@@ -141,10 +142,30 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
     (lambda: zoo.create_transform("resnet50", "timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
     (lambda: zoo.create_transform(NAME, "gone.safetensors"), "gone.safetensors: no such file"),
     (lambda: zoo.create_transform(NAME, crop_pc=1.0), "no argument 'crop_pc'; did you mean crop_pct?"),
+    (lambda: zoo.create_transform(NAME, num_workers=2), "no argument 'num_workers'; it has image_size, .*, crop_scale"),
 ])  # fmt: skip
 def test_mistake_is_a_value_error_of_one_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_arguments_of_a_transform_are_the_keys_that_one_of_both_reads():
+    read = set()
+
+    class Recorded:
+        def __init__(self, section):
+            self.section = section
+
+        def __getattr__(self, key):
+            read.add(key)
+            return getattr(self.section, key)
+
+    config = preview_config(["-cfg=resnet50", "-opts", "TRAIN.RANDOM_ERASE_PROB=0.5"])
+    recorded = types.SimpleNamespace(DATA=Recorded(config.DATA), TRAIN=config.TRAIN)
+    build_train_transform(recorded)
+    build_eval_transform(recorded.DATA)
+    chosen = {"IMAGENET_MEAN", "IMAGENET_STD", "PREPROCESSING", "PREPROCESSING_KEPT"}  # read before, or after
+    assert {f"DATA.{key}" for key in read | chosen} == set(OF_TRANSFORM)
 
 
 def test_unknown_name_of_the_package_is_an_attribute_error():
