@@ -169,10 +169,15 @@ def build_trainer(parts):
         named_params, config.TRAIN, model.no_weight_decay(), parts.parallel.holders_of, model.layer_groups()
     )
     optimizer = parts.parallel.shard_optimizer(optimizer, named_params)
-    if (batches := len(parts.train_loader)) < config.TRAIN.ACCUM_ITER:
-        get_logger().warning(f"TRAIN.ACCUM_ITER {config.TRAIN.ACCUM_ITER}: an epoch, so a step, has {batches} batches")
+    window, stages = config.TRAIN.ACCUM_ITER, config.PARALLEL.PIPELINE
+    if (batches := len(parts.train_loader)) < window:
+        get_logger().warning(f"TRAIN.ACCUM_ITER {window}: an epoch, so a step, has {batches} batches")
+    if window < stages:
+        idle = (stages - 1) / (window + stages - 1)
+        get_logger().warning(f"TRAIN.ACCUM_ITER {window}: fewer micro-batches than the {stages} stages of "
+                             f"PARALLEL.PIPELINE, each of which waits {idle:.0%} of a step")  # fmt: skip
     steps = steps_per_epoch(parts)
-    global_batch_size = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * parts.parallel.data_size
+    global_batch_size = config.DATA.BATCH_SIZE * window * parts.parallel.data_size
     return Trainer(
         parts,
         optimizer=optimizer,

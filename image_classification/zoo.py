@@ -1,5 +1,6 @@
 """Models by the name of their variant, and the images that they expect."""
 
+import dataclasses
 import difflib
 import fnmatch
 import importlib
@@ -16,6 +17,7 @@ from PIL import Image
 from .config import family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
 from .config.merge import FILLED_IN
+from .config.unread import OF_WEIGHTS
 from .data.build import build_eval_transform, build_train_transform
 from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage, pillow_pixels
@@ -34,6 +36,11 @@ from .weights import (
 )
 from .weights.preprocessing import NORMALISATION
 
+# Keys that a transform reads, of an evaluation or of a training.
+OF_TRANSFORM = (
+    *(key for key in OF_WEIGHTS if key.startswith("DATA.")),
+    *(f"DATA.{name}" for name in ("TRAIN_CROP", "CROP_SCALE", "CROP_RATIO", "CROP_PADDING", "HFLIP", "SCALED_DECODE")),
+)
 # Arguments of every model, as keys of the DATA section.
 OF_DATA = {name: key for name, key in FILLED_IN.items() if key.startswith("DATA.")}
 
@@ -92,13 +99,14 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     Args:
         name, pretrained: as for `create_model`; the preprocessing that belongs to the weights, nothing is fetched.
         training: the random transform of the variant's recipe instead of the evaluation's.
-        overrides: keys of the DATA section in lower case, such as `image_size=384` or `crop_pct=1.0`.
+        overrides: keys of the DATA section in lower case, such as `image_size=384` or `crop_pct=1.0`; those that only
+            the other of both transforms reads may stand there, those of a loader are refused.
 
     Raises:
         UserError: as for `create_model`; from the function: an image that cannot be read.
     """
     path, build_model = find_config(name, "create_transform")
-    keys = {key.lower(): f"DATA.{key}" for key in vars(load_config([f"-cfg={path}"], build_model).DATA)}
+    keys = {key.removeprefix("DATA.").lower(): key for key in OF_TRANSFORM}
     weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
     if weights is not None and weights not in read_registry():
         locate(weights)
@@ -167,15 +175,18 @@ def refuse_other_weights(config, build_model, source):
     """Refuse the published weights of another architecture before they are fetched; those that are here are
     compared when they are read.
 
-    The head and the positions, which a training and another image size change, are not compared.
+    The head and the positions, which a training and another image size change, are not compared, nor the plain form of
+    inference, into which weights are folded.
 
     Raises:
         UserError: names the variant that the weights are of, and what does not fit.
     """
     entry = read_registry().get(source)
-    if entry is None or entry.variant == config.MODEL.NAME or is_here(source):
+    if entry is None or is_here(source):
         return
     path, builder = find_config(entry.variant)
+    trains = {name: value for name, value in config.MODEL.ARGUMENTS.items() if name != "deploy"}
+    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, ARGUMENTS=trains))
     with paddle.LazyGuard():  # shapes only, no memory
         models = make_model(config, build_model), make_model(load_config([f"-cfg={path}"], builder), builder)
     changing = [name for model in models for name in (*model.head_names, *model.position_embeddings())]
@@ -185,7 +196,8 @@ def refuse_other_weights(config, build_model, source):
     )
     text = differences(own, other)
     if text:
-        raise UserError(f"-pretrained: {source}: is of {entry.variant}, which does not fit this model: {text}")
+        raise UserError(f"-pretrained: {source}: is of {entry.variant} as its YAML has it, which does not fit "
+                        f"this model: {text}")  # fmt: skip
 
 
 def load_model(name, pretrained=None, options=()):

@@ -40,6 +40,13 @@ def test_schedule_counts_optimizer_steps_of_an_epoch(window, steps):
     assert trainer.schedule(steps) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("window", "stages", "warned"), [(1, 2, True), (3, 4, True), (2, 2, False), (1, 1, False)])
+def test_pipeline_of_fewer_micro_batches_than_stages_is_warned_of_in_one_line(caplog, window, stages, warned):
+    trainer_of(config_of(train={"ACCUM_ITER": window}, PARALLEL={"PIPELINE": stages}))
+    line = f"TRAIN.ACCUM_ITER {window}: fewer micro-batches than the {stages} stages of PARALLEL.PIPELINE, "
+    assert [message.startswith(line) for message in caplog.messages if "PIPELINE" in message] == [True] * warned
+
+
 @pytest.mark.parametrize(("wanted", "kind"), [(True, EMA), (False, NoEMA)])
 def test_average_is_built_where_it_is_asked_for_and_moved_by_a_hook(wanted, kind):
     trainer = trainer_of(config_of(train={"MODEL_EMA": wanted, "MODEL_EMA_DECAY": 0.5, "NUM_EPOCHS": 1}))

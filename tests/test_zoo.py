@@ -11,12 +11,13 @@ from PIL import Image
 
 import image_classification as zoo
 from image_classification.build import build_parts
-from image_classification.config import load_config
+from image_classification.config import load_config, preview_config
+from image_classification.data.build import build_eval_transform, build_train_transform
 from image_classification.data.decode import decode
 from image_classification.preview import eval_pixels, normalised
 from image_classification.runtime import UserError
 from image_classification.weights import export_tensors, read_registry, source, with_preprocessing, write_weights
-from image_classification.zoo import find_config, load_model, refuse_other_weights
+from image_classification.zoo import OF_TRANSFORM, find_config, load_model, refuse_other_weights
 from tests.helpers.model_zoo import CONFIGS, published
 
 NAME = "vit_tiny_digits"
@@ -94,14 +95,17 @@ def test_model_of_published_weights_has_their_number_of_classes(monkeypatch):
     assert loaded == [entry.id, *(published()[name]["default"] for name in ("resnet18", "resnet50"))]
 
 
-@pytest.mark.parametrize(("name", "weights", "fits"), [
-    ("resnet18", "torchvision/resnet50.V2", False), ("vit_tiny_digits", "torchvision/resnet50.V2", False),
-    ("resnet50", "torchvision/resnet101.V2", False), ("resnet18", "torchvision/resnet18.V1", True),
-    ("vit_tiny_patch16_384", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
-    ("deit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k", True),
+@pytest.mark.parametrize(("name", "weights", "options", "fits"), [
+    ("resnet18", "torchvision/resnet50.V2", (), False), ("vit_tiny_digits", "torchvision/resnet50.V2", (), False),
+    ("resnet50", "torchvision/resnet101.V2", (), False), ("resnet18", "torchvision/resnet18.V1", (), True),
+    ("resnet18", "torchvision/resnet18.V1", ("MODEL.LAYERS=[2,2,2,3]",), False),
+    ("resnet18", "torchvision/resnet18.V1", ("MODEL.NUM_CLASSES=7", "DATA.IMAGE_SIZE=288"), True),
+    ("repvgg_a0", "timm/repvgg_a0.rvgg_in1k", ("MODEL.DEPLOY=True",), True),
+    ("vit_tiny_patch16_384", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", (), True),
+    ("deit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k", (), True),
 ])  # fmt: skip
 def test_published_weights_of_another_architecture_are_refused_before_they_are_fetched(
-    name, weights, fits, tmp_path, monkeypatch
+    name, weights, options, fits, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PADDLE_ZOO_WEIGHTS", str(tmp_path))
     fetched = []
@@ -113,15 +117,15 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
     monkeypatch.setattr(source, "download_once", download)
     monkeypatch.setattr(source, "_announced_digest", lambda url: None)
     path, build_model = find_config(name)
-    config = load_config([f"-cfg={path}", f"-pretrained={weights}"], build_model)
-    message = "fetched" if fits else "is of resnet.* does not fit this model: it "
-    for function, arguments in (
-        (zoo.create_model, (name, weights)), (load_model, (name, weights)), (build_parts, (config, build_model, None)),
-    ):  # fmt: skip
+    words = ["-opts", *options] if options else []
+    config = load_config([f"-cfg={path}", f"-pretrained={weights}", *words], build_model)
+    message = "fetched" if fits else "is of resnet.* as its YAML has it, which does not fit this model: it "
+    calls = [(load_model, (name, weights, options)), (build_parts, (config, build_model, None))]
+    for function, arguments in calls if options else [*calls, (zoo.create_model, (name, weights))]:
         with pytest.raises(UserError, match=message) as caught:
             function(*arguments)
         assert "\n" not in str(caught.value)
-    assert len(fetched) == 3 * fits
+    assert len(fetched) == (2 if options else 3) * fits
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -138,10 +142,30 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
     (lambda: zoo.create_transform("resnet50", "timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
     (lambda: zoo.create_transform(NAME, "gone.safetensors"), "gone.safetensors: no such file"),
     (lambda: zoo.create_transform(NAME, crop_pc=1.0), "no argument 'crop_pc'; did you mean crop_pct?"),
+    (lambda: zoo.create_transform(NAME, num_workers=2), "no argument 'num_workers'; it has image_size, .*, crop_scale"),
 ])  # fmt: skip
 def test_mistake_is_a_value_error_of_one_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_arguments_of_a_transform_are_the_keys_that_one_of_both_reads():
+    read = set()
+
+    class Recorded:
+        def __init__(self, section):
+            self.section = section
+
+        def __getattr__(self, key):
+            read.add(key)
+            return getattr(self.section, key)
+
+    config = preview_config(["-cfg=resnet50", "-opts", "TRAIN.RANDOM_ERASE_PROB=0.5"])
+    recorded = types.SimpleNamespace(DATA=Recorded(config.DATA), TRAIN=config.TRAIN)
+    build_train_transform(recorded)
+    build_eval_transform(recorded.DATA)
+    chosen = {"IMAGENET_MEAN", "IMAGENET_STD", "PREPROCESSING", "PREPROCESSING_KEPT"}  # read before, or after
+    assert {f"DATA.{key}" for key in read | chosen} == set(OF_TRANSFORM)
 
 
 def test_unknown_name_of_the_package_is_an_attribute_error():

@@ -95,8 +95,9 @@ def parse(words):
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("-cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
-    add("-modes", default="fp32,auto,O1,O2,O3,naive", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
-    add("-dtypes", default="bfloat16", help=f"half formats: {', '.join(HALF_DTYPES)} (default: %(default)s)")
+    add("-modes", type="names", default="fp32,auto,O1,O2,O3,naive",
+        help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
+    add("-dtypes", type="names", default="bfloat16", help=f"of {', '.join(HALF_DTYPES)} (default: %(default)s)")
     add("-batch_size", type="count", default=8, help="images of a step (default: %(default)s)")
     add("-image_size", type="count", help="side of the images in pixels (default: the configuration's)")
     add("-rounds", type="count", default=3, help="processes of each mode (default: %(default)s)")
@@ -109,13 +110,12 @@ def parse(words):
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
     add("-json", type="new_file", metavar="FILE", help="write the rows as JSON")
     add("-plot", type="new_file", metavar="FILE", help="write a bar chart, PNG or SVG")
-    add("-peers", nargs="?", const="eager", metavar="ENGINES", help="measure timm's model as well, where PyTorch is "
-        f"installed: {', '.join(PEERS)} (default of -peers: eager); and, beside a mode in float32, stock Paddle")
+    add("-peers", type="names", nargs="?", const="eager", default=(), metavar="ENGINES", help="measure timm's "
+        f"model as well, where PyTorch is installed: {', '.join(PEERS)} (default of -peers: eager); and, beside a mode "
+        "in float32, stock Paddle")  # fmt: skip
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
-    options.modes, options.dtypes = options.modes.split(","), options.dtypes.split(",")
-    options.peers = options.peers.split(",") if options.peers else []
     for flag, given, known in (
         ("--modes", options.modes, PRECISION_MODES), ("--dtypes", options.dtypes, HALF_DTYPES),
         ("--peers", options.peers, PEERS),

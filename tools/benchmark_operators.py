@@ -89,14 +89,12 @@ def print_rows(name, function, shapes, bandwidth, options):
 def parse(words):
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("-operators", help="measure those whose names contain one of these words (default: all)")
-    add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
+    add("-operators", type="names", default=(), help="those whose names contain one of these words (default: all)")
+    add("-formats", type="names", default=",".join(FORMATS), help="number formats (default: %(default)s)")
     add("-batch_size", type="count", default=8, help="images of a batch (default: %(default)s)")
     add("-rounds", type="count", default=9, help="measurements of a figure, after a first that warms up (%(default)s)")
     add("-threads", type="count", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
-    options.formats = options.formats.split(",")
-    options.operators = options.operators.split(",") if options.operators else []
     for name in options.formats:
         if name not in FORMATS:
             parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")

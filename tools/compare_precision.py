@@ -63,22 +63,20 @@ def main(arguments):
 def parse_arguments(words):
     parser = Parser(description=__doc__)
     parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
-    parser.add_argument("-modes", default="fp32,auto", help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")
-    parser.add_argument("-dtypes", default="float16,bfloat16", help="number formats (default: %(default)s)")
-    parser.add_argument("-seeds", default="0,1,2", help="seeds (default: %(default)s)")
+    parser.add_argument("-modes", type="names", default="fp32,auto",
+                        help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
+    parser.add_argument("-dtypes", type="names", default="float16,bfloat16", help="formats (default: %(default)s)")
+    parser.add_argument("-seeds", type="names", default="0,1,2", help="seeds (default: %(default)s)")
     parser.add_argument("-output", type="new_folder", default="output/compare", help="folder of the runs")
     parser.add_argument("-jobs", type="count", default=1, help="runs at the same time (default: %(default)s)")
     parser.add_argument("-json", type="new_file", metavar="FILE", help="add the means to those in this file")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()
-    arguments.modes, arguments.dtypes = (
-        list(dict.fromkeys(words.split(","))) for words in (arguments.modes, arguments.dtypes)
-    )
     try:
-        arguments.seeds = list(dict.fromkeys(int(seed) for seed in arguments.seeds.split(",")))
+        arguments.seeds = list(dict.fromkeys(map(int, arguments.seeds)))
     except ValueError:
-        parser.error(f"-seeds: expected integers, found {arguments.seeds!r}")
+        parser.error(f"-seeds: expected integers, found {','.join(arguments.seeds)!r}")
     for flag, given, known in (
         ("-modes", arguments.modes, PRECISION_MODES), ("-dtypes", arguments.dtypes, HALF_DTYPES)
     ):  # fmt: skip

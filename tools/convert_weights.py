@@ -7,16 +7,18 @@
 The first argument is the variant (or a YAML) that the weights belong to: its layers decide what is transposed, and
 every name and shape is checked. The source is whatever -pretrained takes. The ending of the target is its format:
 .safetensors and .pth are for timm and torchvision (their names and layout), .pdparams is for Paddle and this project.
+.safetensors also say which classes, model and preprocessing the weights are of.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import check_model
-from image_classification.runtime import Parser, command, log_to_stderr, prepare_process, refuse_existing
+from image_classification.config import check_model, to_yaml
+from image_classification.runtime import Parser, UserError, command, log_to_stderr, prepare_process, refuse_existing
 
 
 @command
@@ -33,15 +35,25 @@ def main(arguments):
     prepare_process()
     log_to_stderr()
     from image_classification.weights import export_tensors, write_weights, writer_of
-    from image_classification.zoo import load_model
+    from image_classification.zoo import load_with_report
 
     writer_of(options.target)
-    model, _ = load_model(options.cfg, options.source, options.opts)
+    model, config, loaded = load_with_report(options.cfg, options.source, options.opts)
     layout = "paddle" if options.target.suffix == ".pdparams" else "torch"
     tensors = export_tensors(model, layout)
-    write_weights(options.target, tensors)
+    write_weights(options.target, tensors, known(loaded, config) if options.target.suffix == ".safetensors" else None)
     print(f"{options.target}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()) / 1e6:.1f} MB, {layout}")
     return 0
+
+
+def known(loaded, config):
+    """Return what goes with the weights: what their source says of itself, else what the configuration does."""
+    from image_classification.saved_config import of_weights_alone
+
+    with contextlib.suppress(UserError):  # the text of another project
+        if loaded.config is not None:
+            return of_weights_alone(loaded.config, loaded.source)
+    return of_weights_alone(to_yaml(config), loaded.source)
 
 
 if __name__ == "__main__":

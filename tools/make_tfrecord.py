@@ -74,7 +74,7 @@ def main(arguments):
 def _read(source, split):
     list_path = os.path.join(source, f"{split}_list.txt")
     if os.path.isfile(list_path):
-        return read_list_file(list_path, source, MAX_CLASSES)
+        return read_list_file(list_path, source, MAX_CLASSES, "the most that this tool takes")
     folder = os.path.join(source, split)
     if os.path.isdir(folder):
         return read_class_folders(folder)

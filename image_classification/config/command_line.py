@@ -185,9 +185,10 @@ def check_model(cfg: str, options: Sequence[str] = ()) -> Config:
         UserError: there is no such model, or a key of it is wrong, or of a run, which the tool does not make.
     """
     words = ["-opts", *options] if options else []
-    config = preview_config([f"-cfg={cfg}", "-eval", *words])
-    check_read_without_run(_layers(make_parser().parse_args(words)))
-    return config
+    family, given = family_of_file(find_yaml(cfg)), _layers(make_parser().parse_args(words))
+    build_config(given, signature_of(family))  # first: a key that there is not gets the nearest one
+    check_read_without_run(given)  # before a training's advice about such keys
+    return preview_config([f"-cfg={cfg}", "-eval", *words], family)
 
 
 def _with_classes(config: Config, files: Iterable[Layer], words: Iterable[Layer]) -> Config:

@@ -5,7 +5,7 @@ import os
 
 from ..runtime import UserError, cards_variable, cores, get_logger
 from .augmentation import image_steps, pixel_steps
-from .classes import describe_classes, place_of
+from .classes import describe_classes, given_classes, place_of
 from .dali import DaliLoader, check_supported
 from .decode import check_channels
 from .loader import Loader
@@ -128,6 +128,7 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
         transform,
         config.MODEL.NUM_CLASSES,
         config.SEED,
+        given_classes(config.MODEL),
         skip_corrupt=data.SKIP_CORRUPT,
         replace_corrupt=training,
     )

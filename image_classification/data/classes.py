@@ -45,11 +45,15 @@ def settle_classes(config, dataset):
 
 
 def wrong_number(config, dataset):
-    """Return the error for data whose classes are not as many as were set: by names, where these are as many."""
-    number = config.MODEL.NUM_CLASSES
-    given = f"CLASS_NAMES: {number} names" if len(config.MODEL.CLASS_NAMES) == number else f"NUM_CLASSES: {number}"
+    """Return the error for data whose classes are not as many as were set."""
     found = f"{dataset.num_classes} classes: {_some(dataset.class_names)}"
-    return UserError(f"MODEL.{given}, but {place_of(config.DATA)} has {found}")
+    return UserError(f"{given_classes(config.MODEL)}, but {place_of(config.DATA)} has {found}")
+
+
+def given_classes(model):
+    """Return what says how many classes a model has, as words for an error: its names, where these are as many."""
+    number = model.NUM_CLASSES
+    return f"MODEL.CLASS_NAMES: {number} names" if len(model.CLASS_NAMES) == number else f"MODEL.NUM_CLASSES: {number}"
 
 
 def place_of(data):

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..files.plain import read_plain
 from ..runtime import UserError
+from .classes import given_classes
 from .decode import CorruptImage
 
 LARGEST_FILE = 1 << 29  # bytes of an image
@@ -95,14 +96,14 @@ def require_folder(path, key="DATA.DATA_PATH"):
         raise UserError(f"{key}: {path} is not a folder")
 
 
-def check_labels(dataset, num_classes):
-    """Raise UserError when a label that is known before reading is outside 0 .. num_classes - 1."""
+def check_labels(dataset, model):
+    """Raise UserError when a label that is known before reading is outside 0 .. NUM_CLASSES - 1 of a MODEL section."""
     if dataset.labels is None or len(dataset) == 0:
         return
-    wrong = np.flatnonzero((dataset.labels < 0) | (dataset.labels >= num_classes))
+    wrong = np.flatnonzero((dataset.labels < 0) | (dataset.labels >= model.NUM_CLASSES))
     if len(wrong):
         index = int(wrong[0])
         raise UserError(
-            f"{dataset.describe(index)}: label {dataset.labels[index]} is outside 0..{num_classes - 1}"
-            f" (MODEL.NUM_CLASSES is {num_classes}); {len(wrong)} labels are"
+            f"{dataset.describe(index)}: label {dataset.labels[index]} is outside 0..{model.NUM_CLASSES - 1}"
+            f" ({given_classes(model)}); {len(wrong)} labels are"
         )

@@ -109,10 +109,11 @@ def _check_depth(root, present, paths):
         )
 
 
-def read_list_file(list_path, root, num_classes):
+def read_list_file(list_path, root, num_classes, given="MODEL.NUM_CLASSES"):
     """Return the images of a list file with lines ``path label``, paths relative to ``root`` (PaddleViT, PaddleClas).
 
-    Without ``num_classes`` there are as many classes as the labels count.
+    Without ``num_classes`` there are as many classes as the labels count; ``given`` says whose number it is, for an
+    error.
 
     Raises:
         UserError: naming file and line, when a line is not a path and a label in 0 .. num_classes - 1; an image is not
@@ -130,7 +131,7 @@ def read_list_file(list_path, root, num_classes):
             if not path or not NUMBER.fullmatch(label) or "\0" in path or len(line) == LONGEST_LINE:
                 raise UserError(f"{list_path}:{number}: {os.fsdecode(line[:80]).strip()!r} is not 'path label'")
             if int(label) < 0 or num_classes and int(label) >= num_classes:
-                allowed = f"0..{num_classes - 1} (MODEL.NUM_CLASSES is {num_classes})" if num_classes else "0 and above"
+                allowed = f"0..{num_classes - 1} ({given})" if num_classes else "0 and above"
                 hint = "; labels start at 0" if int(label) == num_classes and 0 not in labels else ""
                 raise UserError(f"{list_path}:{number}: label {label} is outside {allowed}{hint}")
             paths.append(path.strip())

@@ -20,6 +20,7 @@ class SampleMaker:
     transform: object
     num_classes: int
     seed: int
+    given: str = "MODEL.NUM_CLASSES"  # what says how many classes there are, for an error
     skip_corrupt: bool = False
     replace_corrupt: bool = False  # training keeps its batches full, evaluation must not count an image twice
 
@@ -57,7 +58,7 @@ class SampleMaker:
         if not 0 <= label < self.num_classes:
             raise UserError(
                 f"{self.dataset.describe(index)}: label {label} is outside 0..{self.num_classes - 1}"
-                f" (MODEL.NUM_CLASSES is {self.num_classes}{getattr(self.dataset, 'label_hint', '')})"
+                f" ({self.given}{getattr(self.dataset, 'label_hint', '')})"
             )
 
 

@@ -9,7 +9,7 @@ from . import imagenet_val
 from .caltech101 import SOURCE as CALTECH101_SOURCE
 from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
-from .classes import wrong_number
+from .classes import given_classes, wrong_number
 from .datasets import FileDataset, check_labels, require_folder
 from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
@@ -30,9 +30,8 @@ def _imagenet2012(config, split):
     """``<split>_list.txt`` if there is one, else the folder ``<split>/``, else the official tar file for "val"."""
     root = config.DATA.DATA_PATH
     require_folder(root)
-    list_path = os.path.join(root, f"{split}_list.txt")
-    if os.path.isfile(list_path):
-        return read_list_file(list_path, root, _classes_of_labels(config))
+    if os.path.isfile(os.path.join(root, f"{split}_list.txt")):
+        return _list(config, split)
     if os.path.isdir(os.path.join(root, split)):
         return _class_folders(config, split)
     if split == "val" and os.path.isfile(os.path.join(root, imagenet_val.ARCHIVE)):
@@ -87,7 +86,7 @@ def _list(config, split):
     path = os.path.join(root, f"{split}_list.txt")
     if not os.path.isfile(path):
         raise UserError(f"DATA.DATA_PATH: {root} has no {split}_list.txt")
-    return read_list_file(path, root, _classes_of_labels(config))
+    return read_list_file(path, root, _classes_of_labels(config), given_classes(config.MODEL))
 
 
 def _synthetic(config, split):
@@ -132,5 +131,5 @@ def build_dataset(config, split):
     if config.MODEL.CLASSES_GIVEN:
         if dataset.num_classes > config.MODEL.NUM_CLASSES:
             raise wrong_number(config, dataset)
-        check_labels(dataset, config.MODEL.NUM_CLASSES)
+        check_labels(dataset, config.MODEL)
     return dataset

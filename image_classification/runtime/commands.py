@@ -71,8 +71,9 @@ class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescripti
 class Parser(argparse.ArgumentParser):
     """Takes each option with one dash or two, with - or _ in its name; raises a UserError of one line for a mistake.
 
-    ``type`` of an option may be one of three names, too: "count", an integer of at least 1; "new_file", "new_folder",
-    the Path of what is written in the end, which is refused at once where that could not be.
+    ``type`` of an option may be one of four names, too: "count", an integer of at least 1; "names", a tuple of what
+    stands between commas, each once; "new_file", "new_folder", the Path of what is written in the end, which is refused
+    at once where that could not be.
 
     Args:
         aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
@@ -83,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options | {"allow_abbrev": False})
         self.aliases = dict(aliases or {})
-        for kind in (count, new_file, new_folder):
+        for kind in (count, names, new_file, new_folder):
             self.register("type", kind.__name__, kind)
 
     def error(self, message: str) -> NoReturn:
@@ -152,6 +153,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def names(text: str) -> tuple[str, ...]:
+    _refuse_empty(text)
+    return tuple(dict.fromkeys(text.split(",")))
+
+
 def new_folder(text: str) -> Path:
     _refuse_empty(text)
     why = why_unwritable(text)
@@ -168,7 +174,7 @@ def new_file(text: str) -> Path:
 
 
 def _refuse_empty(text: str) -> None:
-    if not text:  # its Path would be the working folder
+    if not text:  # a Path of it would be the working folder
         raise argparse.ArgumentTypeError(EMPTY)
 
 

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from image_classification.config import preview_config
-from image_classification.data import build_dataset, settle_classes
+from image_classification.data import build_dataset, build_train_loader, settle_classes
 from image_classification.data.classes import describe_classes
 from image_classification.data.folders import list_images
 from image_classification.runtime import UserError
-from tests.helpers.data_samples import make_config, write_class_folders
+from tests.data.test_tfrecord import make_records
+from tests.helpers.data_samples import encoded, make_config, photo, tar_bytes, write_class_folders
 
 
 def not_given(config):
@@ -141,6 +142,21 @@ def test_names_that_are_not_as_many_as_the_classes_are_one_line(tmp_path):
     named = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASS_NAMES=("cat", "dog")))
     with pytest.raises(UserError, match="^MODEL.CLASS_NAMES: 2 names, but list at .* has 3 classes$"):
         settle_classes(named, build_dataset(named, "train"))
+
+
+@pytest.mark.parametrize(("names", "given"), [("abc", "MODEL.CLASS_NAMES: 3 names"), ("", "MODEL.NUM_CLASSES: 3")])
+@pytest.mark.parametrize("kind", ["list", "tar_shards", "imagenet_tfrecord"])
+def test_label_beyond_the_classes_is_one_line_with_the_key_that_counts_them(tmp_path, kind, names, given):
+    if kind == "list":
+        write_list(tmp_path, "train", [0, 3])
+    elif kind == "tar_shards":
+        (tmp_path / "train-0.tar").write_bytes(tar_bytes({"0.jpg": encoded(photo(20, 20)), "0.cls": b"3"}))
+    else:
+        make_records(tmp_path, [3])
+    config = make_config(3, DATASET=kind, DATA_PATH=tmp_path, BATCH_SIZE=1)
+    config = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, CLASS_NAMES=tuple(names)))
+    with pytest.raises(UserError, match=f"^[^\n]*label 3 is outside 0..2 \\({given}[^\n]*$"):
+        list(build_train_loader(config))
 
 
 def test_photographs_with_capital_endings_are_images(tmp_path):

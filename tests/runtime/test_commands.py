@@ -20,6 +20,7 @@ def parser():
     made.add_argument("-switch", action="store_true")
     made.add_argument("-rounds", type="count")
     made.add_argument("-json", type="new_file")
+    made.add_argument("-modes", type="names", nargs="?", const="O1,O1", default="fp32,fp32,auto")
     made.add_argument("-report", type="new_folder", default="a/b")
     return made
 
@@ -40,6 +41,14 @@ def test_words_behind_two_dashes_are_values():
     assert parser().parse_args(["x", "--", "-num_workers"]).images == ["-num_workers"]
 
 
+@pytest.mark.parametrize(("words", "names"), [
+    ([], ("fp32", "auto")), (["-modes"], ("O1",)), (["-modes=b,a,b,a"], ("b", "a")), (["-modes=b,,a"], ("b", "", "a")),
+])  # fmt: skip
+def test_list_of_names_has_each_once_in_its_order(words, names):
+    """What is measured twice under one name looks like two findings."""
+    assert parser().parse_args(["x", *words]).modes == names
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["x", "--num_worker=3"], "unknown argument '--num_worker=3'; did you mean -num_workers"),
     (["x", "-zzz"], "unknown argument '-zzz'; -h lists the options"),
@@ -52,6 +61,7 @@ def test_words_behind_two_dashes_are_values():
     (["x", "-rounds=1.5"], "-rounds: expected an integer of at least 1, found '1.5'"),
     (["x", "-json=/etc/hostname/x"], "-json: /etc/hostname: is no folder"),
     (["x", "-json=/etc"], "-json: /etc: is a folder"),
+    (["x", "-modes="], "-modes: is empty; give it a value or leave it out"),
     (["x", "-report=/etc/hostname"], "-report: /etc/hostname: is no folder"),
 ])  # fmt: skip
 def test_wrong_word_is_one_line(words, message):

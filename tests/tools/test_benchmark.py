@@ -137,6 +137,7 @@ def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
     ("words", "expected"),
     [
         ("--modes auto --peers", ["auto bfloat16", "PyTorch bfloat16"]),
+        ("--modes auto,auto --dtypes bfloat16,bfloat16 --peers eager,eager", ["auto bfloat16", "PyTorch bfloat16"]),
         ("--modes auto --peers eager,compiled", ["auto bfloat16", "PyTorch bfloat16", "PyTorch compiled bfloat16"]),
         ("--modes auto --evaluation --peers onnxruntime,openvino",
          ["auto bfloat16", "ONNX Runtime float32", "OpenVINO bfloat16"]),

@@ -20,7 +20,7 @@ def test_operator_of_no_name_is_refused_with_the_names():
 
 
 def test_operator_is_measured_in_both_uses_and_each_format():
-    done = run("-operators=relu6", "-formats=float32,bfloat16", "-batch_size=1", "-rounds=1", "-threads=1")
+    done = run("-operators=relu6", "-formats=float32,bfloat16,float32", "-batch_size=1", "-rounds=1", "-threads=1")
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in done.stdout.splitlines() if "relu6" in line]
     assert done.returncode == 0, done.stderr
     assert rows == [["relu6", use, dtype] for use in ("evaluation", "training")

@@ -72,7 +72,7 @@ def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeyp
     monkeypatch.setattr(subprocess, "run", run)
     words = ["-cfg=vit_tiny_digits", "-modes=fp32,fp32", "-seeds=0,0", f"-output={tmp_path}"]
     arguments = parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.1"])
-    assert (arguments.modes, arguments.seeds) == (["fp32"], [0])
+    assert (arguments.modes, arguments.seeds) == (("fp32",), [0])
     for _ in range(2):  # the second time it is there
         assert train(arguments, *prepare(arguments, ("fp32", "float32", 0)))["top1"] == 0.9
     assert len(ran) == 1

@@ -40,6 +40,7 @@ def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_p
 @pytest.mark.parametrize("word", [
     "OUTPUT=out", "SAVE=out", "TRAIN.BASE_LR=0.1", "DATA.BATCH_SIZE=2", "DATA.NUM_WORKERS=1", "AMP.MODE=auto",
     "AMP=True", "MODEL.PRETRAINED=other.pdparams", "MODEL={TEACHER: other.pdparams}", "EVAL=True", "SEED=1",
+    "DATA.DATA_PATH=photos", "AMP.DTYPE=float16", "EVAL_FP32=True", "DATA.CROP_PADDING=2",
 ])  # fmt: skip
 def test_option_that_only_a_run_reads_is_refused_before_the_weights_are_looked_for(name, word, tmp_path, capsys):
     given = {"convert_weights": ["gone.pdparams", str(tmp_path / "w.pth")],
