@@ -61,10 +61,14 @@ void widen(const T* image, long height, long width, long C, long count, long fir
         bool inside = h >= 0 && h < height;
         const T* row = image + (h * width + left) * C;
         long begin = inside ? from : columns, end = inside ? until : columns;
-        memset(to, 0, begin * W * sizeof(float));
-        if (count == W) for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C));
+        for (long w = 0; w < begin; w++) store(to + w * W, all(0.0f));
+        if (count == W)
+            for (long w = begin; w < end; w++) {
+                _mm_prefetch((const char*)(row + (width + w) * C), _MM_HINT_T0);  // the pixel below
+                store(to + w * W, load(row + w * C));
+            }
         else for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C, count));
-        memset(to + end * W, 0, (columns - end) * W * sizeof(float));
+        for (long w = end; w < columns; w++) store(to + w * W, all(0.0f));
     }
 }
 
@@ -76,12 +80,36 @@ void for_constant(long n, F f) {
     f(std::integral_constant<int, N>{});
 }
 
-constexpr int SUMS = 8;               // vectors that share a load
+constexpr int SUMS = 8, MOST = 9;     // vectors that share a load: outputs of a tap, taps of an output
 constexpr long WIDENED = 192 * 1024;  // bytes, of a core's second cache
 
 // Rows of outputs whose source rows are widened at a time.
 inline long rows_at_once(long rows, const Axis& down, long columns) {
     return std::clamp((WIDENED / (columns * W * (long)sizeof(float)) + down.lowest - down.highest) / down.step, 1L, rows);
+}
+
+// A tap of an output: its factor, and what it reads from the first pixel on, in floats.
+struct Reading {
+    long factor, source;
+};
+
+// The sums of N outputs, whose pixels are `step` floats apart.
+template <int N, class Step>
+inline void sum_taps(const std::vector<Reading>& taps, const float* factors, const float* from, Step step, Vector* sums) {
+    for (int q = 0; q < N; q++) sums[q] = all(0.0f);
+    for (const Reading& tap : taps) {
+        Vector factor = load(factors + tap.factor);
+        const float* source = from + tap.source;
+#pragma GCC unroll 8
+        for (int q = 0; q < N; q++) sums[q] = fma(load(source + q * step), factor, sums[q]);
+    }
+}
+
+// What follows the sums of some outputs: a function of its own, so that no call takes their registers.
+template <class T>
+__attribute__((noinline)) void finish(const Ending<T>& ending, const float* sums, long many, T* y, long at, long step,
+                                      long channel, long count) {
+    for (long q = 0; q < many; q++, at += step) give(y + at, ending(load(sums + q * W), channel, at, count), count);
 }
 
 template <class T>
@@ -92,48 +120,50 @@ void depthwise_pass(const Numbers& s, bool back, const T* x, const T* filters, T
     Axis down(s, 0, back), across(s, 1, back);
     long rows = (out_height + down.phases - 1) / down.phases, strip = (out_width + across.phases - 1) / across.phases;
     long columns = across.highest - across.lowest + (strip - 1) * across.step + 1;
+    std::vector<std::vector<Reading>> readings;  // of each phase of rows and of columns
+    for (const auto& some_rows : down.reads)
+        for (const auto& some_columns : across.reads) {
+            auto& reading = readings.emplace_back();
+            for (auto [tap_row, row] : some_rows)
+                for (auto [tap_column, column] : some_columns)
+                    reading.push_back({(tap_row * s.taps[1] + tap_column) * W, (row * columns + column) * W});
+        }
     long band = rows_at_once(rows, down, columns), bands = (rows + band - 1) / band, blocks = (C + W - 1) / W;
     auto run = [&](long task) {
         static thread_local Scratch scratch;
         long b = task / bands / blocks, c = task / bands % blocks * W, count = std::min(C - c, (long)W);
-        long k0 = task % bands * band, k1 = std::min(rows, k0 + band);
+        long k0 = task % bands * band, k1 = std::min(rows, k0 + band), widened = 0;
         long source_rows = down.highest - down.lowest + (k1 - k0 - 1) * down.step + 1;
         float* factors = scratch.floats((taps + source_rows * columns) * W);
         float* wide = factors + taps * W;
         for (long t = 0; t < taps; t++) store(factors + t * W, take(filters + t * C + c, count));
-        widen(x + b * height * width * C + c, height, width, C, count, down.lowest + k0 * down.step, source_rows,
-              across.lowest, columns, wide);
-        for (long r = k0 * down.phases; r < std::min(out_height, k1 * down.phases); r++)
+        for (long r = k0 * down.phases; r < std::min(out_height, k1 * down.phases); r++) {
+            // Rows are widened right before they are read first, and lie in the nearest cache then.
+            long first = (r / down.phases - k0) * down.step - down.lowest, end = first + down.highest + 1;
+            if (widened < end)
+                widen(x + b * height * width * C + c, height, width, C, count, down.lowest + k0 * down.step + widened,
+                      end - widened, across.lowest, columns, wide + widened * columns * W);
+            widened = std::max(widened, end);
             for (long phase = 0; phase < across.phases; phase++) {
-                const auto &some_rows = down.reads[r % down.phases], &some_columns = across.reads[phase];
-                long first_row = (r / down.phases - k0) * down.step - down.lowest;
-                for (long j = 0; phase + j * across.phases < out_width; j += SUMS) {
-                    long many = (out_width - phase + across.phases - 1) / across.phases - j;
-                    for_constant<SUMS>(many, [&](auto constant) {
+                const auto& reading = readings[r % down.phases * across.phases + phase];
+                const float* from = wide + (first * columns - across.lowest) * W;
+                long at = ((b * out_height + r) * out_width + phase) * C + c, step = across.phases * C;
+                long many = (out_width - phase + across.phases - 1) / across.phases;
+                for (long j = 0; j < many; j += SUMS, from += SUMS * across.step * W, at += SUMS * step)
+                    for_constant<SUMS>(many - j, [&](auto constant) {
                         constexpr int N = decltype(constant)::value;
                         Vector sums[N];
-                        for (int q = 0; q < N; q++) sums[q] = all(0.0f);
-                        for (auto [tap_row, row] : some_rows) {
-                            const float* start = wide + ((first_row + row) * columns + j * across.step - across.lowest) * W;
-                            for (auto [tap_column, column] : some_columns) {
-                                const float* from = start + column * W;
-                                Vector factor = load(factors + (tap_row * s.taps[1] + tap_column) * W);
-                                if (across.step == 1)
-#pragma GCC unroll 8
-                                    for (int q = 0; q < N; q++) sums[q] = fma(load(from + q * W), factor, sums[q]);
-                                else
-#pragma GCC unroll 8
-                                    for (int q = 0; q < N; q++)
-                                        sums[q] = fma(load(from + q * across.step * W), factor, sums[q]);
-                            }
+                        if (across.step == 1) sum_taps<N>(reading, factors, from, std::integral_constant<long, W>(), sums);
+                        else sum_taps<N>(reading, factors, from, across.step * W, sums);
+                        if (ending.factor) {
+                            alignas(64) float some[N * W];
+                            for (int q = 0; q < N; q++) store(some + q * W, sums[q]);
+                            return finish(ending, some, N, y, at, step, c, count);
                         }
-                        for (int q = 0; q < N; q++) {
-                            long at = ((b * out_height + r) * out_width + phase + (j + q) * across.phases) * C + c;
-                            give(y + at, ending(sums[q], c, at, count), count);
-                        }
+                        for (int q = 0; q < N; q++) give(y + at + q * step, sums[q], count);
                     });
-                }
             }
+        }
     };
     for_tasks(s.batch * blocks * bands, run);
 }
@@ -155,6 +185,9 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
     Axis down(s, 0, false), across(s, 1, false);
     long columns = across.highest - across.lowest + (s.out_width - 1) * across.step + 1;
     long band = rows_at_once(s.out_height, down, columns);
+    std::vector<long> places;  // of what each tap reads, from that of the first output on
+    for (auto [tap_row, start] : down.reads[0])
+        for (auto [tap_column, place] : across.reads[0]) places.push_back((start * columns + place - across.lowest) * W);
     std::vector<float> partial(parts * taps * C);
     for_tasks(parts * blocks, [&](long task) {
         static thread_local Scratch scratch;
@@ -170,27 +203,25 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
                           source_rows, across.lowest, columns, wide);
                 widen(gradient + b * s.out_height * s.out_width * C + c, s.out_height, s.out_width, C, count, i, 1, 0,
                       s.out_width, row);
-                for (auto [tap_row, start] : down.reads[0]) {
-                    const float* source = wide + (i % band * down.step + start - down.lowest) * columns * W;
-                    for (long first = 0; first < s.taps[1]; first += SUMS)
-                        for_constant<SUMS>(s.taps[1] - first, [&](auto constant) {
-                            constexpr int N = decltype(constant)::value;
-                            float* at = sums + (tap_row * s.taps[1] + first) * W;
-                            const float* from[N];
-                            Vector totals[N];
-                            for (int t = 0; t < N; t++) {
-                                totals[t] = load(at + t * W);
-                                from[t] = source + (across.reads[0][first + t].second - across.lowest) * W;
-                            }
-                            for (long j = 0; j < s.out_width; j++) {
-                                Vector g = load(row + j * W);
-#pragma GCC unroll 8
-                                for (int t = 0; t < N; t++)
-                                    totals[t] = fma(load(from[t] + j * across.step * W), g, totals[t]);
-                            }
-                            for (int t = 0; t < N; t++) store(at + t * W, totals[t]);
-                        });
-                }
+                const float* source = wide + (i % band * down.step - down.lowest) * columns * W;
+                for (long first = 0, groups = (taps + MOST - 1) / MOST; groups; groups--)
+                    for_constant<MOST>((taps - first + groups - 1) / groups, [&](auto constant) {
+                        constexpr int N = decltype(constant)::value;
+                        float* at = sums + first * W;
+                        const float* from[N];
+                        Vector totals[N];
+                        for (int t = 0; t < N; t++) {
+                            totals[t] = load(at + t * W);
+                            from[t] = source + places[first + t];
+                        }
+                        for (long j = 0; j < s.out_width; j++) {
+                            Vector g = load(row + j * W);
+#pragma GCC unroll 9
+                            for (int t = 0; t < N; t++) totals[t] = fma(load(from[t] + j * across.step * W), g, totals[t]);
+                        }
+                        for (int t = 0; t < N; t++) store(at + t * W, totals[t]);
+                        first += N;
+                    });
             }
         for (long i = 0; i < taps; i++) give(partial.data() + (p * taps + i) * C + c, load(sums + i * W), count);
     });
