@@ -139,10 +139,13 @@ static inline void store(T* p, Vector v, long n) {
 }
 // Whole numbers from 0 to 255 as bytes.
 static inline Vector load_bytes(const uint8_t* p, long n) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(n == W ? 0xFFFF : lanes(n), p)));
+    __m128i bytes = n == W ? _mm_loadu_si128((const __m128i*)p) : _mm_maskz_loadu_epi8(lanes(n), p);
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
 static inline void store_bytes(uint8_t* p, Vector v, long n) {
-    _mm512_mask_cvtepi32_storeu_epi8(p, n == W ? 0xFFFF : lanes(n), _mm512_cvtps_epi32(v));
+    __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));  // a store that converts is slow on AMD's processors
+    if (n == W) _mm_storeu_si128((__m128i*)p, bytes);
+    else _mm_mask_storeu_epi8(p, lanes(n), bytes);
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
