@@ -12,7 +12,8 @@ import paddle
 from .arguments import BFLOAT16, FLOAT16, FLOAT32, replace_tensors
 from .scope import active
 
-LARGE = 1 << 18  # elements: below, the sum of the engine takes less time than making the view
+# Elements from which on the sum of the engine takes longer than making the views, of half tensors and of float32 images.
+LARGE_HALF, LARGE = 1 << 15, 1 << 18
 
 
 def branched(scope, args, kwargs, tensors):
@@ -33,10 +34,12 @@ def branched(scope, args, kwargs, tensors):
 
 def is_inner(tensor):
     """Return whether a kernel is to sum the gradients of a tensor, where it has several readers."""
-    if tensor.stop_gradient or tensor.is_leaf or math.prod(tensor.shape) < LARGE:
+    if tensor.stop_gradient or tensor.is_leaf:
         return False
-    dtype = tensor.dtype  # of float32 other than images the engine's sum is as fast
-    return dtype is FLOAT16 or dtype is BFLOAT16 or dtype is FLOAT32 and tensor.ndim == 4
+    size, dtype = math.prod(tensor.shape), tensor.dtype
+    if dtype is FLOAT16 or dtype is BFLOAT16:
+        return size >= LARGE_HALF
+    return size >= LARGE and dtype is FLOAT32 and tensor.ndim == 4  # of others the engine's sum is as fast
 
 
 def _view(fork, tensor):

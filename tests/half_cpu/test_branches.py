@@ -145,6 +145,19 @@ def test_write_between_two_readers_is_part_of_the_second_ones_history():
     np.testing.assert_array_equal(leaf.grad.numpy(), np.full(SHAPE, 2 * 5 + 3))
 
 
+@pytest.mark.parametrize(("dtype", "shape", "is_view"), [
+    ("float16", [2, 128, 128], True), ("bfloat16", [2, 128, 128], True), ("float16", [2, 127, 128], False),
+    ("float32", [4, 64, 32, 32], True), ("float32", [4, 63, 32, 32], False), ("float32", [4, 64, 1024], False),
+])  # fmt: skip
+def test_tensor_is_read_through_views_from_the_size_on_that_its_format_has(dtype, shape, is_view):
+    with half_cpu.dispatch(backend="onednn"):
+        x = paddle.ones(shape, dtype)
+        x.stop_gradient = False
+        features = x * 2.0
+        features * 3.0, features * 5.0
+    assert hasattr(features, "rest_of_branches") is is_view
+
+
 @pytest.mark.parametrize("backend", ["onednn", "reference"])
 def test_tensor_is_read_itself_without_gradients_or_kernel(backend):
     with half_cpu.dispatch(backend=backend):

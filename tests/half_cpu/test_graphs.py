@@ -32,6 +32,7 @@ OPERATORS = {
 def no_tensor_is_too_small(monkeypatch):
     for module in (compiled_worth, compiled_concat, branches):
         monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(branches, "LARGE_HALF", 1)
     backend = kernels.find("onednn")
     monkeypatch.setattr(kernels, "find", lambda name: backend)
     for name in list(backend.left):

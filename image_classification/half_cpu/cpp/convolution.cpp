@@ -124,6 +124,7 @@ struct Pixels {
     Ending<T> ending = {};
 
     T* row(long m) const {
+        if (step[0] == 1 && step[1] == 1) return data + m * pixel;  // every pixel, in turn
         long j = m % grid->width, i = m / grid->width % grid->height, b = m / grid->width / grid->height;
         return data + ((b * image_height + i * step[0] + first[0]) * image_width + j * step[1] + first[1]) * pixel;
     }
