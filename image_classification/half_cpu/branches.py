@@ -12,7 +12,7 @@ import paddle
 from .arguments import BFLOAT16, FLOAT16, FLOAT32, replace_tensors
 from .scope import active
 
-# Elements from which on the sum of the engine takes longer than making the views, of half tensors and of float32 images.
+# Elements from which on the sum of the engine takes longer than making the views: of half tensors, of float32 images.
 LARGE_HALF, LARGE = 1 << 15, 1 << 18
 
 

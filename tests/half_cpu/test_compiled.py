@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 
 from image_classification.half_cpu import compiled, compiled_library
@@ -260,13 +261,14 @@ def strides_of(shape, order):
 
 # M, N, K: odd, shorter than every block, and longer than what is packed at a time (1 << 20 floats of the right factor)
 SIZES = [(1, 1, 1), (15, 33, 17), (40, 31, 800), (3, 2100, 1000), (200, 70, 385), (29, 1, 5000)]
+FEW_COLUMNS = [(150, 70, 64), (101, 16, 384), (97, 260, 5)]  # of several blocks of rows
 FEW_ROWS = [(1, 130, 131), (2, 517, 1037), (3, 999, 66), (4, 1, 20001), (5, 260, 260)]
 
 
 @needs_library
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("size", SIZES + FEW_ROWS)
+@pytest.mark.parametrize("size", SIZES + FEW_ROWS + FEW_COLUMNS)
 def test_product_of_any_size_equals_numpy(size, dtype, transposed):
     M, N, K = size
     left, right = draw((M, K), dtype, 0), draw((K, N), dtype, 1)
@@ -275,6 +277,26 @@ def test_product_of_any_size_equals_numpy(size, dtype, transposed):
     # One rounding, and a float32 sum of K terms: their random errors grow as the square root of K.
     rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}[dtype]
     bound = rounding * np.abs(expected) + 2.0**-23 * math.sqrt(K) * np.abs(left) @ np.abs(right) + 2.0**-24
+    assert (np.abs(result - expected) <= bound).all()
+
+
+@needs_library
+@pytest.mark.parametrize("ending", ["bias", "addend", "scale", "gelu"])
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("size", [FEW_COLUMNS[0], FEW_ROWS[2], SIZES[4]])
+def test_what_follows_a_product_comes_before_its_rounding(size, dtype, ending):
+    M, N, K = size
+    left, right, bias, addend = (draw(shape, dtype, 2) for shape in ((M, K), (K, N), (1, N), (M, N)))
+    exact = left.astype(np.float64) @ right
+    expected, operand, post_ops = {
+        "bias": (exact + bias, bias, ()),
+        "addend": (exact + addend, addend, (("binary", onednn.BINARY_ADD, layout_of(addend, dtype)),)),
+        "scale": (0.3 * exact, None, (("eltwise", onednn.LINEAR, 0.3, 0.0),)),
+        "gelu": (F.gelu(paddle.to_tensor(exact)).numpy(), None, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),)),
+    }[ending]
+    result = multiply(left, right, dtype, (False, False), operand, post_ops)
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22}[dtype]
+    bound = rounding * np.abs(expected) + 2.0**-22 * math.sqrt(K) * np.abs(left) @ np.abs(right) + 2.0**-22
     assert (np.abs(result - expected) <= bound).all()
 
 
@@ -299,18 +321,28 @@ def draw(shape, dtype, seed):
     return values if dtype == "float32" else widen(round_half(values, dtype), dtype)
 
 
-def multiply(left, right, dtype, transposed=(False, False)):
+def multiply(left, right, dtype, transposed=(False, False), operand=None, post_ops=()):
     """Return the product by the compiled kernel, float64; a transposed factor lies in memory column by column."""
-    layouts, memory = [], []
     out = np.zeros((len(left), right.shape[1]))
+    layouts, memory = [], []
     for values, columns in ((left, transposed[0]), (right, transposed[1]), (out, False)):
-        order = (1, 0) if columns else (0, 1)
-        layouts.append(Layout(FORMATS[dtype], values.shape, strides_of(values.shape, order)))
-        values = np.ascontiguousarray(values.transpose(order).astype(np.float32))
-        memory.append(values if dtype == "float32" else round_half(values, dtype))
-    compiled.matmul(layouts[0], layouts[1], None, layouts[2], ())(*(one.ctypes.data for one in memory))
+        layouts.append(layout_of(values, dtype, (1, 0) if columns else (0, 1)))
+        memory.append(in_memory(values.T if columns else values, dtype))
+    bias = layout_of(operand, dtype) if operand is not None and not post_ops else None
+    others = [] if operand is None else [in_memory(operand, dtype)]
+    call = compiled.matmul(layouts[0], layouts[1], bias, layouts[2], post_ops)
+    call(*(one.ctypes.data for one in (*memory, *others)))
     result = memory[2] if dtype == "float32" else widen(memory[2], dtype)
     return result.astype(np.float64)
+
+
+def layout_of(values, dtype, order=(0, 1)):
+    return Layout(FORMATS[dtype], values.shape, strides_of(values.shape, order))
+
+
+def in_memory(values, dtype):
+    values = np.ascontiguousarray(values.astype(np.float32))
+    return values if dtype == "float32" else round_half(values, dtype)
 
 
 THREADS = """

@@ -7,7 +7,7 @@
 #include "activations.h"
 #include "depthwise.h"
 #include "interface.h"
-#include "split.h"
+#include "few_columns.h"
 
 namespace {
 
@@ -123,6 +123,8 @@ struct Pixels {
     long channel = 0;                                   // that `data` begins with
     Ending<T> ending = {};
 
+    bool rounds_only() const { return !ending.factor; }
+    long row_step() const { return pixel; }
     T* row(long m) const {
         if (step[0] == 1 && step[1] == 1) return data + m * pixel;  // every pixel, in turn
         long j = m % grid->width, i = m / grid->width % grid->height, b = m / grid->width / grid->height;
@@ -136,46 +138,18 @@ struct Pixels {
     }
 };
 
-// How many numbers of filters a core's cache holds beside pixels; fewer where AMX multiplies what is packed.
-template <class T>
-long most_filters() {
-#if HAS_AMX
-    if (std::is_same_v<T, Float16> && amx::granted()) return 2560;
-#endif
-    return 1 << 15;
-}
-
-// A convolution of single taps on every pixel from K channels to N that are so few that packing and sums that wait would
-// take half of the time: pixels are widened a block at a time, and sums written from registers unless something else
-// comes after them: a call within would take the sums' registers while they are summed, too. False where it is none.
+// A convolution of single taps on every pixel from K channels to N, a product of pixels with the filters, where these are
+// few. False where it is none.
 template <class T>
 bool pointwise(const Numbers& s, long K, long N, const T* x, const T* filters, long row, long column, T* y,
                const Ending<T>& ending) {
     bool every = s.height == s.out_height && s.width == s.out_width && s.before[0] == 0 && s.before[1] == 0;
     every = every && s.stride[0] == 1 && s.stride[1] == 1;  // with strides the last ones are padding
-    long vectors = parts(N, W), block = 8 * ROWS;
-    if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || K * vectors * W > most_filters<T>()) return false;
-    Floats packed(K * vectors * W);
-    for (long k = 0; k < K; k++)
-        for (long n = 0; n < vectors * W; n++)
-            packed[k * vectors * W + n] = n < N ? value(filters + k * row + n * column) : 0.0f;
-    for_ranges(s.batch * s.height * s.width, block, [&](long first, long last) {
-        static thread_local Scratch scratch;
-        float *wide = scratch.floats(block * (K + vectors * W)), *sums = wide + block * K;
-        for (long m = first; m < last; m += block) {
-            long rows = std::min(block, last - m);
-            map(rows * K, wide, [&](long i, long count) { return take(x + m * K + i, count); });
-            if (!ending.factor) {
-                product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, Rows<T>{y + m * N, N, N, 1.0f});
-                continue;
-            }
-            product<Lanes<float>>(rows, vectors, K, {wide, K, 1}, packed, Tile{sums, vectors * W});
-            for (long i = m; i < m + rows; i++)
-                map(N, y + i * N, [&](long n, long count) {
-                    return ending(load(sums + (i - m) * vectors * W + n), n, i * N + n, count);
-                });
-        }
-    });
+    if (s.taps[0] * s.taps[1] * s.groups != 1 || !every || !has_few_columns<T>(N, K)) return false;
+    auto left = [&](long) { return LeftMatrix<T, false>{x, K, 1}; };
+    auto right = [&](long) { return RightMatrix<T>{filters, row, column}; };
+    auto finish = [&](long) { return Pixels<T>{y, N, nullptr, 0, 0, {1, 1}, {0, 0}, 0, ending}; };
+    few_columns(1, s.batch * s.height * s.width, N, K, left, right, finish);
     return true;
 }
 

@@ -1,9 +1,9 @@
 // Batches of matrix products with a scale, a bias, an addend and GELU applied before the result is rounded.
 #include <type_traits>
 
+#include "few_columns.h"
 #include "few_rows.h"
 #include "interface.h"
-#include "split.h"
 
 namespace {
 
@@ -17,6 +17,8 @@ struct Ending {
     long addend_stride;
     bool gelu;
 
+    bool rounds_only() const { return scale == 1 && !bias && !addend && !gelu && column_stride == 1; }
+    long row_step() const { return row_stride; }
     T* row(long m) const { return out + m * row_stride; }
     __attribute__((always_inline)) void write(T* place, long m, long n, long count, float* sums) const {
         if (scale != 1 || bias || addend || gelu) end(m, n, count, sums);
@@ -62,6 +64,8 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
         };
         if (M <= FEW && (b.column == 1 || b.row == 1) && N * K >= 1 << 14) {
             for (long index = 0; index < outer * inner; index++) few_rows(M, N, K, rows(index), matrix(index), finish(index));
+        } else if (has_few_columns<T>(N, K) && (columns || a.column == 1)) {
+            few_columns(outer * inner, M, N, K, rows, matrix, finish);
         } else {
             products(outer * inner, M, N, K, rows, matrix, finish);
         }
