@@ -98,6 +98,7 @@ constexpr int VECTORS = 2;
 static inline long parts(long size, long part) { return (size + part - 1) / part; }
 
 // The left factor of a product: place of the first lane, lanes from one row to the next and from one step to the next.
+// Passed by reference: a copy is read as one what was written in two, and waits for all stores before.
 struct Left {
     const float* data;
     long row, step;
