@@ -39,6 +39,7 @@ from image_classification.tools.parts.benchmark_report import (
     add_shares,
     add_speedups,
     describe_products,
+    describe_skipped,
     machine,
     machinery_table,
     plot,
@@ -76,7 +77,8 @@ def main(arguments):
     add_speedups(rows)
     add_shares(rows, products, products_of(options))
     add_machinery(rows, measurements)
-    tables = [table(rows, options), rounds_table(rows), machinery_table(rows), describe_products(products)]
+    tables = [table(rows, options), describe_skipped(rows), rounds_table(rows), machinery_table(rows)]
+    tables.append(describe_products(products))
     print("\n\n".join(filter(None, tables)))
     result = {
         "machine": machine() | {"products_per_second": products},

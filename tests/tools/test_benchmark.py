@@ -234,3 +234,16 @@ def test_training_is_measured_as_it_runs():
     (iteration,) = benchmark_worker.measure_training(trainer, batches, 1)
     assert iteration["optimizer"] > 0
     assert expected and half_cpu.writes_weights_last(trainer.optimizer)
+
+
+@pytest.mark.parametrize(("dtype", "scale", "skipped"), [("float16", 2.0**40, True), ("float16", 1.0, False)])
+def test_steps_that_are_skipped_are_counted_and_named(dtype, scale, skipped):
+    """They have no optimizer, so a format that skips them would look fast."""
+    trainer = trainer_of(config_of(amp={"MODE": "auto", "DTYPE": dtype, "INIT_SCALE": scale}))
+    batches = itertools.repeat((np.ones([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
+    iterations = benchmark_worker.measure_training(trainer, batches, 2)
+    assert [one["skipped"] for one in iterations] == [skipped] * 2
+    (row,) = rows_of([MEASURED | {"dtype": dtype, "iterations": iterations}])
+    line = "0: 2 of 2 steps were skipped, without the time of an optimizer: a gradient was not finite; --opts AMP"
+    assert benchmark_report.describe_skipped([row]).startswith(line) is skipped
+    assert skipped or not benchmark_report.describe_skipped([row])

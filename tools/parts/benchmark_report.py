@@ -36,6 +36,8 @@ def summary(entry, rounds):
         "peak_memory_bytes": max(measured["peak_memory_bytes"] for measured in rounds),
         "memory_above_idle_bytes": max(one["peak_memory_bytes"] - one["idle_memory_bytes"] for one in rounds),
         "phases": {phase: statistics.mean(one[phase] for one in iterations) for phase in PHASES},
+        "steps": len(iterations),
+        "skipped_steps": sum(one.get("skipped", False) for one in iterations),
     }
 
 
@@ -129,6 +131,17 @@ def rounds_table(rows):
             f"| {row['name']} | {' | '.join(seconds)} | {100 * row['seconds_per_iteration']:.2f} "
             f"| {row['speedup']:.3f} |"
         )
+    return "\n".join(lines)
+
+
+def describe_skipped(rows):
+    """Return a line for each row some of whose steps were skipped, and took no optimizer's time."""
+    lines = []
+    for row in rows:
+        if row["skipped_steps"]:
+            hint = "; --opts AMP.INIT_SCALE=1024 begins at a lower loss scale" if row["dtype"] == "float16" else ""
+            lines.append(f"{row['name']}: {row['skipped_steps']} of {row['steps']} steps were skipped, without the time "
+                         f"of an optimizer: a gradient was not finite{hint}")  # fmt: skip
     return "\n".join(lines)
 
 

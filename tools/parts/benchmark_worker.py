@@ -159,7 +159,8 @@ class Stopwatch:
 
 def measure_training(trainer, batches, count):
     """Return [{phase: seconds}] of training steps; scaler is all that precision adds to backward and optimizer: the
-    finite check, unscaling, the masters' gradients, the half weights' update, the scale."""
+    finite check, unscaling, the masters' gradients, the half weights' update, the scale. `skipped`: whether a step had
+    no optimizer, because a gradient was not finite."""
     from image_classification.reading import MicroBatches
 
     precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(trainer.precision.device)
@@ -178,11 +179,11 @@ def measure_training(trainer, batches, count):
         watch, cpu_start, start = Stopwatch(precision.device), time.process_time(), time.perf_counter()
         for _ in trainer.forward_backward(MicroBatches(batches, 1)):
             pass
-        watch.run("scaler", precision.step, optimizer)
+        applied = watch.run("scaler", precision.step, optimizer).applied
         # What is left is the batch's way to the device, and a count of correct images.
         watch.seconds["data"] = time.perf_counter() - start - sum(watch.seconds.values())
         cpu = {"cpu": time.process_time() - cpu_start, "cpu_phases": watch.cpu_seconds}
-        iterations.append(watch.seconds | cpu)
+        iterations.append(watch.seconds | cpu | {"skipped": not applied})
     return iterations[WARMUP_ITERATIONS:]
 
 

@@ -3,14 +3,14 @@
 #pragma once
 #include "split.h"
 
-// Whether K rows of N columns are such a matrix; AMX is faster with what is packed.
+// Whether K rows of N columns are such a matrix, which has some; AMX is faster with what is packed.
 template <class T>
 static bool has_few_columns(long N, long K) {
     long most = 1 << 15;
 #if HAS_AMX
     if (std::is_same_v<T, Float16> && amx::granted()) most = 2560;
 #endif
-    return K <= KC && K * parts(N, W) * W <= most;
+    return K > 0 && K <= KC && K * parts(N, W) * W <= most;
 }
 
 // Rows first..last of one product; `packed` holds the right factor, in whole vectors of columns. Rows are widened a
