@@ -19,6 +19,7 @@ if not __package__:  # run by its path
 from image_classification.runtime import UserError, peak_memory_bytes, prepare_process
 
 WARMUP_ITERATIONS = 8  # a dispatch asks for huge pages when it is entered for the 8th time
+MOST_WARMUP_ITERATIONS = 40  # while steps are skipped: float16 begins at a loss scale that its gradients do not bear
 PHASES = ("data", "forward", "backward", "optimizer", "scaler")
 
 
@@ -174,8 +175,9 @@ def measure_training(trainer, batches, count):
     precision.collect = timed("scaler", precision.collect, inside="backward")
     # Not `optimizer.step`: an optimizer with a step of its own is not taken to write the weights last.
     precision.apply = timed("optimizer", precision.apply, inside="scaler")
-    iterations = []
-    for _ in range(WARMUP_ITERATIONS + count):
+
+    def step():
+        nonlocal watch
         watch, cpu_start, start = Stopwatch(precision.device), time.process_time(), time.perf_counter()
         for _ in trainer.forward_backward(MicroBatches(batches, 1)):
             pass
@@ -183,8 +185,12 @@ def measure_training(trainer, batches, count):
         # What is left is the batch's way to the device, and a count of correct images.
         watch.seconds["data"] = time.perf_counter() - start - sum(watch.seconds.values())
         cpu = {"cpu": time.process_time() - cpu_start, "cpu_phases": watch.cpu_seconds}
-        iterations.append(watch.seconds | cpu | {"skipped": not applied})
-    return iterations[WARMUP_ITERATIONS:]
+        return watch.seconds | cpu | {"skipped": not applied}
+
+    warm = [step() for _ in range(WARMUP_ITERATIONS)]
+    while warm[-1]["skipped"] and len(warm) < MOST_WARMUP_ITERATIONS:
+        warm.append(step())
+    return [step() for _ in range(count)]
 
 
 def measure_evaluation(parts, batches, count, layers):
