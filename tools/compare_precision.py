@@ -73,10 +73,10 @@ def parse_arguments(words):
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")
     arguments = parser.parse_args(words)
     arguments.cfg = find_yaml(arguments.cfg).resolve()
-    try:
-        arguments.seeds = list(dict.fromkeys(map(int, arguments.seeds)))
-    except ValueError:
-        parser.error(f"-seeds: expected integers, found {','.join(arguments.seeds)!r}")
+    for seed in arguments.seeds:
+        if not seed.removeprefix("-").isdecimal():
+            parser.error(f"-seeds: expected integers, found {seed!r}")
+    arguments.seeds = list(dict.fromkeys(map(int, arguments.seeds)))
     for flag, given, known in (
         ("-modes", arguments.modes, PRECISION_MODES), ("-dtypes", arguments.dtypes, HALF_DTYPES)
     ):  # fmt: skip

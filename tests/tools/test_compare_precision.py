@@ -1,6 +1,7 @@
 """The comparison of precision modes counts whole runs only."""
 
 import json
+import re
 import os
 import signal
 import subprocess
@@ -191,3 +192,12 @@ def test_folder_in_which_a_run_is_writing_is_kept(tmp_path):
 
 def test_run_of_all_epochs_is_counted(tmp_path):
     check_complete(run_folder(tmp_path, 30), "vit_fp32_0")
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    (["-seeds=0,x,0"], "-seeds: expected integers, found 'x'"), (["-seeds=0,"], "-seeds: expected integers, found ''"),
+    (["-modes=fp32,fp33"], "'fp33' is not one of fp32"), (["-dtypes=int8"], "'int8' is not one of float16"),
+])  # fmt: skip
+def test_wrong_word_of_a_list_is_named_alone(words, named):
+    with pytest.raises(UserError, match=re.escape(named)):
+        parse_arguments(["-cfg=vit_tiny_digits", *words])
