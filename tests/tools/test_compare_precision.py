@@ -1,8 +1,8 @@
 """The comparison of precision modes counts whole runs only."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
