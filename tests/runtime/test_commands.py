@@ -84,6 +84,15 @@ def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
     assert capsys.readouterr().err == said
 
 
+@pytest.fixture
+def hears_interrupts():
+    """Python's own handler; a shell that runs the tests in the background has them ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_interrupt_of_which_a_library_makes_another_error_is_one_line(capsys):
     @command
     def main(arguments):
