@@ -2,9 +2,8 @@
 
 import math
 
-from . import compiled
+from . import compiled, compiled_long_products, compiled_tiles
 from . import onednn_library as onednn
-from .compiled_long_products import pays
 from .onednn_matmul import multiply
 from .onednn_matrices import matrix
 from .onednn_primitives import Layout, cache, dense_strides, new_tensor
@@ -28,7 +27,7 @@ def is_product(changes, name, source, filters, target, geometry, post_ops=()):
     is_single = filters.shape[2:] == (1, 1) and geometry == PIXELS
     if is_single and name != "forward" and filters.data_type == onednn.FLOAT32 and compiled.formats():
         return True
-    if is_single and name == "backward_weights" and pays(filters.data_type, pixels, *filters.shape[:2]):
+    if is_single and not post_ops and _pays(name, filters.data_type, pixels, *filters.shape[:2]):
         return True
     if numbers < 1 << 18 or filters.data_type in compiled.formats():
         return False
@@ -37,6 +36,16 @@ def is_product(changes, name, source, filters, target, geometry, post_ops=()):
     inputs = 1 if filters.data_type == onednn.BFLOAT16 else 256
     large = numbers >= 1 << 19 and filters.shape[1] >= inputs and bool(compiled.formats())
     return name == "backward_weights" and geometry[0] != (1, 1) and large
+
+
+def _pays(name, data_type, pixels, outputs, inputs):
+    """Return whether compiled products of so many single pixels are faster than oneDNN's convolution."""
+    if name == "backward_weights":
+        return compiled_long_products.pays(data_type, pixels, outputs, inputs) or compiled_tiles.pays(
+            data_type, False, outputs, inputs, pixels
+        )
+    terms, columns = (inputs, outputs) if name == "forward" else (outputs, inputs)
+    return compiled_tiles.pays(data_type, True, pixels, columns, terms)
 
 
 def run_as_product(name, key, first, weight, last):

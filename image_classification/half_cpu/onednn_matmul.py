@@ -12,6 +12,7 @@ from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
 from .compiled_sgemm import is_sgemm, sgemm
+from .compiled_tiles import is_tiles
 from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
 from .onednn_memory import contiguous, copy_layout, in_dtype
 from .onednn_packing import packing
@@ -40,11 +41,13 @@ def _arguments(builder, left, right, bias, out, post_ops):
 
 
 def _compiled(*key):
-    return sgemm(*key) if is_sgemm(*key) else long_product(*key) if is_long(*key) else compiled.matmul(*key)
+    if is_sgemm(*key):
+        return sgemm(*key)
+    return long_product(*key) if is_long(*key) and not is_tiles(*key) else compiled.matmul(*key)
 
 
 def _is_own(*key):
-    return is_long(*key) or is_sgemm(*key)
+    return is_tiles(*key) or is_long(*key) or is_sgemm(*key)
 
 
 @compiled.counterpart(_compiled, _is_own)

@@ -4,6 +4,7 @@
 #include "few_columns.h"
 #include "few_rows.h"
 #include "interface.h"
+#include "tiles.h"
 
 namespace {
 
@@ -58,6 +59,13 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
         const Out* add = addend ? (const Out*)addend + at(d, index) : nullptr;
         return Ending<Out>{(Out*)out + at(c, index), c.row, c.column, scale, (const Out*)bias, add, d.row, gelu != 0};
     };
+#if HAS_AMX
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        bool lies = (a.row == 1 || a.column == 1) && (b.row == 1 || b.column == 1) && c.column == 1;
+        if (lies && outer * inner == 1 && std::min({M, N, K}) >= tiles::PANEL && amx::granted())
+            return tiles::product(M, N, K, {(const T*)left, a.row, a.column}, {(const T*)right, b.column, b.row}, finish(0));
+    }
+#endif
     auto multiply_by = [&](auto columns) {
         auto rows = [&](long index) {
             return LeftMatrix<T, decltype(columns)::value>{(const T*)left + at(a, index), a.row, a.column};
