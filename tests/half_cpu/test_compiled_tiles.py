@@ -48,8 +48,8 @@ def product(sizes, left, right, out_dtype=BFLOAT16, bias=None, gelu=False, scale
 
 
 def bound(left, right, exact, epsilon=EPSILON):
-    """Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each term, and as a walk of
-    random steps the root of their number."""
+    """Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each term, and as a walk
+    of random steps the root of their number."""
     sums = np.abs(left) @ np.abs(right) * 2.0**-24 * np.sqrt(left.shape[1])
     return epsilon / 2 * np.abs(exact) + sums
 
