@@ -32,9 +32,10 @@ ROOT = PACKAGE.parent
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a two-epoch run in automatic mixed precision, and what it printed."""
+    """The folder of a two-epoch run in automatic mixed precision, its user's first, and what it printed."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    return folder, run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-output", folder)
+    no_fonts_known = {"MPLCONFIGDIR": str(tmp_path_factory.mktemp("matplotlib"))}
+    return folder, run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-output", folder, env=no_fonts_known)
 
 
 def test_training_leaves_every_file_of_the_contract(trained):

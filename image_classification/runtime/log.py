@@ -45,6 +45,7 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
     for handler in handlers:
         handler.setFormatter(formatter)
         logger.addHandler(handler)
+    _quieten_libraries()
     logging.captureWarnings(True)  # else they would pass the file by
     of_warnings = logging.getLogger("py.warnings")
     of_warnings.handlers, of_warnings.propagate = list(handlers), False
@@ -57,6 +58,7 @@ def setup_logger(folder: str | os.PathLike[str] | None = None, process_rank: int
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Log to standard error, unless :func:`setup_logger` said where to: for commands whose output is something else."""
     logger = get_logger()
+    _quieten_libraries()
     if not logger.handlers:
         handler = _StderrHandler()
         handler.setFormatter(_Formatter("%(message)s"))
@@ -64,6 +66,11 @@ def log_to_stderr(level: int = logging.INFO) -> None:
         logger.propagate = False
     if isinstance(logger.handlers[0], _StderrHandler):
         logger.setLevel(level)
+
+
+def _quieten_libraries():
+    """Paddle lets all loggers write to standard error; matplotlib tells everybody's first run that it looked for fonts."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
 
 
 def log_to_file(text: str) -> None:
