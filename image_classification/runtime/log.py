@@ -69,7 +69,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def _quieten_libraries():
-    """Paddle lets all loggers write to standard error; matplotlib tells everybody's first run that it looked for fonts."""
+    """Paddle lets all loggers write to standard error: matplotlib says in each first run that it looked for fonts."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
 
 
