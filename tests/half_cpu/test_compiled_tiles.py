@@ -23,12 +23,12 @@ EPSILON = ROUNDING[BFLOAT16]
 
 
 def factor(rows, columns, transposed, seed=0):
-    """Return a matrix in memory, by rows or columns and NaN between them, its strides and its values in float64."""
+    """Return a matrix in memory, by rows or columns, its strides and its values in float64; NaN between and behind."""
     outer, inner = (columns, rows) if transposed else (rows, columns)
-    values = np.full([outer, inner + 3], np.nan, "float32")
-    values[:, :inner] = np.random.default_rng(rows + columns + seed).standard_normal([outer, inner])
+    values = np.full([outer + 1, inner + 3], np.nan, "float32")
+    values[:outer, :inner] = np.random.default_rng(rows + columns + seed).standard_normal([outer, inner])
     tensor = paddle.to_tensor(values).astype(BFLOAT16)
-    exact = tensor.astype("float64").numpy()[:, :inner]
+    exact = tensor.astype("float64").numpy()[:outer, :inner]
     strides = (1, inner + 3) if transposed else (inner + 3, 1)
     return tensor, strides, exact.T if transposed else exact
 
