@@ -1,6 +1,7 @@
 // Batches of matrix products with a scale, a bias, an addend and GELU applied before the result is rounded.
 #include <type_traits>
 
+#include "activations.h"
 #include "few_columns.h"
 #include "few_rows.h"
 #include "interface.h"
@@ -10,6 +11,7 @@ namespace {
 
 template <class T>
 struct Ending {
+    using Activation = std::conditional_t<std::is_same_v<T, float>, Gelu, GeluHalf>;
     T* out;
     long row_stride, column_stride;
     float scale;
@@ -22,6 +24,8 @@ struct Ending {
     long row_step() const { return row_stride; }
     T* row(long m) const { return out + m * row_stride; }
     __attribute__((always_inline)) void write(T* place, long m, long n, long count, float* sums) const {
+        if (bias && count == NR && column_stride == 1 && scale == 1 && !addend && !gelu)
+            return store(place + n, load(sums) + load(bias + n), load(sums + W) + load(bias + n + W));
         if (scale != 1 || bias || addend || gelu) end(m, n, count, sums);
         if (column_stride == 1 && count == NR) return store(place + n, load(sums), load(sums + W));
         if (column_stride == 1) return map(count, place + n, [=](long i, long) { return load(sums + i); });
@@ -37,7 +41,7 @@ struct Ending {
             Vector x = load(sums + i) * all(scale);
             if (bias) x = x + take(bias + n + i, lanes);
             if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
-            store(sums + i, gelu ? x * normal_below(x) : x);
+            store(sums + i, gelu ? Activation{}.forward(x) : x);
         });
     }
 };
