@@ -68,7 +68,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
         logger.setLevel(level)
 
 
-def _quieten_libraries():
+def _quieten_libraries() -> None:
     """Paddle lets all loggers write to standard error: matplotlib says in each first run that it looked for fonts."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
 
