@@ -109,7 +109,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows_and_columns(orders):
 
 
 @needs_tiles
-@pytest.mark.parametrize("sizes", [(700, 520, 600), (300, 64, 9000), (560, 512, 4500)], ids=str)
+@pytest.mark.parametrize("sizes", [(700, 520, 600), (300, 64, 9000), (560, 512, 4500), (2304, 544, 4100)], ids=str)
 def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(sizes):
     rows, columns, terms = sizes
     left, right = factor(rows, terms, False), factor(terms, columns, False)
@@ -132,27 +132,23 @@ def test_rows_of_a_product_do_not_depend_on_how_many_there_are():
 
 
 @needs_tiles
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_layer_and_its_gradients_are_the_references(with_bias, monkeypatch):
+@pytest.mark.parametrize(
+    "operator, shapes, rows",
+    [
+        (F.linear, [(2, 300, 512), (512, 576)], 600),
+        (F.linear, [(2, 300, 512), (512, 576), (576,)], 600),
+        (F.conv2d, [(2, 512, 14, 15), (576, 512, 1, 1)], 420),
+    ],
+    ids=["linear", "linear-bias", "single-pixels"],
+)
+def test_operator_and_its_gradients_are_the_references(operator, shapes, rows, monkeypatch):
     calls = count_calls(monkeypatch)
-    inputs = tensors([(2, 300, 512), (512, 544)] + [(544,)] * with_bias, scale=0.2)
-    out, gradients = run(F.linear, inputs, "onednn")
-    expected, references = run(F.linear, inputs, "reference")
-    assert calls == [(600, 544, 512), (600, 512, 544), (512, 544, 600)]
-    assert_like(out, expected)
-    for found, reference in zip(gradients, references, strict=True):
-        assert_like(found, reference)
-
-
-@needs_tiles
-def test_convolution_of_single_pixels_and_its_gradients_are_the_references(monkeypatch):
-    calls = count_calls(monkeypatch)
-    inputs = tensors([(2, 512, 14, 15), (576, 512, 1, 1)], scale=0.2)
-    out, gradients = run(F.conv2d, inputs, "onednn")
-    expected, references = run(F.conv2d, inputs, "reference")
-    assert calls == [(420, 576, 512), (420, 512, 576), (576, 512, 420)]
-    assert_like(out, expected)
-    for found, reference in zip(gradients, references, strict=True):
+    inputs = tensors(shapes, scale=0.2)
+    out, gradients = run(operator, inputs, "onednn")
+    expected, references = run(operator, inputs, "reference")
+    weight = (512, 576, rows) if operator is F.linear else (576, 512, rows)
+    assert calls == [(rows, 576, 512), (rows, 512, 576), weight]
+    for found, reference in zip([out, *gradients], [expected, *references], strict=True):
         assert_like(found, reference)
 
 

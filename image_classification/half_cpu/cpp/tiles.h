@@ -11,7 +11,7 @@ namespace tiles {
 constexpr long PANEL = 2 * amx::SIDE;    // rows of a left factor, or columns of a right one, that lie together
 constexpr long STEP = 2 * amx::PAIRS;    // terms of a tile
 constexpr long AREA = PANEL * PANEL;     // sums of two panels
-constexpr long DEPTH = 4096, PART = 1024; // terms that are summed before sums wait in memory, and of how many then
+constexpr long DEPTH = 4096, PART = 1024;  // terms that are summed before sums wait in memory, and of how many then
 constexpr long STEPS = 20;               // of a panel of the left factor in the first cache
 constexpr long TOGETHER = 4;             // panels of the right factor that are multiplied with these
 constexpr long RIGHT_NUMBERS = 1 << 19;  // of a right factor in the second cache
@@ -88,8 +88,6 @@ static void pack_all(const Factor& f, long lines, long terms, BFloat16* to) {
 struct Left {
     const BFloat16* data;
     long row, step;  // numbers from one row to the next, and from the tiles of one step to those of the next
-
-    Left after(long steps) const { return {data + steps * step, row, step}; }
 };
 
 // Add the products of some steps of two panels to sums, or write them; between(step) is what the processor does meanwhile.
@@ -161,11 +159,12 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
     };
 
     for_tasks(pieces * spans * across * down, [&](long task) {
-        static thread_local Scratch scratch;
-        amx::Use use;
         long q0 = task / down % across * share, q1 = std::min(panels, q0 + share), span = task / down / across % spans * SPAN;
         long p0 = span + task % down * chunk, p1 = std::min({p0 + chunk, span + SPAN, tall});
         long k0 = task / down / across / spans * piece, k1 = std::min(K, k0 + piece);
+        if (p0 >= p1) return;  // the last span is shorter
+        static thread_local Scratch scratch;
+        amx::Use use;
         long kept = waits && pieces == 1 ? (p1 - p0) * (q1 - q0) * AREA : TOGETHER * AREA;
         float *own = scratch.floats(kept + (right ? 0 : share * depth * PANEL / 2)), *wait = waiting + k0 / piece * blocks * AREA;
         BFloat16* block = (BFloat16*)(own + kept);
