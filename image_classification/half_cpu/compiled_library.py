@@ -90,6 +90,8 @@ _SIGNATURES = {
     "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
+    "tiled_convolution": (_P, _S, _P, _P, _P, _P, _P, _P),
+    "tiled_filters": (_L, _L, _P, _P),
     "winograd": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P, _L),
     "winograd_filters": (_I, _I, _L, _L, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
@@ -101,6 +103,9 @@ _SIGNATURES = {
     "pooling": (_I, _P, _I, _I, _P, _P, _P),
     "pooling_backward": (_I, _P, _I, _I, _P, _P, _P),
 }
+
+# The places of a result and of an operand that may lie in the same memory.
+_REPLACED = {"tiled_convolution": (4, 7)}
 
 
 class CompiledError(RuntimeError):
@@ -130,6 +135,7 @@ class Library:
         for name, argument_types in _SIGNATURES.items():
             function = getattr(dll, name)
             function.argtypes, function.restype, function.errcheck = argument_types, c_int, _check
+            function.replaced = _REPLACED.get(name, ())
             setattr(self, name, function)
         self.execute = dll.execute  # the one that returns a status of oneDNN's
         self.execute.argtypes, self.execute.restype = (_P, _P, _P, _P, _I, _P, _P), c_int

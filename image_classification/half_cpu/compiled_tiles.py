@@ -9,7 +9,7 @@ from . import onednn_library as onednn
 from .compiled import formats
 from .compiled_library import load
 
-_PANEL = 32  # columns of a right factor that lie together, and terms of a tile
+PANEL = 32  # columns of a right factor that lie together, and terms of a tile
 
 
 def is_tiles(left, right, bias, out, post_ops):
@@ -37,9 +37,11 @@ def pays(data_type, along, rows, columns, terms):
     """Return whether [rows, terms] times [terms, columns] is faster here than otherwise; `along`: whether a row's terms
     lie side by side.
 
-    With fewer terms the time goes to results, with fewer rows to packing. Of gradients of few weights, whose terms are
+    With fewer terms the time goes to results, with fewer rows to packing, which rows of odd tiles need. Of gradients of few weights, whose terms are
     many, columns are turned round faster by `long_product`.
     """
     if data_type != onednn.BFLOAT16 or not has_tiles():
         return False
-    return columns >= _PANEL and rows >= 256 and terms >= 320 if along else min(rows, columns) >= 512 and terms >= 64
+    if along:
+        return columns >= PANEL and rows >= 256 and terms >= (320 if terms % PANEL else 128)
+    return min(rows, columns) >= 512 and terms >= 64

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import paddle
 
-from . import compiled, compiled_winograd
+from . import compiled, compiled_tiled_convolution, compiled_winograd
 from . import onednn_library as onednn
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
@@ -190,9 +190,9 @@ def _prepared(changes, plain_type, name, *key):
     """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
     pass that runs otherwise; `changes`: whether filters are not kept, which decides on products and tiles;
     `plain_type`: the format of the plain filters."""
-    if compiled_winograd.pays(changes, name, *key):
-        filters = cache.get(compiled_winograd.describe_filters, plain_type, name, *key)
-        return cache.get(compiled_winograd.describe, name, *key), filters
+    for own in (compiled_winograd, compiled_tiled_convolution):
+        if own.pays(changes, name, *key):
+            return cache.get(own.describe, name, *key), cache.get(own.describe_filters, plain_type, name, *key)
     if is_product(changes, name, *key) or runs_in_float32(key[1]) or reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:

@@ -195,7 +195,7 @@ class Recorder:
         for tensor in results:
             block_of(tensor.data_ptr(), "the result").stays = True
         for number, step in enumerate(self._steps):
-            if step.replaced:
+            if step.replaced and all(step.replaced):
                 made, read = (block_of(pointer, step.name) for pointer in step.replaced)
                 alike = step.replaced == [made.start, read.start] and made.end - made.start == read.end - read.start
                 once = [block_of(pointer, step.name) for pointer in step.addresses].count(read) == 1

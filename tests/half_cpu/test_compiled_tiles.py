@@ -177,7 +177,8 @@ def test_products_that_are_chosen(monkeypatch):
         )
         return compiled_tiles.is_tiles(left, right, bias, out, post_ops)
 
-    assert chosen(1576, 3072, 768) and chosen(1576, 768, 3072, post_ops=GELU) and chosen(256, 32, 320)
+    assert chosen(1576, 3072, 768) and chosen(1576, 768, 3072, post_ops=GELU) and chosen(256, 32, 128)
+    assert chosen(256, 32, 330) and not chosen(6272, 64, 144) and not chosen(6272, 64, 96)
     assert chosen(768, 3072, 1576, along=False) and chosen(512, 512, 64, along=False)
     assert not chosen(1576, 3072, 768, dtype=onednn.FLOAT16) and not chosen(1576, 3072, 768, step=2)
     assert not chosen(255, 3072, 768) and not chosen(6272, 31, 768) and not chosen(25088, 256, 64)

@@ -12,6 +12,8 @@ constexpr long PANEL = 2 * amx::SIDE;    // rows of a left factor, or columns of
 constexpr long STEP = 2 * amx::PAIRS;    // terms of a tile
 constexpr long AREA = PANEL * PANEL;     // sums of two panels
 constexpr long DEPTH = 4096, PART = 1024;  // terms that are summed before sums wait in memory, and of how many then
+constexpr long LINES = 128;              // bytes of memory that are fetched together: lines in pairs
+constexpr long FEW_TERMS = 1024;         // rows of more keep the processor long enough to fetch what lies side by side
 constexpr long STEPS = 20;               // of a panel of the left factor in the first cache
 constexpr long TOGETHER = 4;             // panels of the right factor that are multiplied with these
 constexpr long RIGHT_NUMBERS = 1 << 19;  // of a right factor in the second cache
@@ -108,32 +110,56 @@ static inline void multiply(long steps, Left left, const BFloat16* right, float*
     amx::end<2, 2>(sums, PANEL);
 }
 
-// A block of sums whose results are written, a row at a time, while the next block is multiplied; where they go is asked
-// for while the block itself is.
+// Memory that is asked for in its own order, row by row: the processor then fetches on by itself, and more at a time than
+// a core can wait for.
+struct Ahead {
+    const char *at, *end;  // what is asked for next, and where its row ends
+    long row, gap, left;   // bytes from one row to the next, and from the end of one; how often it has to be asked
+
+    template <class T>
+    Ahead(const T* data, long row, long rows, long numbers) : at((const char*)data), row(row * sizeof(T)) {
+        long lines = parts(numbers * sizeof(T), LINES);
+        end = at + lines * LINES, gap = this->row - lines * LINES, left = std::max(0L, rows) * lines;
+    }
+    long each(long steps) const { return parts(left, steps); }
+    __attribute__((always_inline)) void ask(long count) {
+        count = std::min(count, left), left -= count;
+        for (; count > 0; count--) {
+            __builtin_prefetch(at, 0, 2);
+            at += LINES;
+            if (at == end) at += gap, end += row;
+        }
+    }
+};
+
+// A block of sums whose results are written, a row at a time, while the next block is multiplied. Of many terms, where
+// they go is asked for while the block itself is.
 template <class Finish>
 struct Written {
     const Finish& finish;
-    long M, N, m = 0, n = 0, row = PANEL;
+    long M, N, m = 0, last = 0, n = 0, columns = 0;
     float* sums = nullptr;
+    decltype(finish.row(0)) place = nullptr;
 
     void ask(long p, long q, long i) const {
         if (p * PANEL + i < M) __builtin_prefetch(finish.row(p * PANEL + i) + q * PANEL, 1);
     }
-    void begin(long p, long q, float* from) { m = p * PANEL, n = q * PANEL, sums = from, row = 0; }
-    void rows(long count) {
-        long last = std::min({row + count, PANEL, M - m}), columns = std::min(PANEL, N - n);
-        if (row >= last) return;
-        auto* place = finish.row(m + row);
-        for (; row < last; row++, place += finish.row_step())
-            if (columns == PANEL && finish.rounds_only()) store(place + n, load(sums + row * PANEL), load(sums + row * PANEL + W));
-            else finish.write(place, m + row, n, columns, sums + row * PANEL);
+    void begin(long p, long q, float* from) {
+        m = p * PANEL, last = std::min(m + PANEL, M), n = q * PANEL, columns = std::min(PANEL, N - n);
+        sums = from, place = finish.row(m);
+    }
+    __attribute__((always_inline)) void rows(long count) {
+        for (count = std::min(count, last - m); count > 0; count--, m++, sums += PANEL, place += finish.row_step())
+            if (columns == PANEL && finish.rounds_only()) store(place + n, load(sums), load(sums + W));
+            else finish.write(place, m, n, columns, sums);
     }
 };
 
 // Out[m, n] = sum over k of A[m, k] B[k, n]; results are written as in gemm.h. The order of sums depends on K alone, or if
-// that is large on M, N and K.
+// that is large on M, N and K. `ready`: the right factor, by pack_all.
 template <class Finish>
-static void product(long M, long N, long K, const Factor& a, const Factor& b, const Finish& finish) {
+static void product(long M, long N, long K, const Factor& a, const Factor& b, const Finish& finish,
+                    const BFloat16* ready = nullptr) {
     bool waits = K > DEPTH, lies = a.term == 1 && K % STEP == 0;
     long tall = parts(M, PANEL), panels = parts(N, PANEL), whole = panel_numbers(K), depth = waits ? PART : whole / PANEL;
     long share = std::clamp(RIGHT_NUMBERS / (depth * PANEL), 1L, panels), across = parts(panels, share);
@@ -148,10 +174,12 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
     long packed_from = lies ? M / PANEL : 0;
     // A right factor is packed where it is needed, unless several threads need the same.
     static thread_local Scratch right_scratch, left_scratch, sums_scratch;
-    BFloat16* right = down > 1 ? (BFloat16*)right_scratch.floats(panels * whole / 2) : nullptr;
+    bool packs = down > 1 && !ready;
+    BFloat16* shared = packs ? (BFloat16*)right_scratch.floats(panels * whole / 2) : nullptr;
     BFloat16* packed = (BFloat16*)left_scratch.floats((tall - packed_from) * whole / 2);
     float* waiting = sums_scratch.floats(pieces > 1 ? pieces * blocks * AREA : 0);
-    if (right) pack_all<true>(b, N, K, right);
+    if (packs) pack_all<true>(b, N, K, shared);
+    const BFloat16* right = packs ? shared : ready;
     pack_all<false>(a.from(packed_from * PANEL, 0), M - packed_from * PANEL, K, packed);
     auto left = [&](long p, long k) {
         if (p < packed_from) return Left{a.from(p * PANEL, k).data, a.line, STEP};
@@ -176,23 +204,38 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
                 const BFloat16* panel = right ? right + q * whole + k * PANEL : block + (q - q0) * panel_numbers(terms);
                 return panel + step * STEP * PANEL;
             };
-            for (long p = p0; p < p1; p++)
-                for (long first = q0; first < q1; first += TOGETHER)
+            long together = parts(q1 - q0, parts(q1 - q0, TOGETHER));
+            bool ends = pieces == 1 && k + terms == k1;
+            for (long p = p0; p < p1; p++) {
+                // Of few terms: what the next panel reads, and where its results go.
+                long rows = p + 1 < p1 && K <= FEW_TERMS ? std::min(PANEL, M - (p + 1) * PANEL) : 0, all = (q1 - q0) * steps;
+                long ending = ends ? rows : 0, m = (p + 1) * PANEL, n = q0 * PANEL, width = std::min(N, q1 * PANEL) - n;
+                Left next = left(p + 1, k);
+                bool is_packed = next.row == STEP;
+                Ahead reads(next.data, next.row, is_packed ? rows > 0 : rows, is_packed ? panel_numbers(terms) : terms);
+                Ahead adds(finish.added(m) + n, finish.row_step(), finish.added(m) ? ending : 0, width);
+                Ahead writes(finish.row(m) + n, finish.row_step(), ending, width);
+                long read = reads.each(all), added = adds.each(all), wrote = writes.each(all);
+                for (long first = q0; first < q1; first += together)
                     for (long s = 0; s < steps; s += part)
-                        for (long q = first; q < std::min(q1, first + TOGETHER); q++) {
+                        for (long q = first; q < std::min(q1, first + together); q++) {
                             float* sums = pieces > 1 ? wait + (p * panels + q) * AREA
                                           : waits    ? own + ((p - p0) * (q1 - q0) + q - q0) * AREA
                                                      : own + (q - first) * AREA;
                             long count = std::min(part, steps - s), at_a_time = parts(PANEL, count);
-                            bool last = pieces == 1 && k + terms == k1 && s + part >= steps;
+                            bool last = ends && s + part >= steps;
                             multiply(count, left(p, k + s * STEP), at(q, s), sums, s || k > k0, [&](long step) {
                                 written.rows(at_a_time);
-                                if (last)
+                                if (last && K > FEW_TERMS)
                                     for (long i = 0; i < at_a_time; i++) written.ask(p, q, step * at_a_time + i);
+                                reads.ask(read);
+                                adds.ask(added);
+                                writes.ask(wrote);
                             });
                             written.rows(PANEL);
                             if (last) written.begin(p, q, sums);
                         }
+            }
         }
         written.rows(PANEL);
     });
