@@ -1,5 +1,7 @@
-"""Convolutions of single pixels by AMX with a normalisation behind, in bfloat16, for filters that are kept: those of an
-evaluation. oneDNN's kernels take 1.1 to 2 times as long: what stands behind the sum costs them more than the products."""
+"""Convolutions of single pixels by AMX with a normalisation behind, in bfloat16, for filters that are kept.
+
+oneDNN's kernels take 1.1 to 2 times as long: what stands behind the sum costs them more than the products.
+"""
 
 import math
 

@@ -37,8 +37,8 @@ def pays(data_type, along, rows, columns, terms):
     """Return whether [rows, terms] times [terms, columns] is faster here than otherwise; `along`: whether a row's terms
     lie side by side.
 
-    With fewer terms the time goes to results, with fewer rows to packing, which rows of odd tiles need. Of gradients of few weights, whose terms are
-    many, columns are turned round faster by `long_product`.
+    With fewer terms the time goes to results, with fewer rows to packing, which terms that fill no tiles need of both
+    factors. Of gradients of few weights, whose terms are many, columns are turned round faster by `long_product`.
     """
     if data_type != onednn.BFLOAT16 or not has_tiles():
         return False

@@ -19,7 +19,10 @@ from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
 ACTIVATIONS = (None, F.relu, F.relu6, F.hardswish, F.silu, F.gelu)
 # images, input channels, output channels, height, width, stride: one panel and several, parts of one, both strides
-SHAPES = [(1, 32, 32, 6, 6, 1), (3, 96, 160, 9, 7, 1), (2, 1312, 64, 7, 7, 1), (2, 64, 96, 13, 17, 2), (5, 256, 1024, 14, 14, 1)]
+SHAPES = [
+    (1, 32, 32, 6, 6, 1), (3, 96, 160, 9, 7, 1), (2, 1312, 64, 7, 7, 1), (2, 64, 96, 13, 17, 2),
+    (5, 256, 1024, 14, 14, 1),
+]  # fmt: skip
 
 
 def layer(inputs, outputs, stride=1, activation=F.relu):
@@ -160,8 +163,8 @@ def test_convolutions_that_are_chosen(monkeypatch):
     norm = (("binary", onednn.BINARY_MUL, None), ("binary", onednn.BINARY_ADD, None))
 
     def chosen(
-        inputs, outputs, size, batch=1, window=(1, 1), changes=False, name="forward", before=(0, 0), dtype=onednn.BFLOAT16,
-        post_ops=norm, stride=(1, 1),
+        inputs, outputs, size, batch=1, window=(1, 1), changes=False, name="forward", before=(0, 0),
+        dtype=onednn.BFLOAT16, post_ops=norm, stride=(1, 1),
     ):  # fmt: skip
         images = [Layout(dtype, (batch, channels, size, size), None) for channels in (inputs, outputs)]
         filters = Layout(dtype, (outputs, inputs, *window), None)
