@@ -17,7 +17,7 @@ struct Normalised {
     bool rounds_only() const { return false; }
     long row_step() const { return pixel; }
     BFloat16* row(long m) const { return out + m * pixel; }
-    const BFloat16* added(long m) const {
+    const BFloat16* added(long m) const {  // other memory than where results go
         return ending.residual && ending.residual != out ? ending.residual + m * pixel : nullptr;
     }
     __attribute__((always_inline)) void write(BFloat16* place, long, long n, long count, float* sums) const {

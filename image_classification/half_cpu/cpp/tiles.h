@@ -207,13 +207,14 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
             long together = parts(q1 - q0, parts(q1 - q0, TOGETHER));
             bool ends = pieces == 1 && k + terms == k1;
             for (long p = p0; p < p1; p++) {
-                // Of few terms: what the next panel reads, and where its results go.
+                // Of few terms: what the next panel reads, adds to its sums, and where its results go.
                 long rows = p + 1 < p1 && K <= FEW_TERMS ? std::min(PANEL, M - (p + 1) * PANEL) : 0, all = (q1 - q0) * steps;
                 long ending = ends ? rows : 0, m = (p + 1) * PANEL, n = q0 * PANEL, width = std::min(N, q1 * PANEL) - n;
                 Left next = left(p + 1, k);
                 bool is_packed = next.row == STEP;
                 Ahead reads(next.data, next.row, is_packed ? rows > 0 : rows, is_packed ? panel_numbers(terms) : terms);
-                Ahead adds(finish.added(m) + n, finish.row_step(), finish.added(m) ? ending : 0, width);
+                const auto* more = finish.added(m);
+                Ahead adds(more ? more + n : more, finish.row_step(), more ? ending : 0, width);
                 Ahead writes(finish.row(m) + n, finish.row_step(), ending, width);
                 long read = reads.each(all), added = adds.each(all), wrote = writes.each(all);
                 for (long first = q0; first < q1; first += together)
