@@ -65,6 +65,7 @@ def undisturbed(server, tmp_path_factory):
     return left_behind(folder), scalars(folder), [line.split(" ", 2) for line in answer["log"]]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent == FOLDER:

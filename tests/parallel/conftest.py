@@ -22,6 +22,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "check(name, size): what processes compute for this test; see `results`")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     # One of pytest-xdist's workers runs them all: two starts at once would only wait for each other's processors.
     for item in items:

@@ -121,3 +121,10 @@ def test_node_list_expands_to_hosts(nodelist, hosts):
 
 def test_tasks_per_node_repeats():
     assert env.detect("auto", SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1,3"}).local_size == 3
+
+
+def test_tests_of_several_processes_run_on_one_worker(request):
+    """pytest-xdist reads the group of a test from its name, where `conftest.py` marked it early enough."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("needs pytest-xdist with --dist loadgroup")
+    assert request.node.nodeid.endswith("@distributed")
