@@ -1,6 +1,6 @@
 """Convolutions of single pixels by AMX with a normalisation behind, in bfloat16, for filters that are kept.
 
-oneDNN's kernels take 1.1 to 2 times as long: what stands behind the sum costs them more than the products.
+What stands behind the sum costs oneDNN's kernels as much as the products.
 """
 
 import math

@@ -20,20 +20,16 @@ struct Normalised {
     const BFloat16* added(long m) const {  // other memory than where results go
         return ending.residual && ending.residual != out ? ending.residual + m * pixel : nullptr;
     }
-    __attribute__((always_inline)) void write(BFloat16* place, long, long n, long count, float* sums) const {
-        const BFloat16* more = ending.residual ? ending.residual + (place - out) + n : nullptr;
+    // A whole panel: there are no channels beside.
+    __attribute__((always_inline)) void write(BFloat16* place, long, long n, long, float* sums) const {
         const float *factor = ending.factor + n, *addend = ending.addend + n;
-        if (count == tiles::PANEL) {
-            Vector low = fma(load(sums), load(factor), load(addend));
-            Vector high = fma(load(sums + W), load(factor + W), load(addend + W));
-            if (more) low = low + load(more), high = high + load(more + W);
-            return store(place + n, Activation{}.forward(low), Activation{}.forward(high));
+        Vector low = fma(load(sums), load(factor), load(addend));
+        Vector high = fma(load(sums + W), load(factor + W), load(addend + W));
+        if (ending.residual) {
+            const BFloat16* more = ending.residual + (place - out) + n;
+            low = low + load(more), high = high + load(more + W);
         }
-        walk(count, [&](long i, long lanes) {
-            Vector v = fma(load(sums + i), take(factor + i, lanes), take(addend + i, lanes));
-            if (more) v = v + take(more + i, lanes);
-            give(place + n + i, Activation{}.forward(v), lanes);
-        });
+        store(place + n, Activation{}.forward(low), Activation{}.forward(high));
     }
 };
 
@@ -54,7 +50,7 @@ const BFloat16* read_pixels(const Numbers& s, const BFloat16* x) {
 }  // namespace
 #endif
 
-// Filters [outputs, inputs] in the order of the next function.
+// Filters [outputs, inputs], whole panels each way, in the order of the next function.
 EXPORT int tiled_filters(long outputs, long inputs, const void* filters, void* out) {
 #if HAS_AMX
     tiles::pack_all<true>({(const BFloat16*)filters, inputs, 1}, outputs, inputs, (BFloat16*)out);
