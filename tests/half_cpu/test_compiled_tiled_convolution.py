@@ -13,6 +13,7 @@ from image_classification import half_cpu
 from image_classification.half_cpu import compiled_library, compiled_tiled_convolution, compiled_tiles
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
+from image_classification.half_cpu.scope import active
 from image_classification.layers import ConvNorm
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
@@ -153,7 +154,11 @@ def test_replayed_residuals_give_the_layers_bits(calls):
         for x in batches:
             found.append(half_cpu.replay(model, x).astype("float64").numpy())
             counts.append(len(calls))
+        (recorded,) = (each for each in active.frozen.passes.values() if callable(each))
+        convolutions = [call.args for call in recorded._calls if len(call.args) == 8]
     assert counts[1] < counts[2] == counts[4]  # then without layers: what was recorded is believed
+    sums = [(out, residual) for *_, out, _, _, residual in convolutions if residual]
+    assert [out == residual for out, residual in sums] == [True, False]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
