@@ -1,16 +1,24 @@
-"""Convolutions of single pixels by AMX with a normalisation behind, in bfloat16, for filters that are kept.
+"""Convolutions by AMX in bfloat16, for filters that are kept: of windows, and of single pixels with a norm behind.
 
 What stands behind the sum costs oneDNN's kernels as much as the products.
 """
 
 import math
 
+import paddle
+
 from . import onednn_library as onednn
-from .compiled import Primitive, convolution_constants
+from .compiled import Primitive, convolution_constants, filters_reorder
 from .compiled_library import load
 from .compiled_tiles import PANEL, has_tiles
+from .onednn_primitives import new_tensor
 
-_MOST_TERMS = 4096  # beyond, the order of sums depends on how many images there are
+_MOST_TERMS = 4096  # of single pixels: beyond, the order of sums depends on how many images there are
+
+
+def _folds(inputs, columns):
+    """Return whether the columns of a window are as good as channels."""
+    return PANEL <= 2 * inputs * columns <= 2 * PANEL
 
 
 def pays(changes, name, source, filters, target, geometry, post_ops=()):
@@ -18,26 +26,38 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
 
     The answer does not depend on how many images there are, so that the result of none of them does.
     """
-    if changes or name != "forward" or not post_ops or filters.data_type != onednn.BFLOAT16:
+    if changes or name != "forward" or filters.data_type != onednn.BFLOAT16:
         return False
-    if filters.shape[2:] != (1, 1) or any(map(any, geometry[2:])) or not has_tiles():
+    if len(filters.shape) != 4 or not has_tiles():
         return False
-    outputs, inputs = filters.shape[:2]
-    fits = outputs % PANEL == inputs % PANEL == 0 and inputs <= _MOST_TERMS
-    return fits and math.prod(target.shape[2:]) >= PANEL
+    outputs, inputs, *window = filters.shape
+    pixels = math.prod(target.shape[2:])
+    if window != [1, 1]:
+        return outputs % PANEL == 0 and (inputs % PANEL == 0 or _folds(inputs, window[1])) and 2 * pixels >= PANEL
+    fits = outputs % PANEL == inputs % PANEL == 0 and inputs <= _MOST_TERMS and not any(map(any, geometry[2:]))
+    return fits and bool(post_ops) and pixels >= PANEL
 
 
 def describe(library, builder, name, *key):
     """The primitive of a pass, with the arguments of `compiled.convolution`'s; its filters come from the next one."""
     _, _, constants, activation = convolution_constants(name, *key)
 
-    def run(images, filters, out, factor, addend, residual=None):
-        load().tiled_convolution(constants, activation, images, filters, out, factor, addend, residual)
+    def run(images, filters, out, factor=None, addend=None, residual=None):
+        load().tiled_convolution(constants, activation or b"identity", images, filters, out, factor, addend, residual)
 
-    return Primitive(run, 3, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * math.prod(key[1].shape), 0))
+    outputs, inputs, rows, columns = key[1].shape
+    terms = rows * (PANEL if inputs % PANEL else inputs * columns)
+    return Primitive(run, 3, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * outputs * terms, 0))
 
 
-def describe_filters(library, builder, plain_type, name, source, filters, *key):
+def describe_filters(library, builder, plain_type, name, *key):
     """The way from plain filters to those of a pass."""
-    outputs, inputs = filters.shape[:2]
-    return Primitive(lambda plain, out: load().tiled_filters(outputs, inputs, plain, out), 2)
+    constants = convolution_constants(name, *key)[2]
+    reorder = filters_reorder(plain_type, name, *key)
+
+    def run(plain, out):
+        ordered = new_tensor(paddle.bfloat16, key[1].shape)
+        reorder(plain, ordered.data_ptr())
+        load().tiled_filters(constants, ordered.data_ptr(), out)
+
+    return Primitive(run, 2)

@@ -1,4 +1,4 @@
-"""Convolutions of single pixels by AMX with what follows them: compared with float64, and when they are chosen."""
+"""Convolutions by AMX with what follows them: compared with float64, and when they are chosen."""
 
 import ctypes
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 from paddle import nn
 
 from image_classification import half_cpu
+from image_classification.amp import build_precision
 from image_classification.half_cpu import compiled_library, compiled_tiled_convolution, compiled_tiles
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
@@ -19,17 +20,20 @@ from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
 ACTIVATIONS = (None, F.relu, F.relu6, F.hardswish, F.silu, F.gelu)
-# images, input channels, output channels, height, width, stride: one panel and several, parts of one, both strides
+# images, input channels, output channels, height, width, window, stride: one panel and several, parts of one, strides,
+# pixels that no window reads, two bands, filters that are divided, columns that count as channels
 SHAPES = [
-    (1, 32, 32, 6, 6, 1), (3, 96, 160, 9, 7, 1), (2, 1312, 64, 7, 7, 1), (2, 64, 96, 13, 17, 2),
-    (5, 256, 1024, 14, 14, 1),
+    (1, 32, 32, 6, 6, 1, 1), (3, 96, 160, 9, 7, 1, 1), (2, 1312, 64, 7, 7, 1, 1), (2, 64, 96, 13, 17, 1, 2),
+    (5, 256, 1024, 14, 14, 1, 1), (2, 64, 96, 9, 11, 3, 1), (1, 32, 32, 4, 5, 3, 1), (2, 96, 32, 13, 10, 3, 2),
+    (2, 32, 64, 17, 12, 5, 3), (1, 64, 32, 12, 13, 2, 2), (1, 32, 32, 19, 19, 2, 4), (2, 64, 32, 60, 80, 3, 1),
+    (3, 544, 256, 7, 7, 3, 1), (2, 3, 64, 23, 30, 7, 2), (1, 8, 32, 9, 9, 3, 1), (1, 3, 32, 250, 255, 7, 2),
 ]  # fmt: skip
 
 
-def layer(inputs, outputs, stride=1, activation=F.relu):
-    """Return a ConvNorm of single pixels with random parameters and statistics, its filters in bfloat16."""
+def layer(inputs, outputs, window=1, stride=1, activation=F.relu):
+    """Return a ConvNorm with random parameters and statistics, its filters in bfloat16."""
     paddle.seed(0)
-    made = ConvNorm(inputs, outputs, 1, stride, activation=activation)
+    made = ConvNorm(inputs, outputs, window, stride, activation=activation)
     made.bn.weight.set_value(paddle.randn([outputs]))
     made.bn.bias.set_value(paddle.randn([outputs]))
     made.bn._mean.set_value(paddle.randn([outputs]) * 0.1)
@@ -52,7 +56,8 @@ def exactly(made, x, residual):
     conv, bn = made.conv, made.bn
     factor = wide(bn.weight) / paddle.sqrt(wide(bn._variance) + bn._epsilon)
     summed, absolute = (
-        F.conv2d(change(wide(x)), change(wide(conv.weight)), None, conv._stride) for change in (lambda t: t, paddle.abs)
+        F.conv2d(change(wide(x)), change(wide(conv.weight)), None, conv._stride, conv._updated_padding)
+        for change in (lambda t: t, paddle.abs)
     )
     each = [1, -1, 1, 1]
     y = (summed - wide(bn._mean).reshape(each)) * factor.reshape(each) + wide(bn.bias).reshape(each)
@@ -63,7 +68,7 @@ def exactly(made, x, residual):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The numbers of terms of all convolutions by AMX."""
+    """The numbers of input channels of all convolutions by AMX."""
     library, found = compiled_library.load(), []
     original = library.tiled_convolution
 
@@ -83,52 +88,85 @@ def evaluated(made, *inputs):
 @needs_tiles
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_convolution_with_what_follows_is_the_exact_one_rounded_once(shape, calls):
-    images, inputs, outputs, height, width, stride = shape
+    images, inputs, outputs, height, width, window, stride = shape
+    terms = inputs * window**2
     for activation in ACTIVATIONS:
         for has_residual in (False, True):
-            made, x = layer(inputs, outputs, stride, activation), pixels(images, inputs, height, width)
-            result = images, outputs, -(-height // stride), -(-width // stride)
-            residual = pixels(*result) if has_residual else None
+            made, x = layer(inputs, outputs, window, stride, activation), pixels(images, inputs, height, width)
+            residual = pixels(*exactly(made, x, None)[0].shape) if has_residual else None
             found = evaluated(made, x, residual)
             exact, absolute = exactly(made, x, residual)
             # Half a unit in the last place; float32 sums lose 2^-24 of the absolute sum for each term, as a walk of
             # random steps; a slope of at most 1.13 (GELU), and 2^-18 of what float32 functions and factors lose.
-            bound = ROUNDING[BFLOAT16] / 2 * np.abs(exact) + 1.13 * absolute * 2.0**-24 * inputs**0.5
+            bound = ROUNDING[BFLOAT16] / 2 * np.abs(exact) + 1.13 * absolute * 2.0**-24 * terms**0.5
             bound = bound + 2.0**-18 * np.maximum(np.abs(exact), 1)
             assert (np.abs(found - exact) <= bound).all(), (activation, has_residual)
     assert calls == [inputs] * 2 * len(ACTIVATIONS)
 
 
 @needs_tiles
-def test_numbers_that_are_not_finite_stay_in_their_pixels(calls):
-    made, x = layer(96, 64, activation=None), pixels(2, 96, 7, 7)
+@pytest.mark.parametrize(("inputs", "window"), [(96, 1), (96, 3), (3, 7)], ids=str)
+def test_numbers_that_are_not_finite_stay_in_their_windows(inputs, window, calls):
+    made, x, reach = layer(inputs, 64, window, activation=None), pixels(2, inputs, 17, 17), window // 2
     clean = evaluated(made, x)
-    for place, value in (((0, 5, 2, 3), np.inf), ((1, 95, 6, 6), np.nan)):
-        x[place] = value
+    places = [(0, 2, 3, np.inf), (1, 16, 16, np.nan), (1, 0, 0, -np.inf)]
+    touched = np.zeros([2, 17, 17], bool)
+    for image, row, column, value in places:
+        x[image, inputs - 1, row, column] = value
+        rows, columns = (slice(max(0, at - reach), at + reach + 1) for at in (row, column))
+        touched[image, rows, columns] = True
     found = evaluated(made, x)
-    touched = np.zeros([2, 7, 7], bool)
-    touched[0, 2, 3] = touched[1, 6, 6] = True
     touched = np.broadcast_to(touched[:, None], found.shape)
-    assert not np.isfinite(found[touched]).any() and np.isnan(found[1, :, 6, 6]).all()
+    assert not np.isfinite(found[touched]).any() and np.isnan(found[1, :, 16, 16]).all()
     np.testing.assert_array_equal(found[~touched], clean[~touched])
-    assert calls == [96, 96]
+    assert calls == [inputs, inputs]
 
 
 @needs_tiles
-@pytest.mark.parametrize("shape", [(256, 320, 14, 1), (2080, 64, 8, 1), (512, 96, 16, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(256, 320, 14, 1, 1), (2080, 64, 8, 1, 1), (512, 96, 16, 1, 2), (64, 64, 56, 3, 1), (512, 256, 7, 3, 1)],
+    ids=str,
+)
 def test_convolution_depends_neither_on_threads_nor_on_other_images(shape, calls):
-    inputs, outputs, size, stride = shape
-    made, x = layer(inputs, outputs, stride), pixels(5, inputs, size, size)
+    inputs, outputs, size, window, stride = shape
+    made, x = layer(inputs, outputs, window, stride), pixels(5, inputs, size, size)
     openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
     threads, results = openmp.omp_get_max_threads(), []
     for count in (1, 2, 5):
         openmp.omp_set_num_threads(count)
         results.append(evaluated(made, x))
+        results.append(evaluated(made, x[3:4]))
     openmp.omp_set_num_threads(threads)
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
-    np.testing.assert_array_equal(evaluated(made, x[3:4]), results[0][3:4])
-    assert len(calls) == 4
+    for result in results[2:]:
+        np.testing.assert_array_equal(result, results[0] if len(result) == 5 else results[1])
+    np.testing.assert_array_equal(results[1], results[0][3:4])
+    assert len(calls) == 6
+
+
+@needs_tiles
+@pytest.mark.parametrize("padding", [0, [2, 1], [0, 3, 2, 1], "SAME"], ids=str)
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), ([2, 1], 1), (2, 3), ([1, 3], [2, 1])], ids=str)
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+def test_convolution_with_nothing_behind_is_the_exact_one_rounded_once(padding, stride, dilation, weights, calls):
+    paddle.seed(1)
+    made = nn.Conv2D(64, 32, [3, 2], stride, padding, dilation, bias_attr=False)
+    x = pixels(2, 64, 15, 13)
+    rounded = made.weight.astype(BFLOAT16)
+    if weights == "bfloat16":
+        made.to(dtype=BFLOAT16)
+        found = evaluated(made, x)
+    else:  # which a policy casts
+        with paddle.no_grad(), half_cpu.frozen(made), build_precision("auto", "bfloat16").forward_context():
+            found = made(x).astype("float64").numpy()
+    arguments = None, stride, padding, dilation
+    exact, absolute = (
+        F.conv2d(change(x.astype("float64")), change(rounded.astype("float64")), *arguments).numpy()
+        for change in (lambda t: t, paddle.abs)
+    )
+    bound = ROUNDING[BFLOAT16] / 2 * np.abs(exact) + absolute * 2.0**-24 * 384**0.5  # as above
+    assert (np.abs(found - exact) <= bound).all()
+    assert calls == [64]
 
 
 class Residuals(nn.Layer):
@@ -179,8 +217,12 @@ def test_convolutions_that_are_chosen(monkeypatch):
     assert chosen(64, 256, 56) and chosen(2048, 512, 7) and chosen(256, 512, 28, stride=(2, 2)) and chosen(32, 32, 6)
     assert chosen(64, 256, 5, batch=8) == chosen(64, 256, 5) == False  # noqa: E712
     assert not chosen(48, 256, 56) and not chosen(64, 24, 56) and not chosen(8192, 64, 7)
-    assert not chosen(64, 256, 56, window=(3, 3)) and not chosen(64, 256, 56, changes=True)
-    assert not chosen(64, 256, 56, name="backward_data") and not chosen(64, 256, 56, before=(1, 1))
-    assert not chosen(64, 256, 56, dtype=onednn.FLOAT16) and not chosen(64, 256, 56, post_ops=())
+    assert not chosen(64, 256, 56, changes=True) and not chosen(64, 256, 56, name="backward_data")
+    assert not chosen(64, 256, 56, before=(1, 1)) and not chosen(64, 256, 56, dtype=onednn.FLOAT16)
+    assert not chosen(64, 256, 56, post_ops=())
+    assert chosen(64, 256, 4, window=(3, 3), before=(1, 1)) and not chosen(64, 256, 3, batch=8, window=(3, 3))
+    assert chosen(64, 64, 56, window=(5, 1), post_ops=()) and not chosen(64, 64, 56, window=(3, 3), changes=True)
+    assert chosen(3, 64, 56, window=(7, 7)) and not chosen(3, 64, 56, window=(3, 3))
+    assert not chosen(3, 64, 9, window=(16, 16))
     monkeypatch.setattr(compiled_tiled_convolution, "has_tiles", lambda: False)
     assert not chosen(64, 256, 56)

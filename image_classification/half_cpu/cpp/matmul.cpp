@@ -23,6 +23,7 @@ struct Ending {
     bool rounds_only() const { return scale == 1 && !bias && !addend && !gelu && column_stride == 1; }
     long row_step() const { return row_stride; }
     T* row(long m) const { return out + m * row_stride; }
+    const Ending& panel(long) const { return *this; }
     const T* added(long) const { return nullptr; }  // to be asked for; large products have none
     __attribute__((always_inline)) void write(T* place, long m, long n, long count, float* sums) const {
         if (bias && count == NR && column_stride == 1 && scale == 1 && !addend && !gelu)

@@ -90,16 +90,18 @@ static void pack_all(const Factor& f, long lines, long terms, BFloat16* to) {
 struct Left {
     const BFloat16* data;
     long row, step;  // numbers from one row to the next, and from the tiles of one step to those of the next
+
+    const BFloat16* at(long number) const { return data + number * step; }
 };
 
 // Add the products of some steps of two panels to sums, or write them; between(step) is what the processor does meanwhile.
-template <class Between>
-static inline void multiply(long steps, Left left, const BFloat16* right, float* sums, bool add, Between between) {
+template <class Rows, class Between>
+static inline void multiply(long steps, const Rows& left, const BFloat16* right, float* sums, bool add, Between between) {
     constexpr long TILE = amx::SIDE * STEP;
     const long bytes = left.row * sizeof(BFloat16);
-    const BFloat16 *upper = left.data, *lower = upper + amx::SIDE * left.row;
     amx::begin<2, 2>(sums, PANEL, add);
-    for (long step = 0; step < steps; step++, upper += left.step, lower += left.step, right += 2 * TILE) {
+    for (long step = 0; step < steps; step++, right += 2 * TILE) {
+        const BFloat16 *upper = left.at(step), *lower = upper + amx::SIDE * left.row;
         _tile_stream_loadd(6, right, 64);
         _tile_loadd(4, upper, bytes);
         _tile_stream_loadd(7, right + TILE, 64);
@@ -132,27 +134,38 @@ struct Ahead {
     }
 };
 
-// A block of sums whose results are written, a row at a time, while the next block is multiplied. Of many terms, where
-// they go is asked for while the block itself is.
+// Blocks of sums whose results are written, a row at a time, while others are multiplied: not the last one, whose sums a
+// core still stores. Of many terms, where they go is asked for while the block itself is multiplied.
 template <class Finish>
 struct Written {
     const Finish& finish;
-    long M, N, m = 0, last = 0, n = 0, columns = 0;
+    long M, N;
+    struct Block {
+        long p = 0, q = 0;
+        float* sums = nullptr;
+    } waits = {};
+    long m = 0, last = 0, n = 0, columns = 0;
     float* sums = nullptr;
     decltype(finish.row(0)) place = nullptr;
 
     void ask(long p, long q, long i) const {
         if (p * PANEL + i < M) __builtin_prefetch(finish.row(p * PANEL + i) + q * PANEL, 1);
     }
-    void begin(long p, long q, float* from) {
-        m = p * PANEL, last = std::min(m + PANEL, M), n = q * PANEL, columns = std::min(PANEL, N - n);
-        sums = from, place = finish.row(m);
+    void begin(Block next) {
+        rows(PANEL);
+        if (waits.sums) {
+            m = waits.p * PANEL, last = std::min(m + PANEL, M), n = waits.q * PANEL, columns = std::min(PANEL, N - n);
+            sums = waits.sums, place = finish.row(m);
+        }
+        waits = next;
     }
     __attribute__((always_inline)) void rows(long count) {
+        const auto& panel = finish.panel(n);
         for (count = std::min(count, last - m); count > 0; count--, m++, sums += PANEL, place += finish.row_step())
             if (columns == PANEL && finish.rounds_only()) store(place + n, load(sums), load(sums + W));
-            else finish.write(place, m, n, columns, sums);
+            else panel.write(place, m, n, columns, sums);
     }
+    void end() { begin({}), rows(PANEL); }
 };
 
 // Out[m, n] = sum over k of A[m, k] B[k, n]; results are written as in gemm.h. The order of sums depends on K alone, or if
@@ -193,7 +206,7 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
         if (p0 >= p1) return;  // the last span is shorter
         static thread_local Scratch scratch;
         amx::Use use;
-        long kept = waits && pieces == 1 ? (p1 - p0) * (q1 - q0) * AREA : TOGETHER * AREA;
+        long kept = waits && pieces == 1 ? (p1 - p0) * (q1 - q0) * AREA : (TOGETHER + 1) * AREA;
         float *own = scratch.floats(kept + (right ? 0 : share * depth * PANEL / 2)), *wait = waiting + k0 / piece * blocks * AREA;
         BFloat16* block = (BFloat16*)(own + kept);
         Written<Finish> written{finish, M, N};
@@ -206,6 +219,7 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
             };
             long together = parts(q1 - q0, parts(q1 - q0, TOGETHER));
             bool ends = pieces == 1 && k + terms == k1;
+            long turn = 0;  // blocks before: the one that waits keeps its sums
             for (long p = p0; p < p1; p++) {
                 // Of few terms: what the next panel reads, adds to its sums, and where its results go.
                 long rows = p + 1 < p1 && K <= FEW_TERMS ? std::min(PANEL, M - (p + 1) * PANEL) : 0, all = (q1 - q0) * steps;
@@ -217,12 +231,12 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
                 Ahead adds(more ? more + n : more, finish.row_step(), more ? ending : 0, width);
                 Ahead writes(finish.row(m) + n, finish.row_step(), ending, width);
                 long read = reads.each(all), added = adds.each(all), wrote = writes.each(all);
-                for (long first = q0; first < q1; first += together)
+                for (long first = q0; first < q1; first += together, turn += together)
                     for (long s = 0; s < steps; s += part)
                         for (long q = first; q < std::min(q1, first + together); q++) {
                             float* sums = pieces > 1 ? wait + (p * panels + q) * AREA
                                           : waits    ? own + ((p - p0) * (q1 - q0) + q - q0) * AREA
-                                                     : own + (q - first) * AREA;
+                                                     : own + (turn + q - first) % (together + 1) * AREA;
                             long count = std::min(part, steps - s), at_a_time = parts(PANEL, count);
                             bool last = ends && s + part >= steps;
                             multiply(count, left(p, k + s * STEP), at(q, s), sums, s || k > k0, [&](long step) {
@@ -233,12 +247,11 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
                                 adds.ask(added);
                                 writes.ask(wrote);
                             });
-                            written.rows(PANEL);
-                            if (last) written.begin(p, q, sums);
+                            if (last) written.begin({p, q, sums});
                         }
             }
         }
-        written.rows(PANEL);
+        written.end();
     });
     if (pieces == 1) return;
     for_tasks(tall, [&](long p) {
@@ -250,8 +263,8 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
                 for (long other = 1; other < pieces; other++) total = total + load(sums + other * blocks * AREA + i);
                 store(sums + i, total);
             }
-            written.begin(p, q, sums);
-            written.rows(PANEL);
+            written.begin({p, q, sums});
+            written.end();
         }
     });
 }
