@@ -161,9 +161,13 @@ struct Written {
     }
     __attribute__((always_inline)) void rows(long count) {
         const auto& panel = finish.panel(n);
-        for (count = std::min(count, last - m); count > 0; count--, m++, sums += PANEL, place += finish.row_step())
-            if (columns == PANEL && finish.rounds_only()) store(place + n, load(sums), load(sums + W));
-            else panel.write(place, m, n, columns, sums);
+        long row = m, end = m + std::min(count, last - m), step = finish.row_step();  // own names: stores reach members
+        auto to = place;
+        float* from = sums;
+        for (; row < end; row++, from += PANEL, to += step)
+            if (columns == PANEL && finish.rounds_only()) store(to + n, load(from), load(from + W));
+            else panel.write(to, row, n, columns, from);
+        m = row, sums = from, place = to;
     }
     void end() { begin({}), rows(PANEL); }
 };
@@ -231,7 +235,7 @@ static void product(long M, long N, long K, const Factor& a, const Factor& b, co
                 Ahead adds(more ? more + n : more, finish.row_step(), more ? ending : 0, width);
                 Ahead writes(finish.row(m) + n, finish.row_step(), ending, width);
                 long read = reads.each(all), added = adds.each(all), wrote = writes.each(all);
-                for (long first = q0; first < q1; first += together, turn += together)
+                for (long first = q0; first < q1; turn += std::min(together, q1 - first), first += together)
                     for (long s = 0; s < steps; s += part)
                         for (long q = first; q < std::min(q1, first + together); q++) {
                             float* sums = pieces > 1 ? wait + (p * panels + q) * AREA
