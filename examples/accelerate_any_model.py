@@ -13,11 +13,16 @@ Stock Paddle runs in the same process on as many threads without this project's 
 by round. A figure is the median over the rounds of (stock's time / the format's time) with the range, so above 1 is
 faster than stock Paddle; with one thread it is processor time. "off by" is the largest difference of an output from
 stock Paddle's, relative to the largest output.
+
+With -peers torchvision's model of the same name runs in PyTorch too, in a process of its own each round, with autocast
+to bfloat16; its column is (PyTorch's time / our bfloat16's), so above 1 is faster than PyTorch.
 """
 
 import importlib
+import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +33,8 @@ from image_classification.runtime import Parser, UserError, command, prepare_pro
 
 STOCK = "stock"
 FORMATS = ("float32", "bfloat16", "float16")
+PEERS = {"eager": "PyTorch eager", "compiled": "PyTorch compiled"}
+PEER_WORKER = Path(__file__).resolve().parents[1] / "tools/parts/benchmark_torch.py"
 LEARNING_RATE = 1e-2
 
 
@@ -47,13 +54,16 @@ def main(arguments):
         if not Path(options.path).is_dir():
             raise UserError(f"-path {options.path}: not a folder")
         sys.path.insert(0, options.path)
+    if options.peers:
+        run_peer(options.peer_python)
     builders = {
         name: find_model(name, MODELS, images(options.image_size)) for name in options.models or all_names(MODELS)
     }
     by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
     print(f"Paddle {paddle.__version__}, {os.environ['OMP_NUM_THREADS']} threads, batch {options.batch_size}; {by}")
-    print(f"| model | pass | stock, ms | {' | '.join(options.formats)} | off by |")
-    print("| --- | --- | --: |" + " --: |" * len(options.formats) + " --- |", flush=True)
+    columns = [*options.formats, *(PEERS[engine] for engine in options.peers)]
+    print(f"| model | pass | stock, ms | {' | '.join(columns)} | off by |")
+    print("| --- | --- | --: |" + " --: |" * len(columns) + " --- |", flush=True)
     with progress_bar(len(builders) * (options.rounds + 1), "models", "round") as bar:
         for name, build in builders.items():
             for line in measure(name, build, options, bar):
@@ -72,8 +82,15 @@ def parse(words):
     add("-batch_size", type="count", default=4, help="images of a step (default: %(default)s)")
     add("-rounds", type="count", default=3, help="measurements, after one that warms up (default: %(default)s)")
     add("-threads", type="count", help="compute threads (default: all cores)")
+    add("-peers", type="names", default=(), metavar="ENGINES", help=f"PyTorch beside it: {', '.join(PEERS)}")
+    add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torchvision (default: this one)")
     options = parser.parse_args(words)
     options.formats = options.formats.split(",")
+    for engine in options.peers:
+        if engine not in PEERS:
+            parser.error(f"-peers: {engine!r} is not one of {', '.join(PEERS)}")
+    if options.peers and "bfloat16" not in options.formats:
+        parser.error("-peers: PyTorch runs in bfloat16, which is not among -formats")
     for name in options.formats:
         if name not in FORMATS:
             parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
@@ -210,16 +227,58 @@ def measure(name, build, options, bar):
             if turn:
                 seconds[dtype][0].append(middle - start)
                 seconds[dtype][1].append(end - begin)
+        if turn:
+            for engine in options.peers:
+                seconds.setdefault(engine, ([], []))
+                for index, own in enumerate(seconds[engine]):
+                    own.append(peer_seconds(name, engine, index == 1, options))
         bar.update()
     for index, work in enumerate(("training", "evaluation")):
         stock = seconds[STOCK][index]
         cells = []
         for dtype in options.formats:
-            ratios = sorted(theirs / ours for theirs, ours in zip(stock, seconds[dtype][index], strict=True))
-            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+            cells.append(in_words(stock, seconds[dtype][index]))
+        for engine in options.peers:
+            cells.append(in_words(seconds[engine][index], seconds["bfloat16"][index]))
         differences = ", ".join(f"{difference(outputs[dtype], outputs[STOCK]):.1e}" for dtype in options.formats)
         cells.append(differences if work == "evaluation" else "")
         yield f"| {name} | {work} | {1e3 * statistics.median(stock):.0f} | {' | '.join(cells)} |"
+
+
+def in_words(theirs, ours):
+    """Return the median of the ratios, round by round, with their range."""
+    ratios = sorted(one / other for one, other in zip(theirs, ours, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+def run_peer(python, *words):
+    """Return what PyTorch's process printed.
+
+    Raises:
+        UserError: it did not run.
+    """
+    try:
+        done = subprocess.run([python, str(PEER_WORKER), *words], capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(f"-peer_python {python}: {error.strerror}") from None
+    if done.returncode:
+        raise UserError(f"-peer_python {python}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return done.stdout
+
+
+def peer_seconds(name, engine, evaluates, options):
+    """Return the seconds of a step of torchvision's model of this name in PyTorch, NaN where it does not run."""
+    task = {"model": f"torchvision/{name}", "engine": engine, "dtype": "bfloat16", "evaluation": evaluates,
+            "batch_size": options.batch_size, "image_size": options.image_size, "num_classes": 1000,
+            "optimizer": "Momentum", "iterations": 2}  # fmt: skip
+    try:
+        steps = json.loads(run_peer(options.peer_python, json.dumps(task)))["iterations"]
+    except UserError as error:
+        print(f"{name}: {PEERS[engine]} is not measured: {error}", file=sys.stderr)
+        return float("nan")
+    if os.environ["OMP_NUM_THREADS"] == "1":
+        return statistics.median(step["cpu"] for step in steps)
+    return statistics.median(sum(step.values()) - step["cpu"] for step in steps)
 
 
 def difference(found, expected):

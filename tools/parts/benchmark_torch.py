@@ -1,4 +1,4 @@
-"""Measure timm's model of the same name with PyTorch in this process, for the comparison of tools/benchmark.py.
+"""Measure timm's or torchvision's model with PyTorch in this process, for tools/benchmark.py and the example.
 
 Runs in an environment with torch and timm, not Paddle. Takes and prints what benchmark_worker.py does; without
 a task it only says which versions it has. The task's "engine" says what runs the model: PyTorch ("eager", "compiled" by
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from torch_peers import timm, torch
+from torch_peers import timm, torch, torchvision
 
 WARMUP_ITERATIONS = 8  # as many as ours
 
@@ -26,9 +26,13 @@ def main():
     idle_memory = resident_bytes()
     torch.manual_seed(0)
     size, batch_size, classes = task["image_size"], task["batch_size"], task["num_classes"]
-    published = timm.get_pretrained_cfg(task["model"])
-    fixed = {"img_size": size} if published and published.fixed_input_size else {}
-    model = timm.create_model(task["model"], num_classes=classes, **fixed)
+    library, _, name = task["model"].rpartition("/")
+    if library == "torchvision":
+        model = torchvision.models.get_model(name, num_classes=classes)
+    else:
+        published = timm.get_pretrained_cfg(name)
+        fixed = {"img_size": size} if published and published.fixed_input_size else {}
+        model = timm.create_model(name, num_classes=classes, **fixed)
     images = torch.randn(batch_size, 3, size, size)
     labels = torch.randint(0, classes, (batch_size,))
     context = contextlib.nullcontext
