@@ -16,9 +16,9 @@ from .onednn_primitives import new_tensor
 _MOST_TERMS = 4096  # of single pixels: beyond, the order of sums depends on how many images there are
 
 
-def _folds(inputs, columns):
+def _folds(inputs, columns, dilation):
     """Return whether the columns of a window are as good as channels."""
-    return PANEL <= 2 * inputs * columns <= 2 * PANEL
+    return PANEL <= 2 * inputs * columns <= 2 * PANEL and not dilation
 
 
 def pays(changes, name, source, filters, target, geometry, post_ops=()):
@@ -33,7 +33,7 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     outputs, inputs, *window = filters.shape
     pixels = math.prod(target.shape[2:])
     if window != [1, 1]:
-        return outputs % PANEL == 0 and (inputs % PANEL == 0 or _folds(inputs, window[1])) and 2 * pixels >= PANEL
+        return outputs % PANEL == 0 and (inputs % PANEL == 0 or _folds(inputs, window[1], geometry[1][1])) and 2 * pixels >= PANEL
     fits = outputs % PANEL == inputs % PANEL == 0 and inputs <= _MOST_TERMS and not any(map(any, geometry[2:]))
     return fits and bool(post_ops) and pixels >= PANEL
 

@@ -25,7 +25,8 @@ const BFloat16* read_pixels(const Numbers& s, const BFloat16* x) {
 // Filters [taps, inputs, outputs] in the order of the next function, whose numbers these are.
 EXPORT int tiled_filters(const long* numbers, const void* filters, void* out) {
 #if HAS_AMX
-    const Numbers& s = *(const Numbers*)numbers;
+    Numbers s;
+    memcpy(&s, numbers, sizeof(s));
     long terms = Band(s).terms, row = s.taps[1] * s.in_channels, outputs = s.out_channels;
     for_tasks(s.taps[0], [&](long y) {
         BFloat16* to = (BFloat16*)out + y * (terms / s.taps[0]) * tiles::PANEL;
@@ -38,12 +39,13 @@ EXPORT int tiled_filters(const long* numbers, const void* filters, void* out) {
 #endif
 }
 
-// numbers: as in convolution.cpp, without groups. activation(factor * convolution + addend + residual); factors and addends may
-// be null, and so may the residual, or the result itself.
+// numbers: as in convolution.cpp, without groups. activation(factor * convolution + addend + residual). Factors and addends may
+// be null; the residual may be null, or the result itself.
 EXPORT int tiled_convolution(const long* numbers, const char* activation, const void* images, const void* filters, void* out,
                              const float* factor, const float* addend, const void* residual) {
 #if HAS_AMX
-    const Numbers& s = *(const Numbers*)numbers;
+    Numbers s;
+    memcpy(&s, numbers, sizeof(s));
     if (!amx::granted()) return 1;
     const BFloat16 *x = (const BFloat16*)images, *packed = (const BFloat16*)filters;
     return for_fused(activation, [&](auto f) {
