@@ -33,7 +33,8 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     outputs, inputs, *window = filters.shape
     pixels = math.prod(target.shape[2:])
     if window != [1, 1]:
-        return outputs % PANEL == 0 and (inputs % PANEL == 0 or _folds(inputs, window[1], geometry[1][1])) and 2 * pixels >= PANEL
+        is_whole = inputs % PANEL == 0 or _folds(inputs, window[1], geometry[1][1])
+        return is_whole and outputs % PANEL == 0 and 2 * pixels >= PANEL
     fits = outputs % PANEL == inputs % PANEL == 0 and inputs <= _MOST_TERMS and not any(map(any, geometry[2:]))
     return fits and bool(post_ops) and pixels >= PANEL
 

@@ -207,11 +207,11 @@ def test_convolutions_that_are_chosen(monkeypatch):
 
     def chosen(
         inputs, outputs, size, batch=1, window=(1, 1), changes=False, name="forward", before=(0, 0),
-        dtype=onednn.BFLOAT16, post_ops=norm, stride=(1, 1),
+        dtype=onednn.BFLOAT16, post_ops=norm, stride=(1, 1), gap=0,
     ):  # fmt: skip
         images = [Layout(dtype, (batch, channels, size, size), None) for channels in (inputs, outputs)]
         filters = Layout(dtype, (outputs, inputs, *window), None)
-        geometry = stride, (0, 0), before, before
+        geometry = stride, (gap, gap), before, before
         return compiled_tiled_convolution.pays(changes, name, images[0], filters, images[1], geometry, post_ops)
 
     assert chosen(64, 256, 56) and chosen(2048, 512, 7) and chosen(256, 512, 28, stride=(2, 2)) and chosen(32, 32, 6)
@@ -223,6 +223,6 @@ def test_convolutions_that_are_chosen(monkeypatch):
     assert chosen(64, 256, 4, window=(3, 3), before=(1, 1)) and not chosen(64, 256, 3, batch=8, window=(3, 3))
     assert chosen(64, 64, 56, window=(5, 1), post_ops=()) and not chosen(64, 64, 56, window=(3, 3), changes=True)
     assert chosen(3, 64, 56, window=(7, 7)) and not chosen(3, 64, 56, window=(3, 3))
-    assert not chosen(3, 64, 9, window=(16, 16))
+    assert not chosen(3, 64, 9, window=(16, 16)) and not chosen(3, 64, 56, window=(7, 7), gap=1)
     monkeypatch.setattr(compiled_tiled_convolution, "has_tiles", lambda: False)
     assert not chosen(64, 256, 56)
