@@ -164,10 +164,12 @@ def test_small_float32_weights_with_nothing_else_to_do_are_left_to_paddle():
     small, large, half = paddle.zeros([8]), paddle.zeros([1 << 17]), paddle.zeros([8], "bfloat16")
     for rule in compiled_optimizer.left().values():
 
-        def is_left(weights, rule=rule):
-            return rule(lambda weights: True, (weights,), {}) is True
+        def is_left(weights, rule=rule, dtype=None):
+            gradient = weights.astype(dtype or weights.dtype)
+            return rule(lambda *tensors: True, (weights, gradient, gradient), {}) is True
 
         assert [is_left(weights) for weights in (small, large, half)] == [True, False, False]
+        assert not is_left(small, dtype="bfloat16")
         with half_cpu.update(0.5, lambda tensor: None):
             assert not is_left(small)
         with half_cpu.update(1.0, lambda tensor: half):
