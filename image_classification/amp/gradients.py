@@ -13,6 +13,12 @@ from . import private
 Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structured names, in the optimizer's order
 
 
+def as_it_waits(param: paddle.Tensor) -> paddle.Tensor | None:
+    """Return the gradient of a parameter for one who only reads it: half where it waits at a master; None for none."""
+    half = getattr(param, "half_gradient", None)
+    return param.grad if half is None else half
+
+
 def gradients_of(named_params: Named, read: Callable = attrgetter("grad")) -> list[paddle.Tensor]:
     """Return the gradients that exist, in order; a sparse one, of an embedding's rows, becomes dense.
 

@@ -5,6 +5,7 @@ bytes, and nothing has to write float32.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
@@ -13,24 +14,25 @@ from paddle.base.framework import EagerParamBase
 from .. import half_cpu
 from . import private
 
-_GRAD = EagerParamBase.grad
+_GRAD: Any = EagerParamBase.grad
+_NONE: dict[int, tuple["MasterParameter", paddle.Tensor]] = {}
 
 
 class MasterParameter(EagerParamBase):
     """A float32 parameter whose gradient may wait in half: whoever reads it, or adds to it, finds it widened.
 
     Attributes:
-        waiting: {id of a master: (master, half gradient)} of all that came together, None before any did.
+        waiting: {id of a master: (master, half gradient)} of all that came together and wait still.
         is_watched: whether functions are to be called when a gradient comes; then none waits.
     """
 
-    waiting: dict[int, tuple["MasterParameter", paddle.Tensor]] | None = None
+    waiting = _NONE
     is_watched = False
 
     @property
     def half_gradient(self):
         """The gradient as it waits, None where it does not."""
-        return self.waiting[id(self)][1] if self.waiting and id(self) in self.waiting else None
+        return self.waiting[id(self)][1] if id(self) in self.waiting else None
 
     @property
     def grad(self):
@@ -60,8 +62,7 @@ class MasterParameter(EagerParamBase):
         super().clear_gradient(set_to_zero)
 
     def _drop(self):
-        if self.waiting:
-            self.waiting.pop(id(self), None)
+        self.waiting.pop(id(self), None)
 
     def _grad_ivar(self):  # how optimizers read it
         if half_cpu.reads_half_gradients() and (gradient := self.half_gradient) is not None:
@@ -71,11 +72,11 @@ class MasterParameter(EagerParamBase):
 
     def _register_grad_hook(self, hook):
         self._watch()
-        return super()._register_grad_hook(hook)
+        return super()._register_grad_hook(hook)  # type: ignore[misc]  # Paddle's annotations leave it out
 
     def _register_backward_hook(self, hook):
         self._watch()
-        return super()._register_backward_hook(hook)
+        return super()._register_backward_hook(hook)  # type: ignore[misc]  # as above
 
     def _watch(self):
         self.widen()
@@ -136,9 +137,3 @@ def _waits(half, waiting):
     master.waiting = waiting
     half.clear_gradient(False)
     return True
-
-
-def as_it_waits(param: paddle.Tensor) -> paddle.Tensor | None:
-    """Return the gradient of a parameter, None where there is none, for one who only reads it: half where it waits."""
-    half = getattr(param, "half_gradient", None)
-    return param.grad if half is None else half

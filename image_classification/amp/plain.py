@@ -11,8 +11,7 @@ import paddle
 
 from .. import half_cpu
 from . import private
-from .gradients import Named, first_non_finite, gradients_of, multiply, squared_norm
-from .masters import as_it_waits
+from .gradients import Named, as_it_waits, first_non_finite, gradients_of, multiply, squared_norm
 from .precision import Precision, Reduction, StepResult
 from .scaler import LossScaler
 

@@ -52,7 +52,7 @@ def writes_weights_last(optimizer: paddle.optimizer.Optimizer) -> bool:
 
 def multiplies_gradients(optimizer: paddle.optimizer.Optimizer) -> bool:
     """Return whether the active kernels can multiply every gradient of this optimizer's step by a factor."""
-    if not writes_weights_last(optimizer) or not widens_gradients():
+    if not writes_weights_last(optimizer) or active.scope is None or not widens_gradients():
         return False
     return _OPERATORS[type(optimizer)] in active.scope.float32_kernels and _reads_gradients_itself(optimizer)
 

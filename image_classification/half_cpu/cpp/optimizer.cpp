@@ -53,9 +53,9 @@ int update(int format, int gradient_format, int copy_format, long n, float facto
 
 // Adam with decoupled weight decay; the powers of the betas, and both averages, are float32 and change in place. The
 // order of the operations is that of Paddle's adamw_ where it has AVX-512, bit for bit.
-EXPORT int adam(int format, int gradient_format, int copy_format, long n, float factor, float beta1, float beta2, float epsilon, float decay,
-                const float* rate, float* power1, float* power2, const void* gradient, float* average, float* square,
-                void* weights, void* copy) {
+EXPORT int adam(int format, int gradient_format, int copy_format, long n, float factor, float beta1, float beta2,
+                float epsilon, float decay, const float* rate, float* power1, float* power2, const void* gradient,
+                float* average, float* square, void* weights, void* copy) {
     float root2 = sqrtf(1 - *power2), step = *rate * (root2 / (1 - *power1)), small = epsilon * root2;
     float decayed = *rate * decay, gain1 = 1 - beta1, gain2 = 1 - beta2;
     int status = update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
@@ -72,8 +72,8 @@ EXPORT int adam(int format, int gradient_format, int copy_format, long n, float 
 }
 
 // Momentum, Nesterov's or the plain one, with the weight decay in the gradient; the velocity has the weights' format.
-EXPORT int momentum(int format, int gradient_format, int copy_format, long n, float factor, float mu, float decay, int nesterov,
-                    const float* rate, const void* gradient, void* velocity, void* weights, void* copy) {
+EXPORT int momentum(int format, int gradient_format, int copy_format, long n, float factor, float mu, float decay,
+                    int nesterov, const float* rate, const void* gradient, void* velocity, void* weights, void* copy) {
     return update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
                   [&](long i, long count, auto element, Vector g, Vector w) {
         auto* at = (decltype(element)*)velocity + i;
@@ -85,8 +85,8 @@ EXPORT int momentum(int format, int gradient_format, int copy_format, long n, fl
 }
 
 // The product is rounded, as Paddle's is where its MKL does not fuse it with the sum; that depends on the processor and on n.
-EXPORT int sgd(int format, int gradient_format, int copy_format, long n, float factor, const float* rate, const void* gradient, void* weights,
-               void* copy) {
+EXPORT int sgd(int format, int gradient_format, int copy_format, long n, float factor, const float* rate,
+               const void* gradient, void* weights, void* copy) {
     return update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
                   [&](long, long, auto, Vector g, Vector w) { return w - apart(g * all(*rate)); });
 }
