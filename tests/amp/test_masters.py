@@ -30,10 +30,10 @@ def _kernels():
             pytest.skip("needs kernels that widen as they read")
 
 
-def prepared(mode="O2", dtype="bfloat16", **options):
+def prepared(mode="O2", dtype="bfloat16", scale=1024.0, **options):
     """Return (precision, model, masters), every call the same."""
     paddle.seed(0)
-    precision = amp.build_precision(mode, dtype=dtype, options={"loss_scale": 1024.0}, **options)
+    precision = amp.build_precision(mode, dtype=dtype, options={"loss_scale": scale}, **options)
     model = precision.convert_model(nn.Sequential(nn.Linear(33, 130), nn.LayerNorm(130), nn.Linear(130, 5)))
     return precision, model, [master for _, master in precision.master_params(model)]
 
@@ -60,9 +60,9 @@ def trained(make, mode, dtype, before=lambda masters: None, steps=3, **options):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), MODES)
-@pytest.mark.parametrize("clip", [None, 1e-2])
+@pytest.mark.parametrize(("clip", "scale"), [(None, 1024.0), (1e-2, 1024.0), (None, 1.0)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_step_of_gradients_that_wait_is_the_step_of_those_that_were_read_bit_for_bit(name, clip, mode, dtype):
+def test_step_of_gradients_that_wait_is_the_step_of_those_that_were_read_bit_for_bit(name, clip, scale, mode, dtype):
     waited, read = [], []
 
     def look(masters):
@@ -72,8 +72,8 @@ def test_step_of_gradients_that_wait_is_the_step_of_those_that_were_read_bit_for
         read.extend(master.grad.dtype for master in masters)
 
     make = OPTIMIZERS[name]
-    actual, norms = trained(make, mode, dtype, look, clip_grad_norm=clip)
-    expected, expected_norms = trained(make, mode, dtype, widen, clip_grad_norm=clip)
+    actual, norms = trained(make, mode, dtype, look, scale=scale, clip_grad_norm=clip)
+    expected, expected_norms = trained(make, mode, dtype, widen, scale=scale, clip_grad_norm=clip)
     assert getattr(paddle, dtype) in waited
     assert set(read) == {paddle.float32}
     assert norms == expected_norms
@@ -144,7 +144,7 @@ def test_overflow_in_gradients_that_wait_skips_the_step():
         assert master.grad is None
 
 
-@pytest.mark.parametrize("when", ["before", "after", "with one waiting"])
+@pytest.mark.parametrize("when", ["before", "after", "with one waiting", "between steps"])
 def test_hook_of_a_master_sees_each_gradient_once_in_float32(when):
     precision = amp.build_precision("O2", dtype="bfloat16", options={"loss_scale": 1.0})
     layer, seen = nn.Linear(33, 5), []
@@ -152,8 +152,10 @@ def test_hook_of_a_master_sees_each_gradient_once_in_float32(when):
         layer.weight.register_hook(lambda gradient: seen.append(gradient.dtype))
     model = precision.convert_model(layer)
     master = precision.master(model.weight)
-    if when == "with one waiting":
+    if when in ("with one waiting", "between steps"):
         backward(precision, model)
+    if when == "between steps":
+        master.clear_gradient(False)
     if when != "before":
         master.register_hook(lambda gradient: seen.append(gradient.dtype))
     assert seen == []
