@@ -1,6 +1,8 @@
 """Checks and arithmetic on lists of gradients that cost one pass over memory and one host sync each."""
 
 import math
+from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 import paddle
@@ -11,13 +13,23 @@ from . import private
 Named = list[tuple[str, paddle.Tensor]]  # parameters under the model's structured names, in the optimizer's order
 
 
-def gradients_of(named_params: Named) -> list[paddle.Tensor]:
-    """Return the gradients that exist, in order; a sparse one, of an embedding's rows, becomes dense."""
+def as_it_waits(param: paddle.Tensor) -> paddle.Tensor | None:
+    """Return the gradient of a parameter for one who only reads it: half where it waits at a master; None for none."""
+    half = getattr(param, "half_gradient", None)
+    return param.grad if half is None else half
+
+
+def gradients_of(named_params: Named, read: Callable = attrgetter("grad")) -> list[paddle.Tensor]:
+    """Return the gradients that exist, in order; a sparse one, of an embedding's rows, becomes dense.
+
+    Args:
+        read: function of a parameter that returns its gradient or None.
+    """
     for _, param in named_params:
-        if param.grad is not None and not param.grad.is_dense():
+        if (gradient := read(param)) is not None and not gradient.is_dense():
             with paddle.enable_grad():  # autograd alone may put a dense gradient in its place, the sum with another
                 (param * paddle.zeros_like(param)).sum().backward()
-    return [gradient for _, param in named_params if (gradient := param.grad) is not None]
+    return [gradient for _, param in named_params if (gradient := read(param)) is not None]
 
 
 def squared_norm(gradients):

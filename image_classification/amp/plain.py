@@ -11,7 +11,7 @@ import paddle
 
 from .. import half_cpu
 from . import private
-from .gradients import Named, first_non_finite, gradients_of, multiply, squared_norm
+from .gradients import Named, as_it_waits, first_non_finite, gradients_of, multiply, squared_norm
 from .precision import Precision, Reduction, StepResult
 from .scaler import LossScaler
 
@@ -195,7 +195,7 @@ class PlainPrecision(Precision):
     def check(self, named_params: Named) -> Check:
         """Return whether gradients are finite, which all processes agree on before any other collective."""
         with self.cpu_kernels():
-            squares = squared_norm(gradients_of(named_params))
+            squares = squared_norm(gradients_of(named_params, as_it_waits))
         first_bad = None if math.isfinite(squares) else first_non_finite(named_params)
         found_inf = self.reduction.found_inf(first_bad is not None)
         return Check(found_inf, self.reduction.first_bad(first_bad) if found_inf else None, squares)
@@ -210,7 +210,7 @@ class PlainPrecision(Precision):
     def apply(self, optimizer, factor):
         """Run the optimizer on finite gradients times a factor, and bring the model's weights up to date."""
         half_of = self.half if half_cpu.writes_weights_last(optimizer) else lambda master: None
-        with half_cpu.update(factor, half_of) as written:
+        with half_cpu.update(factor, half_of, half_cpu.multiplies_gradients(optimizer)) as written:
             optimizer.step()
         self.publish(written)
 

@@ -102,6 +102,20 @@ class HalfParameter(EagerParamBase):
         return twin._belongs(copy.deepcopy(self.master, memo), self.registry, self.frozen)
 
 
+def has_gradient_hooks(tensor):
+    """Return whether functions are to be called when a gradient of a tensor comes, as far as Paddle tells."""
+    hook = tensor._register_grad_hook(lambda gradient: None)
+    tensor._remove_grad_hook(hook)
+    return hook > 0
+
+
+def moved(tensor):
+    """Return another tensor of the same numbers in the same memory, which stays when the first one lets go of it."""
+    other = paddle.empty([0], tensor.dtype)
+    other.get_tensor()._share_data_with(tensor.get_tensor())
+    return other
+
+
 def cast_in_place(tensor, dtype):
     """Change the dtype of a parameter or buffer, rounding its values; the tensor object stays the same.
 

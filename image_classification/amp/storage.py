@@ -7,10 +7,10 @@ are never made from rounded weights, and an optimizer that was built before the 
 import weakref
 
 import paddle
-from paddle.autograd import PyLayer
 
 from . import private
 from .gradients import write
+from .masters import collect
 
 BATCH_NORMS = (
     paddle.nn.BatchNorm,
@@ -32,29 +32,6 @@ FLOAT32_ONLY = (paddle.nn.GroupNorm,)
 FLOAT32_NORMS = {"all": NORMS, "batch": BATCH_NORMS, "none": ()}
 # Statistics that a forward pass writes into its own layer; a master of them would be out of date.
 STATISTICS = ("_mean", "_variance")
-
-
-class _Gradients(PyLayer):
-    """A number that sends masters the gradients of their half weights, widened.
-
-    The weights come from a function: as inputs they would be sent gradients, None, which their hooks would see.
-    """
-
-    @staticmethod
-    def forward(ctx, halves, *masters):
-        ctx.halves = halves
-        return paddle.zeros([])
-
-    @staticmethod
-    def backward(ctx, one):
-        return tuple(map(_widened, ctx.halves()))
-
-
-def _widened(half):
-    """Return the gradient of a half weight in float32, and clear it."""
-    gradient = half.grad.astype("float32")
-    half.clear_gradient(False)
-    return gradient
 
 
 class HalfStorage:
@@ -102,13 +79,7 @@ class HalfStorage:
 
     def collect(self):
         """Add the gradients of the half weights to those of their masters, in float32, and clear the former."""
-        halves = [half for half in self._halves.values() if half.grad is not None and _learns(half)]
-        # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to
-        # `.grad` copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that
-        # `backward` is handed be copied.
-        if halves:
-            masters = [half.master for half in halves]
-            paddle.autograd.backward([_Gradients.apply(lambda: halves, *masters)])
+        collect([half for half in self._halves.values() if half.grad is not None and _learns(half)])
 
     def adopt(self):
         """Make masters what somebody else has written into their half weights since the last step."""

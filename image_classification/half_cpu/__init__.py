@@ -15,7 +15,7 @@ from .paddle_names import is_plain, norm_arguments
 from .products import Operand
 from .reference import UnsupportedOperator
 from .replay import computes_only, replay
-from .updates import multiplies_gradients, update, writes_weights_last
+from .updates import multiplies_gradients, reads_half_gradients, update, widens_gradients, writes_weights_last
 
 __all__ = [
     "Operand",
@@ -28,9 +28,11 @@ __all__ = [
     "is_plain",
     "multiplies_gradients",
     "norm_arguments",
+    "reads_half_gradients",
     "replay",
     "rounded_once",
     "update",
+    "widens_gradients",
     "writes_weights_last",
 ]
 

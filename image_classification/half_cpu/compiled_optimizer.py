@@ -7,7 +7,6 @@ from math import prod
 
 import paddle
 
-from . import onednn_library as onednn
 from . import paddle_names
 from .arguments import HALF_NAMES
 from .compiled_library import load, numbers
@@ -16,6 +15,7 @@ from .scope import active
 from .updates import NONE
 
 _FLOAT32 = paddle.float32
+
 
 def _are_plain(*tensors, dtype=_FLOAT32):
     for tensor in tensors:
@@ -26,7 +26,7 @@ def _are_plain(*tensors, dtype=_FLOAT32):
 
 def _served(names, gradient):
     """Return a decorator for the kernel of an operator that updates its first tensor by its gradient, argument number
-    `gradient`. Where the kernel declines, the gradient is multiplied before Paddle's operator sees it."""
+    `gradient`. Where the kernel declines, the gradient is widened and multiplied before Paddle's operator sees it."""
 
     def decorate(kernel):
         def served(original, args, kwargs):
@@ -36,6 +36,9 @@ def _served(names, gradient):
             if written:
                 paddle_names.bump_version(values[0])
                 return written
+            if args[0].dtype is _FLOAT32 and args[gradient].dtype is not _FLOAT32:
+                wide = paddle_names.scale(paddle_names.cast(args[gradient], _FLOAT32), update.factor, 0.0, True)
+                return original(*args[:gradient], wide, *args[gradient + 1 :], **kwargs)
             if update.factor != 1:
                 _multiply(args[gradient], update.factor)
             return NotImplemented
@@ -55,11 +58,13 @@ def _run(name, update, param, gradient, rate, state, *constants):
     half = update.half_of(param)
     if half is not None and not (param.dtype is _FLOAT32 and _are_plain(half, dtype=half.dtype)):
         half = None
-    copy = onednn.FLOAT32 if half is None else DATA_TYPES[half.dtype]
+    if half is not None and gradient.dtype not in (param.dtype, half.dtype):
+        half = None  # left to whoever publishes the weights
+    narrow = gradient if half is None else half
     rates, states = state
     tensors = (rate, *rates, gradient, *states, param)
     getattr(load(), name)(
-        DATA_TYPES[param.dtype], copy, numel(param), update.factor, *constants,
+        *(DATA_TYPES[tensor.dtype] for tensor in (param, gradient, narrow)), numel(param), update.factor, *constants,
         *(None if tensor is None else tensor.data_ptr() for tensor in (*tensors, half)),
     )  # fmt: skip
     if half is not None:
@@ -68,10 +73,13 @@ def _run(name, update, param, gradient, rate, state, *constants):
 
 
 def _fits(param, gradient, rate, master):
-    """Return whether weights and gradient have one format and lie in one piece, and no other weights are masters."""
-    if master is not None or not _are_plain(rate) or numel(rate) != 1:
+    """Return whether weights and gradient lie in one piece, the gradient in the format of the weights or in half, and
+    no other weights are masters."""
+    if master is not None or not _are_plain(rate) or numel(rate) != 1 or gradient.dtype not in DATA_TYPES:
         return False
-    return (param.dtype is _FLOAT32 or param.dtype in HALF_NAMES) and _are_plain(param, gradient, dtype=param.dtype)
+    if not (param.dtype is _FLOAT32 or param.dtype is gradient.dtype and param.dtype in HALF_NAMES):
+        return False
+    return _are_plain(param, dtype=param.dtype) and _are_plain(gradient, dtype=gradient.dtype)
 
 
 def _adam(update, param, gradient, rate, moments, powers, master, unknown, betas, epsilon, decay):
@@ -162,13 +170,13 @@ def descend(original, args, kwargs):
     return weights
 
 
-def _left(small):
+def _left(small, gradient=1):
     """Return the rule of an operator that is Paddle's own on float32 weights of up to so many elements, where there is
-    nothing else to do."""
+    nothing else to do; its gradient is argument number `gradient`."""
 
     def rule(original, args, kwargs):
         update, weights = active.update or NONE, args[0]
-        is_small = weights.dtype is _FLOAT32 and numel(weights) <= small
+        is_small = weights.dtype is args[gradient].dtype is _FLOAT32 and numel(weights) <= small
         if is_small and update.factor == 1 and update.half_of(weights) is None:
             return original(*args, **kwargs)
         return NotImplemented
@@ -182,7 +190,7 @@ def left():
     if load() is None:
         return {}
     # In one thread Paddle's Momentum is as fast as the kernel, but for the time that the call takes.
-    rules = {"sgd_": _left(1 << 12), "momentum_": _left(1 << 16)}
+    rules = {"sgd_": _left(1 << 12, gradient=2), "momentum_": _left(1 << 16)}
     return rules | dict.fromkeys(("adamw_", "adam_"), _left(1 << 12)) if load().instruction_set == "avx512" else rules
 
 

@@ -28,14 +28,16 @@ class Update:
     """One step of an optimizer.
 
     Attributes:
-        factor: what each gradient is multiplied by as it is read, rounded to its own format.
+        factor: what each gradient is multiplied by as it is read, rounded to the format of the weights.
         half_of: function of a float32 tensor that is updated -> the half one that is to hold it rounded, or None.
+        reads_half: whether the gradients of float32 weights may be half.
         written: ids of the half tensors that hold it.
     """
 
-    def __init__(self, factor: float, half_of: Callable):
+    def __init__(self, factor: float, half_of: Callable, reads_half: bool = False):
         self.factor = factor
         self.half_of = half_of
+        self.reads_half = reads_half
         self.written: set[int] = set()
 
 
@@ -50,9 +52,19 @@ def writes_weights_last(optimizer: paddle.optimizer.Optimizer) -> bool:
 
 def multiplies_gradients(optimizer: paddle.optimizer.Optimizer) -> bool:
     """Return whether the active kernels can multiply every gradient of this optimizer's step by a factor."""
-    if not writes_weights_last(optimizer) or active.scope is None:
+    if not writes_weights_last(optimizer) or active.scope is None or not widens_gradients():
         return False
     return _OPERATORS[type(optimizer)] in active.scope.float32_kernels and _reads_gradients_itself(optimizer)
+
+
+def widens_gradients() -> bool:
+    """Return whether the active kernels of optimizers, and of sums of squares, take gradients in half as well."""
+    return active.scope is not None and "square_sums" in active.scope.kernels
+
+
+def reads_half_gradients() -> bool:
+    """Return whether an optimizer steps that takes the gradients of float32 weights in half as well."""
+    return active.update is not None and active.update.reads_half
 
 
 def _reads_gradients_itself(optimizer):
@@ -71,12 +83,12 @@ def _reads_gradients_itself(optimizer):
 
 
 @contextlib.contextmanager
-def update(factor: float, half_of: Callable) -> Iterator[set[int]]:
+def update(factor: float, half_of: Callable, reads_half: bool = False) -> Iterator[set[int]]:
     """Give the set of ids of the half tensors that were written, which grows as the optimizer steps inside.
 
-    A factor other than 1 is for optimizers that :func:`multiplies_gradients` is true of.
+    A factor other than 1, and `reads_half`, are for optimizers that :func:`multiplies_gradients` is true of.
     """
-    one = Update(factor, half_of)
+    one = Update(factor, half_of, reads_half)
     entry = Entry("update", one)
     try:
         entry.enter()

@@ -77,6 +77,25 @@ def test_gradient_of_a_parameter_can_be_set():
     assert param.grad is None
 
 
+def test_hook_for_gradients_is_noticed():
+    param = paddle.create_parameter([2], "float32")
+    assert not private.has_gradient_hooks(param)
+    assert private.has_gradient_hooks(param)  # one was there, the one that asked
+    (param * 2).sum().backward()
+    np.testing.assert_array_equal(param.grad.numpy(), [2.0, 2.0])
+
+
+def test_moved_tensor_stays_where_the_first_is_cleared():
+    param = paddle.create_parameter([2], "float32")
+    (param * 2).sum().backward()
+    moved = private.moved(param.grad)
+    assert moved.data_ptr() == param.grad.data_ptr()
+    param.clear_gradient(False)
+    (param * 3).sum().backward()
+    np.testing.assert_array_equal(moved.numpy(), [2.0, 2.0])
+    np.testing.assert_array_equal(param.grad.numpy(), [3.0, 3.0])
+
+
 def test_post_hook_is_called_after_an_error():
     layer, called = paddle.nn.Linear(2, 2), []
     layer.register_forward_post_hook(lambda *_: called.append(True), always_call=True)

@@ -5,6 +5,7 @@ be one rounding of a sum off, and so may each of SGD, whose product Paddle fuses
 and the number of weights.
 """
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,34 @@ def test_gradients_multiplied_as_they_are_read_give_the_same_bits(name, dtype):
     assert_same_bits(arrays(*run(make, dtype, factor=factor)[:2]), expected, name)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.3 / 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPTIMIZERS | OTHERS)
+def test_half_gradients_of_float32_weights_are_widened_as_they_are_read(name, dtype, factor):
+    """And multiplied in float32: rounded to half, a thousandth of them would be other numbers."""
+    weights = []
+    for widened in (True, False):
+        params = parameters("float32")
+        optimizer, rng = (OPTIMIZERS | OTHERS)[name](params), np.random.default_rng(0)
+        halves = [paddle.zeros(shape, dtype) for shape in SHAPES]
+        halves[1] = paddle.zeros([14], dtype).reshape([7, 2])[:, 0]  # strided: the kernel writes none
+        half_of = {param.name: half for param, half in zip(params, halves, strict=True)}
+        for _ in range(STEPS):
+            gradients = [paddle.to_tensor(rng.standard_normal(p.shape).astype("float32")).astype(dtype) for p in params]
+            if widened:
+                gradients = [gradient.astype("float32") for gradient in gradients]
+            given = {id(param): gradient for param, gradient in zip(params, gradients, strict=True)}
+            with half_cpu.dispatch(), half_cpu.update(factor, lambda w, of=half_of: of[w.name], True) as written:
+                for param in params:  # the operator's call, of a gradient that Paddle's tensor would not hold
+                    param.grad = paddle.zeros_like(param)
+                    param._grad_ivar = functools.partial(given.get, id(param))
+                optimizer.step()
+            assert written == {id(half) for half in halves if half is not halves[1]} or name in OTHERS
+        weights.append(arrays([*params, *halves], optimizer))
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_half_weights_are_written_with_the_ones_that_they_follow(name, dtype):
@@ -164,10 +193,12 @@ def test_small_float32_weights_with_nothing_else_to_do_are_left_to_paddle():
     small, large, half = paddle.zeros([8]), paddle.zeros([1 << 17]), paddle.zeros([8], "bfloat16")
     for rule in compiled_optimizer.left().values():
 
-        def is_left(weights, rule=rule):
-            return rule(lambda weights: True, (weights,), {}) is True
+        def is_left(weights, rule=rule, dtype=None):
+            gradient = weights.astype(dtype or weights.dtype)
+            return rule(lambda *tensors: True, (weights, gradient, gradient), {}) is True
 
         assert [is_left(weights) for weights in (small, large, half)] == [True, False, False]
+        assert not is_left(small, dtype="bfloat16")
         with half_cpu.update(0.5, lambda tensor: None):
             assert not is_left(small)
         with half_cpu.update(1.0, lambda tensor: half):

@@ -12,9 +12,9 @@ inline Vector apart(Vector product) {
     return product;
 }
 
-// Gradients times a factor, rounded to their own format as if they had been written.
-template <class T>
-inline Vector scaled(const T* gradient, float factor, long count) {
+// Gradients times a factor, rounded to the format T of the weights as if they had been written in it.
+template <class T, class G>
+inline Vector scaled(const G* gradient, float factor, long count) {
     Vector g = take(gradient, count);
     if (factor == 1) return g;
     g = apart(g * all(factor));
@@ -25,36 +25,40 @@ inline Vector scaled(const T* gradient, float factor, long count) {
 }
 
 // What the rules of optimizers share: rule(index, count, gradient, weights) returns the new weights. Float32 weights may
-// have a half copy, to which they are rounded in the same pass.
+// have a half copy, to which they are rounded in the same pass, and gradients in the format of that copy.
 template <class F>
-int update(int format, int copy_format, long n, float factor, const void* gradient, void* weights, void* copy, F rule) {
-    auto walk_all = [&](auto element, auto half) {
+int update(int format, int gradient_format, int copy_format, long n, float factor, const void* gradient, void* weights,
+           void* copy, F rule) {
+    auto walk_all = [&](auto element, auto given, auto half) {
         using T = decltype(element);
+        using G = decltype(given);
         using Half = decltype(half);
         for_ranges(n, GRAIN, [&](long first, long last) {
             walk(last - first, [&](long at, long count) {
                 long i = first + at;
-                Vector g = scaled((const T*)gradient + i, factor, count);
+                Vector g = scaled<T>((const G*)gradient + i, factor, count);
                 Vector w = rule(i, count, element, g, take((const T*)weights + i, count));
                 give((T*)weights + i, w, count);
                 if (copy) give((Half*)copy + i, w, count);
             });
         });
     };
-    if (format != FLOAT32) return for_format(format, [&](auto element) { walk_all(element, element); });
-    return for_format(copy_format, [&](auto half) { walk_all(float{}, half); });
+    if (format != FLOAT32) return for_format(format, [&](auto element) { walk_all(element, element, element); });
+    return for_format(copy_format, [&](auto half) {
+        gradient_format == FLOAT32 ? walk_all(float{}, float{}, half) : walk_all(float{}, half, half);
+    });
 }
 
 }  // namespace
 
 // Adam with decoupled weight decay; the powers of the betas, and both averages, are float32 and change in place. The
 // order of the operations is that of Paddle's adamw_ where it has AVX-512, bit for bit.
-EXPORT int adam(int format, int copy_format, long n, float factor, float beta1, float beta2, float epsilon, float decay,
-                const float* rate, float* power1, float* power2, const void* gradient, float* average, float* square,
-                void* weights, void* copy) {
+EXPORT int adam(int format, int gradient_format, int copy_format, long n, float factor, float beta1, float beta2,
+                float epsilon, float decay, const float* rate, float* power1, float* power2, const void* gradient,
+                float* average, float* square, void* weights, void* copy) {
     float root2 = sqrtf(1 - *power2), step = *rate * (root2 / (1 - *power1)), small = epsilon * root2;
     float decayed = *rate * decay, gain1 = 1 - beta1, gain2 = 1 - beta2;
-    int status = update(format, copy_format, n, factor, gradient, weights, copy,
+    int status = update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
                         [&](long i, long count, auto, Vector g, Vector w) {
         Vector m = fma(all(beta1), take(average + i, count), all(gain1) * g);
         Vector v = fma(all(beta2), take(square + i, count), all(gain2) * (g * g));
@@ -68,9 +72,9 @@ EXPORT int adam(int format, int copy_format, long n, float factor, float beta1, 
 }
 
 // Momentum, Nesterov's or the plain one, with the weight decay in the gradient; the velocity has the weights' format.
-EXPORT int momentum(int format, int copy_format, long n, float factor, float mu, float decay, int nesterov,
-                    const float* rate, const void* gradient, void* velocity, void* weights, void* copy) {
-    return update(format, copy_format, n, factor, gradient, weights, copy,
+EXPORT int momentum(int format, int gradient_format, int copy_format, long n, float factor, float mu, float decay,
+                    int nesterov, const float* rate, const void* gradient, void* velocity, void* weights, void* copy) {
+    return update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
                   [&](long i, long count, auto element, Vector g, Vector w) {
         auto* at = (decltype(element)*)velocity + i;
         if (decay) g = apart(w * all(decay)) + g;
@@ -81,9 +85,9 @@ EXPORT int momentum(int format, int copy_format, long n, float factor, float mu,
 }
 
 // The product is rounded, as Paddle's is where its MKL does not fuse it with the sum; that depends on the processor and on n.
-EXPORT int sgd(int format, int copy_format, long n, float factor, const float* rate, const void* gradient, void* weights,
-               void* copy) {
-    return update(format, copy_format, n, factor, gradient, weights, copy,
+EXPORT int sgd(int format, int gradient_format, int copy_format, long n, float factor, const float* rate,
+               const void* gradient, void* weights, void* copy) {
+    return update(format, gradient_format, copy_format, n, factor, gradient, weights, copy,
                   [&](long, long, auto, Vector g, Vector w) { return w - apart(g * all(*rate)); });
 }
 

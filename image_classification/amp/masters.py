@@ -1,0 +1,139 @@
+"""Float32 masters, and how the gradients of their half weights come to them.
+
+A gradient waits in half until somebody reads it: a check and an optimizer that widen as they read move half of the
+bytes, and nothing has to write float32.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import paddle
+from paddle.autograd import PyLayer
+from paddle.base.framework import EagerParamBase
+
+from .. import half_cpu
+from . import private
+
+_GRAD: Any = EagerParamBase.grad
+_NONE: dict[int, tuple["MasterParameter", paddle.Tensor]] = {}
+
+
+class MasterParameter(EagerParamBase):
+    """A float32 parameter whose gradient may wait in half: whoever reads it, or adds to it, finds it widened.
+
+    Attributes:
+        waiting: {id of a master: (master, half gradient)} of all that came together and wait still.
+        is_watched: whether functions are to be called when a gradient comes; then none waits.
+    """
+
+    waiting = _NONE
+    is_watched = False
+
+    @property
+    def half_gradient(self):
+        """The gradient as it waits, None where it does not."""
+        return self.waiting[id(self)][1] if id(self) in self.waiting else None
+
+    @property
+    def grad(self):
+        self.widen()
+        return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        self._drop()
+        _GRAD.__set__(self, value)
+
+    def widen(self):
+        """Widen the gradient, and those that came with it, where they wait."""
+        if self.half_gradient is None:
+            return
+        masters, gradients = zip(*self.waiting.values(), strict=True)
+        self.waiting.clear()
+        left = list(reversed(gradients))
+        del gradients
+        with half_cpu.dispatch(), paddle.enable_grad():
+            _send(masters, lambda: (left.pop().astype("float32") for _ in masters))
+
+    def clear_gradient(self, set_to_zero=True):
+        if set_to_zero:
+            self.widen()
+        self._drop()
+        super().clear_gradient(set_to_zero)
+
+    def _drop(self):
+        self.waiting.pop(id(self), None)
+
+    def _grad_ivar(self):  # how optimizers read it
+        if half_cpu.reads_half_gradients() and (gradient := self.half_gradient) is not None:
+            return gradient
+        self.widen()
+        return super()._grad_ivar()
+
+    def _register_grad_hook(self, hook):
+        self._watch()
+        return super()._register_grad_hook(hook)  # type: ignore[misc]  # Paddle's annotations leave it out
+
+    def _register_backward_hook(self, hook):
+        self._watch()
+        return super()._register_backward_hook(hook)  # type: ignore[misc]  # as above
+
+    def _watch(self):
+        self.widen()
+        self.is_watched = True
+
+    def __deepcopy__(self, memo):
+        self.widen()  # Paddle copies all attributes
+        return super().__deepcopy__(memo)
+
+
+class _Gradients(PyLayer):
+    """A number that sends masters their gradients.
+
+    They come from a function: half weights as inputs would be sent gradients, None, which their hooks would see.
+    """
+
+    @staticmethod
+    def forward(ctx, gradients, *masters):
+        ctx.gradients = gradients
+        return paddle.zeros([])
+
+    @staticmethod
+    def backward(ctx, one):
+        return tuple(ctx.gradients())
+
+
+def _send(masters, gradients):
+    # Autograd adds in place where there is a gradient and takes the tensor where there is none. Assigning to `.grad`
+    # copies it, and off the CPU waits for the device, once for each parameter; so would a gradient that `backward` is
+    # handed be copied.
+    paddle.autograd.backward([_Gradients.apply(gradients, *masters)])
+
+
+def collect(halves: Iterable[private.HalfParameter]) -> None:
+    """Add the gradients of half weights to those of their masters, in float32, and clear the former."""
+    waiting: dict[int, tuple[MasterParameter, paddle.Tensor]] = {}
+    wait = half_cpu.widens_gradients()
+    now = [half for half in halves if not (wait and _waits(half, waiting))]
+    if now:
+        _send([half.master for half in now], lambda: map(_widened, now))
+
+
+def _widened(half):
+    """Return the gradient of a half weight in float32, and clear it."""
+    gradient = half.grad.astype("float32")
+    half.clear_gradient(False)
+    return gradient
+
+
+def _waits(half, waiting):
+    """Let the gradient of a half weight wait at its master and return True, or False: one is there, or watched for."""
+    master = half.master
+    if type(master) is EagerParamBase and not private.has_gradient_hooks(master):
+        master.__class__ = MasterParameter
+    if type(master) is not MasterParameter or master.is_watched or not half.grad.is_dense() or master.grad is not None:
+        return False
+    waiting[id(master)] = master, private.moved(half.grad)
+    master.waiting = waiting
+    half.clear_gradient(False)
+    return True
