@@ -1,6 +1,8 @@
 """What surrounds the code: licence, changelog, forms and hooks are whole and speak of this project."""
 
 import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
@@ -46,3 +48,12 @@ def test_commit_hooks_run_what_lint_runs():
     lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     wanted = {line.strip().removeprefix("$(BIN)/").split()[0] for line in lint.splitlines()}
     assert {hook["entry"].removeprefix(".venv/bin/").split()[0] for hook in hooks} == wanted
+
+
+@pytest.mark.parametrize("name", [".venv", ".venv-peers", ".venv-matrix"])
+def test_environment_that_is_a_link_is_ignored_by_git(tmp_path, name):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    (tmp_path / name).symlink_to(tmp_path)
+    found = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["??", ".gitignore"]

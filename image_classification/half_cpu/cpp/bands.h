@@ -11,14 +11,16 @@
 #if HAS_AMX
 namespace {
 
-constexpr long BAND = 1 << 18;                  // numbers that a band is copied to
-constexpr long WHOLE = 1 << 19, SHARE = 1 << 17;  // numbers of filters beside a band, and of a share of too many
-constexpr long BANDS = 3 << 18;                 // numbers of bands that wait for the next share
+constexpr long BAND = 1 << 18;   // numbers that a band is copied to
+constexpr long WHOLE = 1 << 19;  // numbers of filters that the cache keeps beside it
+constexpr long SHARE = 1 << 17;  // numbers of filters at a time where these are more
+constexpr long BANDS = 3 << 18;  // numbers of the bands that wait for the next share
 
 // Half of 32 numbers: one permutation where the general way takes two steps.
 static inline Vector widened(__m512i numbers, int from) {
-    const __m512i two = _mm512_slli_epi32(_mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(from)), 16);
-    return (Vector)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, two, numbers);
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i upper = _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(from)), 16);
+    return (Vector)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, upper, numbers);
 }
 
 // activation(factor * sum + addend + residual) of each channel.
