@@ -5,44 +5,29 @@ bytes, and nothing has to write float32.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
-from paddle.base.framework import EagerParamBase
 
 from .. import half_cpu
 from . import private
 
-_GRAD: Any = EagerParamBase.grad
 _NONE: dict[int, tuple["MasterParameter", paddle.Tensor]] = {}
 
 
-class MasterParameter(EagerParamBase):
+class MasterParameter(private.AskedParameter):
     """A float32 parameter whose gradient may wait in half: whoever reads it, or adds to it, finds it widened.
 
     Attributes:
         waiting: {id of a master: (master, half gradient)} of all that came together and wait still.
-        is_watched: whether functions are to be called when a gradient comes; then none waits.
     """
 
     waiting = _NONE
-    is_watched = False
 
     @property
     def half_gradient(self):
         """The gradient as it waits, None where it does not."""
         return self.waiting[id(self)][1] if id(self) in self.waiting else None
-
-    @property
-    def grad(self):
-        self.widen()
-        return _GRAD.__get__(self)
-
-    @grad.setter
-    def grad(self, value):
-        self._drop()
-        _GRAD.__set__(self, value)
 
     def widen(self):
         """Widen the gradient, and those that came with it, where they wait."""
@@ -55,36 +40,13 @@ class MasterParameter(EagerParamBase):
         with half_cpu.dispatch(), paddle.enable_grad():
             _send(masters, lambda: (left.pop().astype("float32") for _ in masters))
 
-    def clear_gradient(self, set_to_zero=True):
-        if set_to_zero:
-            self.widen()
-        self._drop()
-        super().clear_gradient(set_to_zero)
-
-    def _drop(self):
+    def drop(self):
+        """Forget the gradient that waits."""
         self.waiting.pop(id(self), None)
 
-    def _grad_ivar(self):  # how optimizers read it
-        if half_cpu.reads_half_gradients() and (gradient := self.half_gradient) is not None:
-            return gradient
-        self.widen()
-        return super()._grad_ivar()
-
-    def _register_grad_hook(self, hook):
-        self._watch()
-        return super()._register_grad_hook(hook)  # type: ignore[misc]  # Paddle's annotations leave it out
-
-    def _register_backward_hook(self, hook):
-        self._watch()
-        return super()._register_backward_hook(hook)  # type: ignore[misc]  # as above
-
-    def _watch(self):
-        self.widen()
-        self.is_watched = True
-
-    def __deepcopy__(self, memo):
-        self.widen()  # Paddle copies all attributes
-        return super().__deepcopy__(memo)
+    def for_optimizer(self):
+        """Return the gradient as it waits for an optimizer that widens it, else None."""
+        return self.half_gradient if half_cpu.reads_half_gradients() else None
 
 
 class _Gradients(PyLayer):
@@ -129,7 +91,7 @@ def _widened(half):
 def _waits(half, waiting):
     """Let the gradient of a half weight wait at its master and return True, or False: one is there, or watched for."""
     master = half.master
-    if type(master) is EagerParamBase and not private.has_gradient_hooks(master):
+    if private.is_plain_parameter(master) and not private.has_gradient_hooks(master):
         master.__class__ = MasterParameter
     if type(master) is not MasterParameter or master.is_watched or not half.grad.is_dense() or master.grad is not None:
         return False

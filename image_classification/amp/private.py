@@ -9,6 +9,8 @@ import paddle
 from paddle.amp import amp_lists as _amp_lists
 from paddle.base.framework import EagerParamBase
 
+_GRAD: Any = EagerParamBase.grad
+
 
 def squared_l2_norm(tensor):
     """Return the sum of squares of a float32 tensor, shape [] or [1]: the kernel of paddle.nn.ClipGradByGlobalNorm."""
@@ -100,6 +102,72 @@ class HalfParameter(EagerParamBase):
         twin = HalfParameter.from_tensor(self.detach().clone(), **copy.deepcopy(attributes, memo), name=name)
         memo[id(self)] = twin
         return twin._belongs(copy.deepcopy(self.master, memo), self.registry, self.frozen)
+
+
+class AskedParameter(EagerParamBase):
+    """A parameter that is asked before its gradient is read, replaced, cleared, copied or watched; subclasses answer by
+    `widen()`, `drop()` and `for_optimizer()`.
+
+    Attributes:
+        is_watched: whether functions are to be called when a gradient comes.
+    """
+
+    is_watched = False
+
+    @property
+    def grad(self):
+        self.widen()
+        return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        self.drop()
+        _GRAD.__set__(self, value)
+
+    def clear_gradient(self, set_to_zero=True):
+        if set_to_zero:
+            self.widen()
+        self.drop()
+        super().clear_gradient(set_to_zero)
+
+    def _grad_ivar(self):  # how optimizers read it
+        if (gradient := self.for_optimizer()) is not None:
+            return gradient
+        self.widen()
+        return super()._grad_ivar()
+
+    def _register_grad_hook(self, hook):
+        self._watch()
+        return super()._register_grad_hook(hook)  # type: ignore[misc]  # Paddle's annotations leave it out
+
+    def _register_backward_hook(self, hook):
+        self._watch()
+        return super()._register_backward_hook(hook)  # type: ignore[misc]  # as above
+
+    def _watch(self):
+        self.widen()
+        self.is_watched = True
+
+    def __deepcopy__(self, memo):
+        self.widen()  # Paddle copies all attributes
+        return super().__deepcopy__(memo)
+
+    def widen(self):
+        """Let the gradient be what `grad` returns."""
+        raise NotImplementedError
+
+    def drop(self):
+        """Forget what is not yet what `grad` returns."""
+        raise NotImplementedError
+
+    def for_optimizer(self):
+        """Return a gradient that an optimizer may read instead, or None."""
+        raise NotImplementedError
+
+
+def is_plain_parameter(tensor):
+    """Return whether a tensor is a parameter as Paddle makes it, of no class of its own."""
+    return type(tensor) is EagerParamBase
 
 
 def has_gradient_hooks(tensor):
