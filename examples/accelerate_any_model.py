@@ -262,7 +262,8 @@ def run_peer(python, *words):
     except OSError as error:
         raise UserError(f"-peer_python {python}: {error.strerror}") from None
     if done.returncode:
-        raise UserError(f"-peer_python {python}: {done.stderr.strip().rpartition(chr(10))[2]}")
+        reason = done.stderr.strip().rpartition("\n")[2] or f"ends with exit code {done.returncode}"
+        raise UserError(f"-peer_python {python}: {reason}")
     return done.stdout
 
 

@@ -40,7 +40,7 @@ def test_table_has_a_line_for_training_and_one_for_evaluation_of_each_model():
         (["resnet18", "--peers", "jax"], "jax"),
         (["resnet18", "--peers", "eager", "--formats", "float16"], "bfloat16"),
         (["resnet18", "--peers", "eager", "--peer-python", "no/python"], "no/python"),
-        (["resnet18", "--peers", "eager", "--peer-python", "/bin/false"], "/bin/false"),
+        (["resnet18", "--peers", "eager", "--peer-python", "/bin/false"], "/bin/false: ends with exit code 1"),
         (["..net:Net"], "..net:Net"),
         (["math:pi"], "math:pi"),
         (["json:dumps"], "json:dumps"),
