@@ -96,6 +96,15 @@ def test_gradient_that_waits_is_read_in_float32_by_whoever_asks(dtype):
     assert model[0].weight.grad is None
 
 
+def test_copy_of_a_master_copies_neither_others_nor_gradients_that_wait():
+    precision, model, masters = prepared()
+    backward(precision, model)
+    memo: dict = {}
+    twin = copy.deepcopy(masters[0], memo)
+    np.testing.assert_array_equal(twin.numpy(), masters[0].numpy())
+    assert twin.grad is None and not any(id(other) in memo for other in masters[1:])
+
+
 def test_gradients_of_several_passes_are_added_in_float32():
     precision, model, masters = prepared()
     kept = []

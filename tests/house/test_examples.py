@@ -55,6 +55,10 @@ def test_mistake_is_one_line_and_nothing_runs(words, named, capsys):
     assert printed.err.count("\n") == 1 and named in printed.err
 
 
+def test_ratio_is_of_their_time_over_ours_round_by_round():
+    assert example.in_words([2.0, 4.0, 9.0], [1.0, 1.0, 3.0]) == "3.00 (2.00 to 4.00)"
+
+
 def test_model_of_a_module_on_the_path_is_found(tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_text("import paddle\n\n\ndef tiny():\n    return paddle.nn.Conv2D(3, 4, 3)\n")
     monkeypatch.syspath_prepend(Path(tmp_path))
