@@ -128,6 +128,7 @@ class Library:
         instruction_set: "avx512" or "avx2", what they were compiled to.
         multiplies_bfloat16: whether they hold products by AVX512-BF16.
         has_amx: whether they may multiply bfloat16 matrices by AMX.
+        is_intel: whether the processor is one of Intel's.
     """
 
     def __init__(self, path):
@@ -142,6 +143,7 @@ class Library:
         self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]
         self.multiplies_bfloat16 = bool(dll.multiplies_bfloat16())
         self.has_amx = bool(dll.has_amx())
+        self.is_intel = bool(dll.is_intel())
 
 
 def numbers(*values):

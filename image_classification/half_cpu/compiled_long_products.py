@@ -12,9 +12,7 @@ def multiplies_bfloat16():
     """Whether the processor has instructions for it, and oneDNN uses none that the kernel lacks."""
     if load() is None or not load().multiplies_bfloat16 or onednn.load() is None:
         return False
-    isa = onednn.load().isa()
-    has_amx = isa & onednn.AMX_BF16 == onednn.AMX_BF16
-    return isa & onednn.AVX512_BF16 == onednn.AVX512_BF16 and (load().has_amx or not has_amx)
+    return onednn.load().has(onednn.AVX512_BF16) and (load().has_amx or not onednn.load().has(onednn.AMX_BF16))
 
 
 def pays(data_type, rows, columns, right_columns):

@@ -30,7 +30,7 @@ def has_tiles():
     """Whether oneDNN multiplies bfloat16 by AMX, and so do the compiled kernels."""
     if not formats() or onednn.load() is None:
         return False
-    return onednn.load().isa() & onednn.AMX_BF16 == onednn.AMX_BF16 and load().has_amx
+    return onednn.load().has(onednn.AMX_BF16) and load().has_amx
 
 
 def pays(data_type, along, rows, columns, terms):

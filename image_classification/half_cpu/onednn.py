@@ -122,17 +122,14 @@ def available():
     """Return True where oneDNN has fast float32 kernels: AVX2 or better, and a wheel with the library."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    return library.load() is not None and library.load().isa() & library.AVX2 == library.AVX2
+    return library.load() is not None and library.load().has(library.AVX2)
 
 
 def instruction_set():
-    """Return "amx" or "avx512_bf16", what oneDNN multiplies bfloat16 matrices with here, or None where it cannot."""
-    if not available():
+    """Return "amx" or "avx512_bf16", what oneDNN multiplies bfloat16 matrices with here, or None where it does not."""
+    if not available() or library.BFLOAT16 in compiled.formats() or not library.load().has(library.AVX512_BF16):
         return None
-    isa = library.load().isa()
-    if isa & library.AMX_BF16 == library.AMX_BF16:
-        return "amx"
-    return "avx512_bf16" if isa & library.AVX512_BF16 == library.AVX512_BF16 else None
+    return "amx" if library.load().has(library.AMX_BF16) else "avx512_bf16"
 
 
 def _guarded(kernel):

@@ -192,6 +192,10 @@ class Library:
         function.argtypes, function.restype = (), c_uint
         return function()
 
+    def has(self, instructions):
+        """Return whether oneDNN will use all instruction sets of a bit mask on this machine."""
+        return self.isa() & instructions == instructions
+
     def threads(self):
         """Return how many threads a primitive may use."""
         return self._dll.omp_get_max_threads()  # of the OpenMP runtime that the library is linked to

@@ -107,7 +107,7 @@ def numel(tensor):
 def _served_types():
     """Return the identities of the dtypes that are computed on this machine."""
     known = {onednn.FLOAT32, *compiled.formats()}
-    if onednn.load() is not None and onednn.load().isa() & onednn.AVX512_BF16 == onednn.AVX512_BF16:
+    if onednn.load() is not None and onednn.load().has(onednn.AVX512_BF16):
         known.add(onednn.BFLOAT16)
     return frozenset(identity for identity, number in _NUMBERS.items() if number in known)
 

@@ -18,6 +18,11 @@ EXPORT int execute(int (*set_data)(void*, void*), int (*run)(const void*, void*,
     return run(primitive, stream, count, arguments);
 }
 
+EXPORT int is_intel() {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+}
+
 // Whether these kernels may multiply by AMX.
 EXPORT int has_amx() {
 #if HAS_AMX
