@@ -79,6 +79,10 @@ static inline float largest(Vector a) { return _mm512_reduce_max_ps(a); }
 static inline Vector nearest(Vector a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+// The whole number nearest to a product below 2^22, in two instructions instead of three.
+static inline Vector nearest(Vector a, Vector factor) { return fma(a, factor, all(0x1.8p23f)) - all(0x1.8p23f); }
+// What exp(x) is finite for, and some above, for which it is inf; `times_power_of_two` sees to what is far below.
+static inline Vector held(Vector x) { return minimum(all(89.5f), x); }
 // What comes to 0 is not computed: Intel's processors take 200 cycles for a vector with such a number.
 static inline Vector times_power_of_two(Vector a, Vector exponent) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(exponent, all(-150.0f), _CMP_NLT_UQ), a, exponent);
@@ -218,6 +222,8 @@ static inline float largest(Vector a) {
 static inline Vector nearest(Vector a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+static inline Vector nearest(Vector a, Vector factor) { return nearest(a * factor); }
+static inline Vector held(Vector x) { return minimum(all(89.5f), maximum(all(-105.0f), x)); }
 static inline Vector times_power_of_two(Vector a, Vector exponent) {
     // In two steps, so that results near the ends of the range are right.
     __m256i whole = _mm256_cvtps_epi32(minimum(maximum(exponent, all(-250)), all(250)));
@@ -365,8 +371,8 @@ struct Series {
 };
 // exp(x) to two units in the last place; inf beyond 88.7, 0 below -104, NaN stays.
 static inline Vector exponential(Vector x) {
-    x = minimum(all(89.5f), maximum(all(-105.0f), x));
-    Vector n = nearest(x * all(1.44269504f));
+    x = held(x);
+    Vector n = nearest(x, all(1.44269504f));
     Series s(x, n);
     return times_power_of_two(fma(s.p, s.r * s.r, s.r + all(1.0f)), n);
 }
@@ -381,7 +387,7 @@ static inline Vector sigmoid(Vector x) { return all(1.0f) / (all(1.0f) + exponen
 static inline Vector tanh(Vector x) {
     x = minimum(all(20.0f), maximum(all(-20.0f), x));
     x = x + x;
-    Vector n = nearest(x * all(1.44269504f)), power = power_of_two(n);
+    Vector n = nearest(x, all(1.44269504f)), power = power_of_two(n);
     Series s(x, n);
     Vector e = fma(fma(s.p, s.r * s.r, s.r), power, power - all(1.0f));
     return e / (e + all(2.0f));
