@@ -26,6 +26,7 @@ from image_classification.runtime.versions import PADDLES, PYTHONS, is_within, n
 ENTRY_POINT = ROOT / "image_classification" / "ViT" / "main_single_gpu.py"
 TESTS = [
     "tests/half_cpu/test_dispatch.py",  # Paddle's operator tables, methods and types
+    "tests/half_cpu/test_dispatch_calls.py",
     "tests/half_cpu/test_reference.py",  # every operator's arguments and results
     "tests/half_cpu/test_inplace.py",  # autograd's versions, optimizers
     "tests/amp/test_private.py",
