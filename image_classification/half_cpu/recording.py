@@ -40,6 +40,13 @@ class Kernel:
         # where the result is and what it may take the place of, if this call is the last that reads it
         self.replaced = [arguments[index] for index in getattr(call, "replaced", ())]
 
+    def places(self, start, end):
+        """Return [(argument, offset)] of what lies in some memory, or None where a list has it."""
+        if any(start <= pointer < end for index in self._lists for pointer in self._arguments[index] if pointer):
+            return None
+        found = ((index, self._arguments[index] - start) for index in self._pointers)
+        return [(index, offset) for index, offset in found if 0 <= offset < end - start]
+
     def moved(self, place_of):
         """Return the call with each pointer where its memory is now."""
         arguments = list(self._arguments)
@@ -60,6 +67,9 @@ class Operator:
         self._call, self._made = functools.partial(original, *args, **kwargs), made
         tensors = [*scan(args, kwargs)[0], *(place for _, place in made)]
         self.addresses = list(filter(None, map(_pointer, tensors)))
+
+    def places(self, start, end):
+        return None if any(start <= pointer < end for pointer in self.addresses) else []
 
     def moved(self, place_of):
         return self
@@ -203,7 +213,16 @@ class Recorder:
                     made.take_place(read)
         holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
-        return Pass(calls, self._inputs, result, [block for block in blocks if block.stays], holder)
+        pointers = [tensor.data_ptr() for tensor in results]
+        readers = [self._readers(Block(tensor, True), pointers) for tensor in self._inputs]
+        return Pass(calls, self._inputs, readers, result, [block for block in blocks if block.stays], holder)
+
+    def _readers(self, block, results):
+        """Return [(step, argument, offset)] of what reads an input, or None where that is not all that has it."""
+        places = [step.places(block.start, block.end) for step in self._steps]
+        if None in places or any(block.start <= pointer < block.end for pointer in results):
+            return None
+        return [(number, *place) for number, found in enumerate(places) for place in found]
 
 
 def _method_past_operators(original):
@@ -268,20 +287,27 @@ def _slices_by_tensors(args):
 class Pass:
     """A recorded forward pass, which belongs to a thread; call it with inputs of the recorded shapes."""
 
-    def __init__(self, calls, inputs, result, blocks, arena):
-        self._calls, self._inputs, self._result = calls, inputs, result
+    def __init__(self, calls, inputs, readers, result, blocks, arena):
+        self._calls, self._inputs, self._readers, self._result = calls, inputs, readers, result
         self._blocks, self._arena = blocks, arena
 
     def __call__(self, inputs):
         scope, active.scope = active.scope, None
         try:
-            for own, given in zip(self._inputs, inputs, strict=True):
-                paddle_names.assign_out_(given, own)
+            for own, readers, given in zip(self._inputs, self._readers, inputs, strict=True):
+                if readers is None:
+                    paddle_names.assign_out_(given, own)
+                for number, argument, offset in readers or ():
+                    self._read(number, argument, given.data_ptr() + offset)
             for call in self._calls:
                 call()
             return mapped(paddle.Tensor.clone, self._result)
         finally:
             active.scope = scope
+
+    def _read(self, number, argument, pointer):
+        call = self._calls[number]
+        self._calls[number] = functools.partial(call.func, *call.args[:argument], pointer, *call.args[argument + 1 :])
 
     def poison(self):
         """Write NaN wherever a pass has to write before it reads."""

@@ -465,6 +465,36 @@ def test_threads_that_record_at_once_get_their_own_results():
     assert results == [[True] * 5 * (RECORDED + 3)] * 2
 
 
+# How a pass has its images: a kernel reads all of them or a part, an array of pointers has them, an operator of
+# Paddle's, or the result itself. Only what kernels read needs no copy.
+HOLDERS = {
+    "kernel": (lambda x: F.gelu(x), True),
+    "part": (lambda x: F.gelu(x[1:]) * F.gelu(x[:1]), True),
+    "twice": (lambda x: F.gelu(x) + F.silu(x), True),
+    "array": (lambda x: F.gelu(paddle.concat([x, x * 2], axis=1)), False),
+    "operator": (lambda x: F.gelu(x) + paddle.logcumsumexp(x, axis=1), False),
+    "result": (lambda x: [F.gelu(x), x], False),
+    "part of the result": (lambda x: [F.gelu(x), x[1:]], False),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_images_are_copied_only_where_something_else_than_kernels_has_them(holder, inside):
+    class Held(nn.Layer):
+        def forward(self, images):
+            return function(images)
+
+    function, reads_in_place = HOLDERS[holder]
+    model, dtype = inside(Held()), "float32" if holder == "operator" else "bfloat16"
+    for seed in range(RECORDED + 3):
+        given = images(seed).astype(dtype)
+        before = bits(given)
+        assert bits(half_cpu.replay(model, given)) == bits(model(given))
+        assert bits(given) == before
+    (recorded,) = passes()
+    assert [readers is not None for readers in recorded._readers] == [reads_in_place]
+
+
 def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):
     model = inside(Net())
     for seed in range(RECORDED):
