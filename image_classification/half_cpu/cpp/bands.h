@@ -15,6 +15,7 @@ constexpr long BAND = 1 << 18;   // numbers that a band is copied to
 constexpr long WHOLE = 1 << 19;  // numbers of filters that the cache keeps beside it
 constexpr long SHARE = 1 << 17;  // numbers of filters at a time where these are more
 constexpr long BANDS = 3 << 18;  // numbers of the bands that wait for the next share
+constexpr long COPIED = 4;       // as much as numbers of filters that are read take those of a band, which are copied
 
 // Half of 32 numbers: one permutation where the general way takes two steps.
 static inline Vector widened(__m512i numbers, int from) {
@@ -190,16 +191,26 @@ void convolve(const Numbers& s, const BFloat16* images, const BFloat16* filters,
     bool divides = panels * whole > WHOLE;
     long share = divides ? std::max(1L, SHARE / whole) : panels, across = parts(panels, share);
     long down = parts(s.out_height, band.rows), count = s.batch * down, copies = divides ? std::max(1L, BANDS / size) : 1;
-    long chunk = parts(count, threads > 1 ? 3 * threads : 1);
-    if (divides) chunk = std::min(chunk, copies);
-    long chunks = parts(count, chunk), split = chunks < threads ? across : 1;
+    long chunk = std::min(parts(count, threads > 1 ? 3 * threads : 1), divides ? copies : count), split = 1;
+    if (divides) {
+        // Threads divide the bands and read all filters, or the filters and copy all bands: what takes less of memory.
+        long most = std::min(count, copies), columns = std::min(across, threads);
+        long by_bands = parts(parts(count, chunk), threads) * (panels * whole + COPIED * chunk * size);
+        long by_filters = parts(count, most) * panels * whole / columns + COPIED * count * size;
+        if (by_filters < by_bands) chunk = most, split = columns;
+    }
+    long chunks = parts(count, chunk);
     for_tasks(chunks * split, [&](long task) {
         static thread_local Scratch copied, scratch;
         BFloat16* buffer = (BFloat16*)copied.floats(parts(copies * size, 2));
         float* sums = scratch.floats(2 * tiles::AREA);
         amx::Use use;
         long first = task / split * chunk, last = std::min(first + chunk, count);
-        for (long a = task % split; a < across; a += split)
+        for (long a = task % split; a < across; a += split) {
+            // The next share is asked for meanwhile.
+            long more = std::clamp(panels - (a + split) * share, 0L, share);
+            tiles::Ahead next(filters + (a + split) * share * whole, whole, more, whole);
+            long each = next.each((last - first) * parts(band.rows * band.columns, tiles::PANEL) * share * steps);
             for (long i = first; i < last; i++) {
                 long b = i / down, row = i % down * band.rows, rows = std::min(band.rows, s.out_height - row);
                 BFloat16* data = buffer + (i - first) % copies * size;
@@ -211,12 +222,16 @@ void convolve(const Numbers& s, const BFloat16* images, const BFloat16* filters,
                     Window left{data + p * tiles::PANEL * band.step, band.step, places.data()};
                     for (long q = a * share; q < until; q++, block ^= 1) {
                         float* own = sums + block * tiles::AREA;
-                        tiles::multiply(steps, left, filters + q * whole, own, false, [&](long) { written.rows(at_a_time); });
+                        tiles::multiply(steps, left, filters + q * whole, own, false, [&](long) {
+                            written.rows(at_a_time);
+                            next.ask(each);
+                        });
                         written.begin({p, q, own});
                     }
                 }
                 written.end();
             }
+        }
     });
 }
 
