@@ -103,7 +103,7 @@ def test_large_tensors_are_left_to_paddle_where_it_is_as_fast_with_these_threads
     assert left("add", 2, fixed, fixed) is not NotImplemented
     assert left("add", 2, fixed, x) is NotImplemented
     tokens = x.flatten(2)
-    for name, threads, expected in (("add", 1, True), ("add", 2, False), ("multiply", 1, False)):
+    for name, threads, expected in (("add", 2, True), ("add", 3, False), ("multiply", 1, False)):
         assert (left(name, threads, tokens, tokens) is not NotImplemented) is expected, (name, threads)
     assert left("add", 1, x, x) is NotImplemented
 

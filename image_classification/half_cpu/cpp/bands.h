@@ -191,9 +191,10 @@ void convolve(const Numbers& s, const BFloat16* images, const BFloat16* filters,
     bool divides = panels * whole > WHOLE;
     long share = divides ? std::max(1L, SHARE / whole) : panels, across = parts(panels, share);
     long down = parts(s.out_height, band.rows), count = s.batch * down, copies = divides ? std::max(1L, BANDS / size) : 1;
-    long chunk = std::min(parts(count, threads > 1 ? 3 * threads : 1), divides ? copies : count), split = 1;
+    long chunk = parts(count, threads == 1 ? 1 : divides ? 3 * threads : 8 * threads), split = 1;
     if (divides) {
         // Threads divide the bands and read all filters, or the filters and copy all bands: what takes less of memory.
+        chunk = std::min(chunk, copies);
         long most = std::min(count, copies), columns = std::min(across, threads);
         long by_bands = parts(parts(count, chunk), threads) * (panels * whole + COPIED * chunk * size);
         long by_filters = parts(count, most) * panels * whole / columns + COPIED * count * size;
