@@ -214,11 +214,14 @@ class Recorder:
         holder = arena([block for block in blocks if not block.stays and block.first is not None])
         calls = [step.moved(place_of) for step in self._steps]
         pointers = [tensor.data_ptr() for tensor in results]
-        readers = [self._readers(Block(tensor, True), pointers) for tensor in self._inputs]
+        readers = [self._readers(tensor, pointers) for tensor in self._inputs]
         return Pass(calls, self._inputs, readers, result, [block for block in blocks if block.stays], holder)
 
-    def _readers(self, block, results):
+    def _readers(self, tensor, results):
         """Return [(step, argument, offset)] of what reads an input, or None where that is not all that has it."""
+        if not _pointer(tensor):
+            return None
+        block = Block(tensor, True)
         places = [step.places(block.start, block.end) for step in self._steps]
         if None in places or any(block.start <= pointer < block.end for pointer in results):
             return None
