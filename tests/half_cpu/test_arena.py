@@ -1,4 +1,5 @@
-"""Where the results of a recorded pass lie: apart while both are needed, one in the place of another it is added to."""
+"""Where the results of a recorded pass lie: apart while both are needed, one in the place of another it is added to.
+And whose memory its images are read from."""
 
 import numpy as np
 import paddle
@@ -9,7 +10,8 @@ from paddle import nn
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import onednn, recording
 from image_classification.half_cpu.arena import Block, arena
-from tests.helpers.replays import FORMATS, bits, passes
+from image_classification.half_cpu.replay import RECORDED
+from tests.helpers.replays import FORMATS, bits, images, passes
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 
@@ -83,3 +85,52 @@ def test_residuals_that_results_replace_give_the_bits_of_the_layers(mode, dtype,
         assert bits(half_cpu.replay(model, x)) == bits(model(x))
     (recorded,) = passes()
     assert callable(recorded)
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS[:3])
+def test_images_that_one_kernel_joins_and_parts_get_new_places(mode, dtype, inside):
+    """Its pointers lie in an array. Large enough for kernels in float32, too."""
+
+    class Joined(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.LayerList([nn.Conv2D(3, 16, 1) for _ in range(3)])
+
+        def forward(self, images):
+            parts = paddle.concat([conv(images) for conv in self.convs], axis=1).split([8, 40], axis=1)
+            return F.relu(parts[0]), F.relu(parts[1])
+
+    model = inside(Joined(), mode, dtype)
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed, side=64))) == bits(model(images(seed, side=64)))
+    assert callable(passes()[0])
+
+
+# How a pass has its images: a kernel reads all of them or a part, an array of pointers has them, an operator of
+# Paddle's, or the result itself. Only what kernels read needs no copy.
+HOLDERS = {
+    "kernel": (lambda x: F.gelu(x), True),
+    "part": (lambda x: F.gelu(x[1:]) * F.gelu(x[:1]), True),
+    "twice": (lambda x: F.gelu(x) + F.silu(x), True),
+    "array": (lambda x: F.gelu(paddle.concat([x, x * 2], axis=1)), False),
+    "operator": (lambda x: F.gelu(x) + paddle.logcumsumexp(x, axis=1), False),
+    "result": (lambda x: [F.gelu(x), x], False),
+    "part of the result": (lambda x: [F.gelu(x), x[1:]], False),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_images_are_copied_only_where_something_else_than_kernels_has_them(holder, inside):
+    class Held(nn.Layer):
+        def forward(self, images):
+            return function(images)
+
+    function, reads_in_place = HOLDERS[holder]
+    model, dtype = inside(Held()), "float32" if holder == "operator" else "bfloat16"
+    for seed in range(RECORDED + 3):
+        given = images(seed).astype(dtype)
+        before = bits(given)
+        assert bits(half_cpu.replay(model, given)) == bits(model(given))
+        assert bits(given) == before
+    (recorded,) = passes()
+    assert [readers is not None for readers in recorded._readers] == [reads_in_place]

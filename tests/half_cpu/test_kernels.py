@@ -32,7 +32,7 @@ for dtype in ("bfloat16", "float16"):
 COMPILED = half_cpu.backend_name(FLOAT16)
 BY_ONEDNN = onednn.instruction_set() and half_cpu.backend_name(BFLOAT16)
 # Intel's processors have AMX for bfloat16, and vectors of it that are slower than the compiled kernels' of float32.
-BY_VECTORS = onednn.instruction_set() and load() and not load().is_intel and "onednn avx512_bf16"
+BY_VECTORS = onednn.instruction_set() and not (load() and load().is_intel) and "onednn avx512_bf16"
 
 
 @needs_onednn

@@ -20,7 +20,7 @@ from image_classification.half_cpu import onednn, recording
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.replay import KEPT, RECORDED
 from image_classification.half_cpu.scope import active
-from tests.helpers.replays import FORMATS, bits, passes
+from tests.helpers.replays import FORMATS, bits, images, passes
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 
@@ -42,10 +42,6 @@ class Net(nn.Layer):
         places.append(paddle.concat(places))
         further = [paddle.cumprod(x.astype("float32"), dim=1), x.logsumexp(1), paddle.concat(places)]
         return {"logits": self.fc(x), "further": further}
-
-
-def images(seed, batch=2, side=12):
-    return paddle.to_tensor(np.random.default_rng(seed).standard_normal((batch, 3, side, side)).astype("float32"))
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
@@ -311,25 +307,6 @@ def test_index_out_of_range_is_paddles_error(inside):
     assert bits(half_cpu.replay(model, tokens)) == bits(model(tokens))
 
 
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS[:3])
-def test_images_that_one_kernel_joins_and_parts_get_new_places(mode, dtype, inside):
-    """Its pointers lie in an array. Large enough for kernels in float32, too."""
-
-    class Joined(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.convs = nn.LayerList([nn.Conv2D(3, 16, 1) for _ in range(3)])
-
-        def forward(self, images):
-            parts = paddle.concat([conv(images) for conv in self.convs], axis=1).split([8, 40], axis=1)
-            return F.relu(parts[0]), F.relu(parts[1])
-
-    model = inside(Joined(), mode, dtype)
-    for seed in range(RECORDED + 2):
-        assert bits(half_cpu.replay(model, images(seed, side=64))) == bits(model(images(seed, side=64)))
-    assert callable(passes()[0])
-
-
 def test_pointers_in_arrays_are_told_from_numbers():
     """A recorded pass moves what is a pointer; only an optimizer's kernel may hide them among other numbers."""
     for module in sorted(Path(half_cpu.__file__).parent.glob("*.py")):
@@ -463,36 +440,6 @@ def test_threads_that_record_at_once_get_their_own_results():
     for thread in threads:
         thread.join()
     assert results == [[True] * 5 * (RECORDED + 3)] * 2
-
-
-# How a pass has its images: a kernel reads all of them or a part, an array of pointers has them, an operator of
-# Paddle's, or the result itself. Only what kernels read needs no copy.
-HOLDERS = {
-    "kernel": (lambda x: F.gelu(x), True),
-    "part": (lambda x: F.gelu(x[1:]) * F.gelu(x[:1]), True),
-    "twice": (lambda x: F.gelu(x) + F.silu(x), True),
-    "array": (lambda x: F.gelu(paddle.concat([x, x * 2], axis=1)), False),
-    "operator": (lambda x: F.gelu(x) + paddle.logcumsumexp(x, axis=1), False),
-    "result": (lambda x: [F.gelu(x), x], False),
-    "part of the result": (lambda x: [F.gelu(x), x[1:]], False),
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_images_are_copied_only_where_something_else_than_kernels_has_them(holder, inside):
-    class Held(nn.Layer):
-        def forward(self, images):
-            return function(images)
-
-    function, reads_in_place = HOLDERS[holder]
-    model, dtype = inside(Held()), "float32" if holder == "operator" else "bfloat16"
-    for seed in range(RECORDED + 3):
-        given = images(seed).astype(dtype)
-        before = bits(given)
-        assert bits(half_cpu.replay(model, given)) == bits(model(given))
-        assert bits(given) == before
-    (recorded,) = passes()
-    assert [readers is not None for readers in recorded._readers] == [reads_in_place]
 
 
 def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):

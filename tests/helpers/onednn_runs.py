@@ -15,7 +15,7 @@ needs_onednn = pytest.mark.skipif(
     not onednn.available(), reason="needs an x86-64 processor with AVX2 and a wheel with oneDNN"
 )
 needs_bfloat16_of_onednn = pytest.mark.skipif(
-    onednn.instruction_set() is None, reason="needs a CPU with AVX512-BF16 or AMX and a wheel with oneDNN"
+    onednn.instruction_set() is None, reason="needs a CPU whose bfloat16 oneDNN multiplies fast and a wheel with oneDNN"
 )
 OF_ONEDNN = [pytest.param(BFLOAT16, marks=needs_bfloat16_of_onednn), FLOAT32]  # what oneDNN multiplies
 
