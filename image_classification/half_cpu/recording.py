@@ -219,8 +219,6 @@ class Recorder:
 
     def _readers(self, tensor, results):
         """Return [(step, argument, offset)] of what reads an input, or None where that is not all that has it."""
-        if not _pointer(tensor):
-            return None
         block = Block(tensor, True)
         places = [step.places(block.start, block.end) for step in self._steps]
         if None in places or any(block.start <= pointer < block.end for pointer in results):
