@@ -161,11 +161,16 @@ struct Band {
     }
     // All that a row of a window reads as one pixel.
     void fold(const BFloat16* row, BFloat16* to) const {
-        long C = s.in_channels, width = s.taps[1] * C;
-        for (long j = 0; j < columns; j++, to += step) {
-            long from = (j * s.stride[1] - s.before[1]) * C;
-            long begin = row ? std::clamp(-from, 0L, width) : width, end = std::clamp(s.width * C - from, begin, width);
-            uint32_t mask = (uint32_t)((1ul << end) - (1ul << begin));
+        if (!row) return (void)memset(to, 0, columns * step * sizeof(BFloat16));
+        // Own names: what is stored might be these members.
+        const long C = s.in_channels, width = s.taps[1] * C, line = s.width * C, stride = s.stride[1] * C, count = columns;
+        long from = -s.before[1] * C;
+        for (long j = 0; j < count; j++, from += stride, to += tiles::STEP) {
+            uint32_t mask = (uint32_t)((1ul << width) - 1);
+            if (from < 0 || from + width > line) {  // beside the image
+                long begin = std::clamp(-from, 0L, width), end = std::clamp(line - from, begin, width);
+                mask = (uint32_t)((1ul << end) - (1ul << begin));
+            }
             _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, row + from));
         }
     }
