@@ -12,6 +12,7 @@ from .composites import composite
 from .dispatch import backend_name, dispatch
 from .frozen import frozen, rounded_once
 from .paddle_names import is_plain, norm_arguments
+from .pieces import replay_images
 from .products import Operand
 from .reference import UnsupportedOperator
 from .replay import computes_only, replay
@@ -30,6 +31,7 @@ __all__ = [
     "norm_arguments",
     "reads_half_gradients",
     "replay",
+    "replay_images",
     "rounded_once",
     "update",
     "widens_gradients",

@@ -22,7 +22,7 @@ class Frozen:
         # Not the weights themselves: where one moves, what takes its place in memory must not be taken for it.
         self._known = {weight.data_ptr(): weight.detach() for weight in weights}
         self._made = {}
-        self.passes = {}  # see replay.py
+        self.passes, self.pieces = {}, {}  # see replay.py and pieces.py
 
     def knows(self, pointer):
         """Return whether a weight, or what was made of one, begins there."""

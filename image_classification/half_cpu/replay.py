@@ -31,14 +31,9 @@ def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
     Returns:
         A tensor, or a list, tuple or dict of tensors, which are the caller's; the same bits as those of the layers.
     """
-    weights, scope = active.frozen, active.scope
-    if weights is None or not weights.keeps_orders or scope is None or paddle.is_grad_enabled():
+    if not is_recording():
         return model(*inputs)
-    if active.recorder is not None:  # a part of what is recorded is recorded with it
-        return model(*inputs)
-    shapes = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.is_contiguous()) for tensor in inputs)
-    # Hooks are seen, wherever they are put.
-    key = model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes
+    weights, key = active.frozen, key_of(model, inputs)
     known = weights.passes.pop(key, 1)
     if callable(known):
         weights.passes[key] = known
@@ -66,6 +61,28 @@ def computes_only(hook):
     return hook
 
 
+def is_recording():
+    """Return whether passes are recorded here; a part of what is recorded is recorded with it."""
+    weights = active.frozen
+    if weights is None or not weights.keeps_orders or active.scope is None or paddle.is_grad_enabled():
+        return False
+    return active.recorder is None
+
+
+def key_of(model, inputs):
+    """Return what a pass that is recorded here holds for."""
+    shapes = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.is_contiguous()) for tensor in inputs)
+    scope: Any = active.scope  # there is one where passes are recorded
+    # Hooks are seen, wherever they are put.
+    return model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes
+
+
+def has_hooks(model):
+    """Return whether something else than computation hangs on a layer."""
+    hooks = (hook for layer in model.sublayers(include_self=True) for hook in paddle_names.hooks(layer))
+    return not all(getattr(hook, "computes_only", False) for hook in hooks)
+
+
 def _refuse(model, reason):
     logger.info("half_cpu: the layers of %s run one by one: %s", type(model).__name__, reason)
     return 0
@@ -83,8 +100,7 @@ def _recorded(model, inputs, expected):
             raise Refused("an input is not dense")
         if not all(active.frozen.knows(weight.data_ptr()) for weight in model.parameters()):
             raise Refused("it is not frozen")
-        hooks = (hook for layer in model.sublayers(include_self=True) for hook in paddle_names.hooks(layer))
-        if not all(getattr(hook, "computes_only", False) for hook in hooks):
+        if has_hooks(model):
             raise Refused("it has hooks")
         own = [tensor.clone() for tensor in inputs]
         constants = [*model.parameters(), *model.buffers(), *active.frozen.tensors()]

@@ -156,7 +156,7 @@ class Context(Parallel):
         if self.pipeline.size > 1:
             return self._pipeline.predict(model, images)
         # Messages cannot be recorded, and each process must send and wait as often as the others.
-        return model(images) if self.tensor.size > 1 else half_cpu.replay(model, images)
+        return model(images) if self.tensor.size > 1 else half_cpu.replay_images(model, images)
 
     def merge(self, state):
         return state if self.layout.is_whole else self.layout.merge(state)

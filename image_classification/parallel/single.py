@@ -58,7 +58,7 @@ class SingleProcess(Parallel):
         set_rng_state(state)
 
     def predict(self, model, images):
-        return half_cpu.replay(model, images)
+        return half_cpu.replay_images(model, images)
 
     def average(self, tensors):
         pass
