@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from image_classification import amp
+from image_classification import amp, half_cpu
 from image_classification.evaluation import evaluate, raise_together
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
@@ -86,6 +86,15 @@ def test_evaluation_runs_the_layers_for_the_first_batches_only():
     batch = IMAGES[:2], LABELS[:2]
     evaluate(model, precision, Batches([batch] * (RECORDED + 4)), SingleProcess())
     assert len(runs) == RECORDED + 1  # and once to record
+
+
+@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="passes are recorded where kernels compute")
+def test_evaluation_takes_many_half_images_a_few_at_a_time():
+    precision = amp.build_precision("auto", "bfloat16")
+    model = model_of(precision)
+    runs = runs_of(model.fc)
+    evaluate(model, precision, Batches([(np.resize(IMAGES, (16, 3, 8, 8)), np.resize(LABELS, 16))]), SingleProcess())
+    assert runs == [8, 8]
 
 
 def test_class_report_of_an_evaluation_counts_each_image_once():

@@ -218,7 +218,10 @@ def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results
     assert results == [[]] * size
 
 
-@pytest.mark.parametrize(("topology", "runs"), [("dp2", RECORDED + 1), ("tp2", 6)])
+LAYERS = RECORDED + 1  # the runs of the layers for a shape: once to record
+
+
+@pytest.mark.parametrize(("topology", "runs"), [("dp2", [8] * LAYERS + [16] * LAYERS), ("tp2", [16] * 6)], ids=["dp2", "tp2"])
 @pytest.mark.check("checks_layers:replayed:{topology}", size=2)
 def test_evaluation_is_replayed_where_no_layer_is_shared(results, topology, runs):
     """Each batch needs the other processes where one is: their messages are not recorded."""
