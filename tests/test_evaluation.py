@@ -88,7 +88,7 @@ def test_evaluation_runs_the_layers_for_the_first_batches_only():
     assert len(runs) == RECORDED + 1  # and once to record
 
 
-@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="passes are recorded where kernels compute")
+@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="where kernels compute")
 def test_evaluation_takes_many_half_images_a_few_at_a_time():
     precision = amp.build_precision("auto", "bfloat16")
     model = model_of(precision)

@@ -186,8 +186,8 @@ def gate():
 
 
 def replayed(topology):
-    """Return how many images the layers got in each of their runs in an evaluation of six batches, and whether each gave
-    the bits of the layers."""
+    """Return how many images the layers got in each run of an evaluation of six batches, and whether each gave the bits
+    of the layers."""
     context = context_of(topology)
     model, precision, _ = build("auto", "bfloat16", None, context)
     model.eval()

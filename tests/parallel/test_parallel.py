@@ -219,9 +219,10 @@ def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results
 
 
 LAYERS = RECORDED + 1  # the runs of the layers for a shape: once to record
+RUNS = {"dp2": [8] * LAYERS + [16] * LAYERS, "tp2": [16] * 6}
 
 
-@pytest.mark.parametrize(("topology", "runs"), [("dp2", [8] * LAYERS + [16] * LAYERS), ("tp2", [16] * 6)], ids=["dp2", "tp2"])
+@pytest.mark.parametrize(("topology", "runs"), RUNS.items(), ids=RUNS)
 @pytest.mark.check("checks_layers:replayed:{topology}", size=2)
 def test_evaluation_is_replayed_where_no_layer_is_shared(results, topology, runs):
     """Each batch needs the other processes where one is: their messages are not recorded."""
