@@ -52,6 +52,7 @@ def test_images_in_pieces_give_the_bits_of_the_layers_in_their_order(mode, dtype
 
 FITS = [  # images that the caches keep, those of a batch, the pieces
     (4, 64, [4] * 16), (8, 64, [8] * 8), (11, 64, [8] * 8), (14, 64, [16] * 4), (60, 64, [64]), (9, 62, [9] * 6 + [8]),
+    (9, 34, [9, 9, 9, 7]), (9, 25, [9, 9, 7]),  # 17 and 5 are far
 ]  # fmt: skip
 
 
