@@ -286,11 +286,8 @@ def _slices_by_tensors(args):
 
 
 class Pass:
-    """A recorded forward pass, which belongs to a thread; call it with inputs of the recorded shapes.
-
-    Attributes:
-        bytes: of its intermediate results that are in use at a time.
-    """
+    """A recorded forward pass, which belongs to a thread; call it with inputs of the recorded shapes. `bytes` are
+    those of its intermediate results that are in use at a time."""
 
     def __init__(self, calls, inputs, readers, result, blocks, arena):
         self._calls, self._inputs, self._readers, self._result = calls, inputs, readers, result
