@@ -8,11 +8,12 @@ from typing import Any
 
 import paddle
 
-from .replay import has_hooks, is_recording, key_of, replay
+from .replay import can_record, has_hooks, key_of, replay
 from .scope import active
 
-_FIRST, _ALL = 8, 1 << 62  # images of the pieces that tell how much memory one takes; of a piece that has them all
-_IN_CACHES = 40 << 20  # bytes of intermediate results: with 60 MB and more models were slower, with one thread and two
+_FIRST = 8  # images of the pieces that tell how much memory one takes
+_ALL = 1 << 62  # images of a piece that has them all
+_IN_CACHES = 40 << 20  # bytes of intermediate results: within a tenth of the fastest piece, with one thread and two
 
 
 def replay_images(model: paddle.nn.Layer, images: paddle.Tensor) -> Any:
@@ -21,8 +22,8 @@ def replay_images(model: paddle.nn.Layer, images: paddle.Tensor) -> Any:
     In a half format they pass a few at a time; how many, the recorded pass of eight of them tells.
 
     Returns:
-        As the model, which gets all images at once where its result is no tensor [B, ...], where it is in training mode
-        and where it has hooks.
+        As the model, which gets all images at once where its result is no tensor [B, ...], where a layer is in training
+        mode and where one has hooks.
     """
     rows, size = images.shape[0], _piece(model, images)
     if size >= rows:
@@ -40,12 +41,12 @@ def replay_images(model: paddle.nn.Layer, images: paddle.Tensor) -> Any:
 def _piece(model, images):
     """Return how many images pass at a time."""
     rows = images.shape[0]
-    if not is_recording() or model.training or rows < 2 * _FIRST:
+    if not can_record() or rows < 2 * _FIRST:
         return rows
     weights, key = active.frozen, key_of(model, [images[:_FIRST]])
     if key not in weights.pieces:
         recorded = weights.passes.get(key)
-        if recorded == 0 or not _computes_half(model, active.scope) or has_hooks(model):
+        if recorded == 0 or not _computes_half(model, active.scope) or has_hooks(model) or _trains(model):
             weights.pieces[key] = _ALL  # the calls of layers take as long for a few images as for more
         elif callable(recorded):
             weights.pieces[key] = max(1, _FIRST * _IN_CACHES // recorded.bytes)
@@ -64,3 +65,7 @@ def _divided(rows, most):
 def _computes_half(model, scope):
     halves = paddle.float16, paddle.bfloat16
     return scope.policy_cast is not None or any(weight.dtype in halves for weight in model.parameters())
+
+
+def _trains(model):
+    return any(layer.training for layer in model.sublayers(include_self=True))

@@ -31,7 +31,7 @@ def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
     Returns:
         A tensor, or a list, tuple or dict of tensors, which are the caller's; the same bits as those of the layers.
     """
-    if not is_recording():
+    if not can_record():
         return model(*inputs)
     weights, key = active.frozen, key_of(model, inputs)
     known = weights.passes.pop(key, 1)
@@ -61,8 +61,8 @@ def computes_only(hook):
     return hook
 
 
-def is_recording():
-    """Return whether passes are recorded here; a part of what is recorded is recorded with it."""
+def can_record():
+    """Return whether passes are recorded here: not inside of one, which is recorded with its parts."""
     weights = active.frozen
     if weights is None or not weights.keeps_orders or active.scope is None or paddle.is_grad_enabled():
         return False

@@ -110,9 +110,11 @@ def test_model_whose_result_is_not_of_each_image_gets_them_at_once(result, insid
 
 
 @needs_halves
-def test_model_in_training_mode_gets_all_images_at_once(inside, sizes):
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_what_is_in_training_mode_gets_all_images_at_once(part, inside, sizes):
+    """A norm in it computes with the whole batch."""
     model = inside(Net())
-    model.train()
+    {"model": model, "layer": model.fc}[part].train()
     half_cpu.replay_images(model, images(0, 16))
     assert sizes == [16]
 
