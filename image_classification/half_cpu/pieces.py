@@ -1,7 +1,7 @@
 """Many images a few at a time.
 
 What a layer makes of 64 images does not stay in the caches until the next layer reads it, and memory takes longer than
-products by AMX. What it makes of a few does; and they take less memory.
+products by AMX. What it makes of a few does.
 """
 
 from typing import Any
