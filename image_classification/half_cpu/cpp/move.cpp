@@ -79,6 +79,13 @@ std::vector<long> places(std::vector<Axis>& axes, long Axis::*dense, long bytes,
     return begins;
 }
 
+// Units that lie side by side in both.
+template <class Unit>
+void copy_run(Unit unit, long run, const char* from, char* to) {
+    if (Unit::READ == Unit::WRITTEN) memcpy(to, from, run * Unit::WRITTEN);
+    else walk(run, [&](long i, long n) { unit.store(to + i * Unit::WRITTEN, unit.load(from + i * Unit::READ, n), n); });
+}
+
 // Runs, or columns with all of their rows, at each step of an axis.
 template <class Unit>
 void copy_inner(Unit unit, Axis inner, long run, const char* from, const long* columns, long many, char* to,
@@ -86,10 +93,7 @@ void copy_inner(Unit unit, Axis inner, long run, const char* from, const long* c
     long width = std::min(many, (long)W), height = std::min(count, (long)W);
     bool far = count <= W && many <= 256 && inner.from > 256;  // what is read next, farther than the processor foresees
     for (long k = 0; k < inner.size; k++, from += inner.from, to += inner.to) {
-        if (run > 1)
-            walk(run, [&](long i, long n) {
-                unit.store(to + i * Unit::WRITTEN, unit.load(from + i * Unit::READ, n), n);
-            });
+        if (run > 1) copy_run(unit, run, from, to);
         else if (many == 1 || count == 1)
             for (long r = 0; r < count; r++)
                 for (long c = 0; c < many; c++)
@@ -118,6 +122,10 @@ void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
     if (!axes.empty() && axes[0].from == Unit::READ && axes[0].to == Unit::WRITTEN) {
         run = axes[0].size;
         axes.erase(axes.begin());
+        if (axes.empty())
+            return for_ranges(run, 16384, [&](long begin, long end) {
+                copy_run(unit, end - begin, from + begin * Unit::READ, to + begin * Unit::WRITTEN);
+            });
     }
     std::vector<long> columns{0}, rows{0};
     if (run == 1) {
