@@ -92,6 +92,7 @@ _SIGNATURES = {
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "tiled_convolution": (_P, _S, _P, _P, _P, _P, _P, _P),
     "tiled_filters": (_P, _P, _P),
+    "window_gradient": (_I, _P, _P, _P, _P),
     "winograd": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P, _L),
     "winograd_filters": (_I, _I, _L, _L, _P, _P),
     "resample": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),

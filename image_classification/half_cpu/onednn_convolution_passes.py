@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import paddle
 
-from . import compiled, compiled_tiled_convolution, compiled_winograd
+from . import compiled, compiled_tiled_convolution, compiled_window_gradients, compiled_winograd
 from . import onednn_library as onednn
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
@@ -187,18 +187,23 @@ def _turned(weight):
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _prepared(changes, plain_type, name, *key):
-    """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are), or None for a
-    pass that runs otherwise; `changes`: whether filters are not kept, which decides on products and tiles;
-    `plain_type`: the format of the plain filters."""
+    """Return (the primitive of a pass, the copy of its filters or None where it takes them as they are, the format that
+    these have then), or None for a pass that runs otherwise; `changes`: whether filters are not kept, which decides on
+    products and tiles; `plain_type`: the format of the plain filters."""
+    if compiled_window_gradients.pays(name, *key):
+        return cache.get(compiled_window_gradients.describe, plain_type, name, *key), None, plain_type
     for own in (compiled_winograd, compiled_tiled_convolution):
         if own.pays(changes, name, *key):
-            return cache.get(own.describe, name, *key), cache.get(own.describe_filters, plain_type, name, *key)
+            filters = cache.get(own.describe_filters, plain_type, name, *key)
+            return cache.get(own.describe, name, *key), filters, plain_type
     if is_product(changes, name, *key) or runs_in_float32(key[1]) or reads_too_far(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
         return None
     primitive = cache.get(_describe, name, *key)
-    return primitive, cache.get(_describe_weights, plain_type, name, *key) if primitive.sizes else None
+    if primitive.sizes:
+        return primitive, cache.get(_describe_weights, plain_type, name, *key), plain_type
+    return primitive, None, key[1].data_type
 
 
 def _run_otherwise(changes, name, key, first, weight, last):
@@ -224,7 +229,7 @@ def run(name, key, first, weight, last, operands=()):
     own, plain = data_type(weight), weight.data_ptr()
     changes = not is_kept(plain)
     found = _prepared(changes, own, name, *key)
-    if own != key[1].data_type and (found is None or found[1] is None):
+    if own != (key[1].data_type if found is None else found[2]):
         rounded = new_like(weight, first.dtype)
         run(name, key, first, rounded, last)
         convert(rounded, weight)
@@ -232,7 +237,7 @@ def run(name, key, first, weight, last, operands=()):
     if found is None:
         _run_otherwise(changes, name, key, first, weight, last)
         return
-    primitive, rearrange = found
+    primitive, rearrange, _ = found
     if rearrange is None:
         primitive(first.data_ptr(), plain, last.data_ptr(), *operands)
         return
