@@ -14,7 +14,7 @@ using tiles::PANEL;
 using tiles::STEP;
 
 constexpr long STEP_NUMBERS = PANEL * STEP;  // of a step of a packed panel
-constexpr long BLOCK = 32;      // steps that are multiplied with what a core's second cache keeps
+constexpr long BLOCK = 48;      // steps that are multiplied with what a core's second cache keeps
 constexpr long SOME = 8;        // of results that are packed at a time
 constexpr long TASK_SUMS = 1 << 18;
 constexpr long TASKS = 8;       // of all of a batch
@@ -36,6 +36,16 @@ long pitch(const Numbers& s, int axis) {
     return std::max(results + std::max(last, 0L), (size + s.stride[axis] - 1) / s.stride[axis] - std::min(first, 0L));
 }
 
+// Memory that is asked for while others are multiplied.
+struct Ahead {
+    const char *at = nullptr, *end = nullptr;
+    long each = 0;  // bytes at a time
+
+    __attribute__((always_inline)) void ask() {
+        for (const char* last = std::min(at + each, end); at < last; at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // The pixels of images, or those of a phase, [batch, height, width], and how far it is from one to the next.
 struct Pixels {
     const BFloat16* first;
@@ -50,6 +60,12 @@ struct Pixels {
             for (; x < pitch && count > 0; x++, count--) *to++ = lies && x < width ? line + x * pixel : none;
             if (++y == lines) y = 0, b++;
         }
+    }
+    // The place in memory of the k-th one, or of the next.
+    const BFloat16* near(long k) const {
+        long b = k / (lines * pitch), y = k / pitch % lines, x = k % pitch;
+        if (b >= batch) return first + batch * image;
+        return first + b * image + (y < height ? y * row + std::min(x, width) * pixel : height * row);
     }
 };
 
@@ -157,6 +173,14 @@ class Gradient {
             long steps = std::min(BLOCK, end - step), apart = all ? steps_ : steps;
             if (own && !pack_results(step, step + steps, own, steps)) broken = true;
             const BFloat16* lefts = all ? all + step * STEP_NUMBERS : own;
+            long next = step + steps, times = (last - first) * panels_ * taps_ * steps;
+            auto next_block = [&](const Pixels& of, long reach) -> Ahead {
+                if (all || next >= end) return {};  // all of it is read by several tasks, in parts
+                auto place = [&](long step) { return (const char*)of.near(std::max(0L, step * STEP + reach)); };
+                const char *from = place(next), *to = place(std::min(next + BLOCK, end));
+                return {from, to, (to - from) / 64 / times * 64 + 64};
+            };
+            Ahead ahead[] = {next_block(results(), 0), next_block(images(0, 0), reach_of(0, 0).last)};
             for (long down = 0; down < s_.stride[0]; down++)
                 for (long right = 0; right < s_.stride[1]; right++) {
                     Reach reach = reach_of(down, right);
@@ -170,30 +194,40 @@ class Gradient {
                         auto pack = !reach.odd ? pack_images<true, false> : !reach.even ? pack_images<false, true> : pack_images<true, true>;
                         marks[strip - first] |= pack(pixels.data(), channel, count, pairs, packed, height);
                         multiply_panels(down, right, steps, reach.first, {lefts, apart}, packed, height,
-                                        sums + (strip - first) * strip_, step > begin);
+                                        sums + (strip - first) * strip_, step > begin, ahead);
                     }
                 }
         }
-        for (long c = first * PANEL; c < std::min(last * PANEL, s_.in_channels); c++)
-            if (broken || marks[c / PANEL - first] >> c % PANEL & 1)
-                sum_exactly(c, begin * STEP, end * STEP, sums + (c / PANEL - first) * strip_ + c % PANEL);
+        if (broken) std::fill(marks.begin(), marks.end(), ~0u);
+        for (uint32_t some : marks)
+            if (some) return sum_exactly(first, marks, begin * STEP, end * STEP, sums);
     }
     struct Lefts {
         const BFloat16* data;
         long steps;  // from one panel to the next
     };
     void multiply_panels(long down, long right, long steps, long reach, Lefts lefts, const float* packed, long height, float* sums,
-                         bool add) const {
+                         bool add, Ahead* ahead) const {
         long part = parts(steps, parts(steps, tiles::STEPS));
         for (long q = 0; q < panels_; q++)
-            for (long s = 0; s < steps; s += part)
-                for_taps(down, right, [&](long tap, long far) {
-                    long from = far - reach + s * STEP;
-                    const float* pairs = packed + from % 2 * 2 * height + from / 2 * W;
-                    amx::multiply<2, 2>(std::min(part, steps - s),
-                                        {lefts.data + (q * lefts.steps + s) * STEP_NUMBERS, 64, 2 * STEP_NUMBERS, STEP_NUMBERS},
-                                        {pairs, 64, 1024, height * 4}, sums + (q * taps_ + tap) * tiles::AREA, PANEL, add || s);
-                });
+            for (long i = 0; i < s_.taps[0]; i++)
+                for (long s = 0; s < steps; s += part)
+                    for_taps_of_row(down, right, i, [&](long tap, long far) {
+                        long from = far - reach + s * STEP;
+                        const float* pairs = packed + from % 2 * 2 * height + from / 2 * W;
+                        const BFloat16* left = lefts.data + (q * lefts.steps + s) * STEP_NUMBERS;
+                        float* own = sums + (q * taps_ + tap) * tiles::AREA;
+                        amx::begin<2, 2>(own, PANEL, add || s);
+                        for (long step = std::min(part, steps - s); step > 0; step--, left += STEP_NUMBERS, pairs += W * W) {
+                            _tile_stream_loadd(6, pairs, 64);
+                            _tile_loadd(4, left, 64);
+                            _tile_stream_loadd(7, pairs + height, 64);
+                            _tile_loadd(5, left + STEP_NUMBERS / 2, 64);
+                            amx::add_products<2, 2>();
+                            ahead[0].ask(), ahead[1].ask();
+                        }
+                        amx::end<2, 2>(own, PANEL);
+                    });
     }
     // How far from a result the first and the last pixel of a phase is that a tap reads, and whether taps read some an even
     // number of pixels behind the first one, and some an odd one.
@@ -210,32 +244,40 @@ class Gradient {
     // f(tap, how far from a result the pixel is that it reads) for the taps of a phase.
     template <class F>
     void for_taps(long down, long right, F f) const {
-        for (long i = 0; i < s_.taps[0]; i++)
-            for (long j = 0; j < s_.taps[1]; j++) {
-                Tap y = tap_of(s_, 0, i), x = tap_of(s_, 1, j);
-                if (y.phase == down && x.phase == right) f(i * s_.taps[1] + j, y.shift * pitch_ + x.shift);
-            }
+        for (long i = 0; i < s_.taps[0]; i++) for_taps_of_row(down, right, i, f);
     }
-    // The sums of one channel where factors are not finite: what lies in gaps has no part in them.
-    void sum_exactly(long channel, long first, long last, float* sums) const {
-        std::vector<float> row(panels_ * PANEL);
-        for (long tap = 0; tap < taps_; tap++) {
-            Tap y = tap_of(s_, 0, tap / s_.taps[1]), x = tap_of(s_, 1, tap % s_.taps[1]);
-            std::fill(row.begin(), row.end(), 0.0f);
-            const BFloat16 *result, *image, *none = none_.data();
-            for (long k = first; k < last; k++) {
-                results().list(k, 1, none, &result);
-                images(y.phase, x.phase).list(k + y.shift * pitch_ + x.shift, 1, none, &image);
-                if (result == none || image == none) continue;
-                Vector pixel = all(value(image + channel));
-                walk(s_.out_channels, [&](long o, long count) {
-                    give(&row[o], fma(take(result + o, count), pixel, take(&row[o], count)), count);
-                });
-            }
-            for (long o = 0; o < panels_ * PANEL; o++) sums[(o / PANEL * taps_ + tap) * tiles::AREA + o % PANEL * PANEL] = row[o];
+    template <class F>
+    void for_taps_of_row(long down, long right, long i, F f) const {
+        Tap y = tap_of(s_, 0, i);
+        if (y.phase != down) return;
+        for (long j = 0; j < s_.taps[1]; j++) {
+            Tap x = tap_of(s_, 1, j);
+            if (x.phase == right) f(i * s_.taps[1] + j, y.shift * pitch_ + x.shift);
         }
     }
-
+    // The sums of the channels of some strips that are marked, as factors are not finite: what lies in gaps has no part in them.
+    void sum_exactly(long strip, const std::vector<uint32_t>& marks, long first, long last, float* sums) const {
+        std::vector<float> row(panels_ * PANEL);
+        std::vector<const BFloat16*> result(last - first), image(last - first);
+        results().list(first, last - first, none_.data(), result.data());
+        for (long tap = 0; tap < taps_; tap++) {
+            Tap y = tap_of(s_, 0, tap / s_.taps[1]), x = tap_of(s_, 1, tap % s_.taps[1]);
+            images(y.phase, x.phase).list(first + y.shift * pitch_ + x.shift, last - first, none_.data(), image.data());
+            for (long c = 0; c < std::min((long)marks.size() * PANEL, s_.in_channels - strip * PANEL); c++) {
+                if (!(marks[c / PANEL] >> c % PANEL & 1)) continue;
+                std::fill(row.begin(), row.end(), 0.0f);
+                for (long k = 0; k < last - first; k++) {
+                    if (result[k] == none_.data() || image[k] == none_.data()) continue;
+                    Vector pixel = all(value(image[k] + strip * PANEL + c));
+                    walk(s_.out_channels, [&](long o, long count) {
+                        give(&row[o], fma(take(result[k] + o, count), pixel, take(&row[o], count)), count);
+                    });
+                }
+                float* own = sums + c / PANEL * strip_ + c % PANEL;
+                for (long o = 0; o < panels_ * PANEL; o++) own[(o / PANEL * taps_ + tap) * tiles::AREA + o % PANEL * PANEL] = row[o];
+            }
+        }
+    }
     // Write the filters of a panel of outputs and some strips of channels: sums of parts, a whole batch's sums apart.
     void finish(long first, long last, long q, const float* sums, long many) const {
         for (long o = q * PANEL; o < std::min(s_.out_channels, (q + 1) * PANEL); o++)
