@@ -18,8 +18,8 @@ from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
 FORMATS = {BFLOAT16: onednn.BFLOAT16, FLOAT32: onednn.FLOAT32}
 # images, inputs, outputs, height, width, rows and columns of a window, stride, dilation, padding [above, below, left,
-# right]: several blocks of pixels, parts of tiles, all channels of a task and some of them, a single pixel, windows wider
-# than images, more taps than lanes, phases that no tap reads, padding that is not alike
+# right]: several blocks of pixels, parts of tiles, all channels in a task and some of them, a single pixel, windows
+# wider than images, more taps than lanes, phases that no tap reads, padding that is not alike
 CASES = [
     (1, 32, 32, 5, 6, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (3, 40, 70, 31, 29, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
@@ -63,7 +63,7 @@ def exact(x, result, window, stride, dilation, padding):
                 np.arange(size) * stride[axis] + tap * dilation[axis] - padding[2 * axis]
                 for axis, (size, tap) in enumerate(zip(result.shape[2:], (i, j), strict=True))
             )
-            down, right = ((0 <= at) & (at < size) for at, size in zip((rows, columns), x.shape[2:], strict=True))
+            down, right = ((at >= 0) & (at < size) for at, size in zip((rows, columns), x.shape[2:], strict=True))
             read = x[:, :, rows[down]][:, :, :, columns[right]]
             with np.errstate(invalid="ignore"):
                 out[:, :, i, j] = np.einsum("bohw,bchw->oc", result[:, :, down][:, :, :, right], read, optimize=True)

@@ -1,6 +1,6 @@
-// Gradients of the filters of bfloat16 convolutions [B, H, W, C] by AMX. Pixels of a batch are packed one after the other, with gaps
-// of zeros between rows and between images that are as wide as windows reach beyond the edges: so each tap of a window is a
-// product of the same two factors, one of them from another pixel on.
+// Gradients of the filters of bfloat16 convolutions [B, H, W, C] by AMX. Pixels of a batch are packed one after the other,
+// with gaps of zeros between rows and between images that are as wide as windows reach beyond the edges: so each tap of a
+// window is a product of the same two factors, one of them from another pixel on.
 #include <climits>
 
 #include "depthwise.h"
@@ -175,7 +175,7 @@ class Gradient {
             const BFloat16* lefts = all ? all + step * STEP_NUMBERS : own;
             long next = step + steps, times = (last - first) * panels_ * taps_ * steps;
             auto next_block = [&](const Pixels& of, long reach) -> Ahead {
-                if (all || next >= end) return {};  // all of it is read by several tasks, in parts
+                if (all || next >= end) return {};  // what several tasks read, each a part of it, lies in a cache
                 auto place = [&](long step) { return (const char*)of.near(std::max(0L, step * STEP + reach)); };
                 const char *from = place(next), *to = place(std::min(next + BLOCK, end));
                 return {from, to, (to - from) / 64 / times * 64 + 64};
@@ -219,7 +219,7 @@ class Gradient {
                         float* own = sums + (q * taps_ + tap) * tiles::AREA;
                         amx::begin<2, 2>(own, PANEL, add || s);
                         for (long step = std::min(part, steps - s); step > 0; step--, left += STEP_NUMBERS, pairs += W * W) {
-                            _tile_stream_loadd(6, pairs, 64);
+                            _tile_stream_loadd(6, pairs, 64);  // the first cache keeps the left panel
                             _tile_loadd(4, left, 64);
                             _tile_stream_loadd(7, pairs + height, 64);
                             _tile_loadd(5, left + STEP_NUMBERS / 2, 64);
