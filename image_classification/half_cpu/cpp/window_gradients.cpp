@@ -117,8 +117,9 @@ class Gradient {
     }
     Pixels images(long down, long right) const {
         long row = s_.width * s_.in_channels, tall = s_.stride[0], wide = s_.stride[1];
-        return {images_ + down * row + right * s_.in_channels, s_.batch, parts(s_.height - down, tall), parts(s_.width - right, wide),
-                s_.height * row, tall * row, wide * s_.in_channels, lines_, pitch_};
+        const BFloat16* first = images_ + down * row + right * s_.in_channels;
+        return {first, s_.batch, parts(s_.height - down, tall), parts(s_.width - right, wide), s_.height * row, tall * row,
+                wide * s_.in_channels, lines_, pitch_};
     }
     // Numbers of a pixel; which of them are not finite is added to the marks.
     static Vector numbers(const BFloat16* pixel, long count, uint32_t& marks) {
@@ -139,7 +140,8 @@ class Gradient {
                 long channel = q * PANEL, count = s_.out_channels - channel;
                 const BFloat16** from = pixels + (step - first) * STEP;
                 for (long p = 0; p < amx::PAIRS; p++) {
-                    Vector even = numbers(from[2 * p] + channel, count, marks), odd = numbers(from[2 * p + 1] + channel, count, marks);
+                    Vector even = numbers(from[2 * p] + channel, count, marks);
+                    Vector odd = numbers(from[2 * p + 1] + channel, count, marks);
                     tile[p] = tiles::pairs(even, odd, 0), tile[p + amx::SIDE] = tiles::pairs(even, odd, W);
                 }
                 transpose(tile), transpose(tile + amx::SIDE);
@@ -157,7 +159,10 @@ class Gradient {
         for (long pair = 0; pair < pairs; pair++, to += W, pixels += 2) {
             Vector second = numbers(pixels[0] + channel, count, marks), third = numbers(pixels[1] + channel, count, marks);
             if (FIRST) store(to, tiles::pairs(first, second, 0)), store(to + height, tiles::pairs(first, second, W));
-            if (SECOND) store(to + 2 * height, tiles::pairs(second, third, 0)), store(to + 3 * height, tiles::pairs(second, third, W));
+            if (SECOND) {
+                store(to + 2 * height, tiles::pairs(second, third, 0));
+                store(to + 3 * height, tiles::pairs(second, third, W));
+            }
             first = third;
         }
         return marks;
@@ -191,7 +196,9 @@ class Gradient {
                     float* packed = packed_images.floats(4 * height);
                     for (long strip = first; strip < last; strip++) {
                         long channel = strip * PANEL, count = s_.in_channels - channel;
-                        auto pack = !reach.odd ? pack_images<true, false> : !reach.even ? pack_images<false, true> : pack_images<true, true>;
+                        auto pack = reach.even && reach.odd ? pack_images<true, true>
+                                    : reach.even            ? pack_images<true, false>
+                                                            : pack_images<false, true>;
                         marks[strip - first] |= pack(pixels.data(), channel, count, pairs, packed, height);
                         multiply_panels(down, right, steps, reach.first, {lefts, apart}, packed, height,
                                         sums + (strip - first) * strip_, step > begin, ahead);
@@ -206,8 +213,8 @@ class Gradient {
         const BFloat16* data;
         long steps;  // from one panel to the next
     };
-    void multiply_panels(long down, long right, long steps, long reach, Lefts lefts, const float* packed, long height, float* sums,
-                         bool add, Ahead* ahead) const {
+    void multiply_panels(long down, long right, long steps, long reach, Lefts lefts, const float* packed, long height,
+                         float* sums, bool add, Ahead* ahead) const {
         long part = parts(steps, parts(steps, tiles::STEPS));
         for (long q = 0; q < panels_; q++)
             for (long i = 0; i < s_.taps[0]; i++)
@@ -237,7 +244,9 @@ class Gradient {
     };
     Reach reach_of(long down, long right) const {
         Reach reach;
-        for_taps(down, right, [&](long, long far) { reach.first = std::min(reach.first, far), reach.last = std::max(reach.last, far); });
+        for_taps(down, right, [&](long, long far) {
+            reach.first = std::min(reach.first, far), reach.last = std::max(reach.last, far);
+        });
         for_taps(down, right, [&](long, long far) { ((far - reach.first) % 2 ? reach.odd : reach.even) = true; });
         return reach;
     }
@@ -255,7 +264,7 @@ class Gradient {
             if (x.phase == right) f(i * s_.taps[1] + j, y.shift * pitch_ + x.shift);
         }
     }
-    // The sums of the channels of some strips that are marked, as factors are not finite: what lies in gaps has no part in them.
+    // The sums of the channels of some strips that are marked, as factors are not finite: gaps have no part in them.
     void sum_exactly(long strip, const std::vector<uint32_t>& marks, long first, long last, float* sums) const {
         std::vector<float> row(panels_ * PANEL);
         std::vector<const BFloat16*> result(last - first), image(last - first);
@@ -274,7 +283,8 @@ class Gradient {
                     });
                 }
                 float* own = sums + c / PANEL * strip_ + c % PANEL;
-                for (long o = 0; o < panels_ * PANEL; o++) own[(o / PANEL * taps_ + tap) * tiles::AREA + o % PANEL * PANEL] = row[o];
+                for (long o = 0; o < panels_ * PANEL; o++)
+                    own[(o / PANEL * taps_ + tap) * tiles::AREA + o % PANEL * PANEL] = row[o];
             }
         }
     }
@@ -282,7 +292,8 @@ class Gradient {
     void finish(long first, long last, long q, const float* sums, long many) const {
         for (long o = q * PANEL; o < std::min(s_.out_channels, (q + 1) * PANEL); o++)
             for (long c = first * PANEL; c < std::min(s_.in_channels, last * PANEL); c += W) {
-                const float* from = sums + (c / PANEL - first) * strip_ + q * taps_ * tiles::AREA + o % PANEL * PANEL + c % PANEL;
+                const float* strip = sums + (c / PANEL - first) * strip_ + q * taps_ * tiles::AREA;
+                const float* from = strip + o % PANEL * PANEL + c % PANEL;
                 long count = std::min(s_.in_channels - c, (long)W);
                 for (long tap = 0; tap < taps_; tap += W) {
                     long some = std::min(taps_ - tap, (long)W);
