@@ -6,7 +6,7 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu, layers
-from image_classification.half_cpu import onednn
+from image_classification.half_cpu import onednn, onednn_memory
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, tensors
 
 pytestmark = needs_onednn
@@ -44,6 +44,17 @@ def test_cast_of_a_feature_map_keeps_its_memory_order(dtype):
     result = onednn.KERNELS["cast"](None, (features, getattr(paddle, other)), {})
     assert result.strides == features.strides
     assert (result.numpy() == features.astype(other).numpy()).all()
+
+
+@pytest.mark.parametrize("count", [1, 31, 16384, 16387, 100_003])  # in one part, and in several, of whole lines and not
+@pytest.mark.parametrize("dtype", ALL)
+def test_dense_copy_has_every_number_and_none_beside(dtype, count):
+    (x,) = tensors([(count,)], dtype)
+    whole = paddle.full([count + 2], 7, dtype)
+    with half_cpu.dispatch(), paddle.no_grad():
+        onednn_memory.convert(x, whole[1:-1])
+    assert (whole[1:-1].astype(FLOAT32).numpy() == x.astype(FLOAT32).numpy()).all()
+    assert whole[0] == whole[-1] == 7
 
 
 @pytest.mark.parametrize("dtype", ALL)
