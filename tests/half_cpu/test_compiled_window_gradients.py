@@ -13,7 +13,7 @@ from image_classification.half_cpu import compiled_library, compiled_tiles, comp
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_convolution_passes import plan
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
-from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING
+from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING, assert_within_one_rounding, run, tensors
 
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
 FORMATS = {BFLOAT16: onednn.BFLOAT16, FLOAT32: onednn.FLOAT32}
@@ -146,6 +146,22 @@ def test_backward_pass_of_a_convolution_in_bfloat16_is_served(dtype, monkeypatch
     assert calls == [FORMATS[dtype]] and weight.grad.dtype == weight.dtype
     expected = exact(x, seed, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
     assert np.abs(weight.grad.astype("float64").numpy() - expected).max() <= 2.0**-7 * np.abs(expected).max()
+
+
+@needs_tiles
+def test_backward_pass_of_a_transposed_convolution_gives_the_filters_gradient_of_the_reference(monkeypatch):
+    library, calls = compiled_library.load(), []
+    original = library.window_gradient
+    monkeypatch.setattr(library, "window_gradient", lambda *numbers: (calls.append(numbers[0]), original(*numbers)))
+
+    def upsampled(x, weight):
+        return F.conv2d_transpose(x, weight, stride=2, padding=1, output_padding=1)
+
+    inputs = tensors([(2, 64, 9, 11), (64, 96, 3, 3)])
+    _, (_, found) = run(upsampled, inputs, "auto")
+    assert calls == [onednn.BFLOAT16]
+    _, (_, expected) = run(upsampled, inputs, "reference")
+    assert_within_one_rounding(found, expected)
 
 
 @pytest.mark.parametrize(
