@@ -2,6 +2,7 @@
 // with gaps of zeros between rows and between images that are as wide as windows reach beyond the edges: so each tap of a
 // window is a product of the same two factors, one of them from another pixel on.
 #include <climits>
+#include <cmath>
 
 #include "depthwise.h"
 #include "interface.h"
@@ -277,9 +278,13 @@ class Gradient {
                 std::fill(row.begin(), row.end(), 0.0f);
                 for (long k = 0; k < last - first; k++) {
                     if (result[k] == none_.data() || image[k] == none_.data()) continue;
-                    Vector pixel = all(value(image[k] + strip * PANEL + c));
+                    float pixel = value(image[k] + strip * PANEL + c);
+                    if (std::isnan(pixel)) {  // and so is what it is added to, as in all of a training that diverged
+                        std::fill(row.begin(), row.end(), pixel);
+                        break;
+                    }
                     walk(s_.out_channels, [&](long o, long count) {
-                        give(&row[o], fma(take(result[k] + o, count), pixel, take(&row[o], count)), count);
+                        give(&row[o], fma(take(result[k] + o, count), all(pixel), take(&row[o], count)), count);
                     });
                 }
                 float* own = sums + c / PANEL * strip_ + c % PANEL;
