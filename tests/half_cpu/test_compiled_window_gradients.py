@@ -112,6 +112,18 @@ def test_numbers_that_are_not_finite_reach_the_taps_that_read_them_alone(case, o
 
 
 @needs_tiles
+@pytest.mark.parametrize("operand", [0, 1], ids=["images", "results"])
+def test_nothing_but_nan_gives_nothing_but_nan_and_one_pixel_of_it_the_taps_that_read_it(operand):
+    case = CASES[0]
+    both = operands(*case)
+    both[operand][0, :, 0, 5] = np.nan
+    found, expected = gradient(*both, *case[5:]), exact(*both, *case[5:])
+    assert (np.isnan(found) == np.isnan(expected)).all() and not np.isnan(expected).all()
+    both[operand][:] = np.nan
+    assert np.isnan(gradient(*both, *case[5:])).all()
+
+
+@needs_tiles
 @pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=str)
 def test_gradient_on_other_numbers_of_threads_is_the_same_bit_for_bit(case):
     (runtime,) = Path(paddle.__file__).parent.glob("libs/libiomp5*")

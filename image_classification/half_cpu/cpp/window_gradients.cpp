@@ -265,6 +265,11 @@ class Gradient {
             if (x.phase == right) f(i * s_.taps[1] + j, y.shift * pitch_ + x.shift);
         }
     }
+    bool are_nan(const BFloat16* result) const {
+        long o = 0;
+        while (o < s_.out_channels && std::isnan(value(result + o))) o++;
+        return o == s_.out_channels;
+    }
     // The sums of the channels of some strips that are marked, as factors are not finite: gaps have no part in them.
     void sum_exactly(long strip, const std::vector<uint32_t>& marks, long first, long last, float* sums) const {
         std::vector<float> row(panels_ * PANEL);
@@ -273,13 +278,16 @@ class Gradient {
         for (long tap = 0; tap < taps_; tap++) {
             Tap y = tap_of(s_, 0, tap / s_.taps[1]), x = tap_of(s_, 1, tap % s_.taps[1]);
             images(y.phase, x.phase).list(first + y.shift * pitch_ + x.shift, last - first, none_.data(), image.data());
+            auto read = [&](long k) { return result[k] != none_.data() && image[k] != none_.data(); };
+            bool nan = false;  // all gradients of a result, and so the sums of the tap: as in a training that diverged
+            for (long k = 0; k < last - first && !nan; k++) nan = read(k) && are_nan(result[k]);
             for (long c = 0; c < std::min((long)marks.size() * PANEL, s_.in_channels - strip * PANEL); c++) {
                 if (!(marks[c / PANEL] >> c % PANEL & 1)) continue;
-                std::fill(row.begin(), row.end(), 0.0f);
-                for (long k = 0; k < last - first; k++) {
-                    if (result[k] == none_.data() || image[k] == none_.data()) continue;
+                std::fill(row.begin(), row.end(), nan ? NAN : 0.0f);
+                for (long k = 0; k < last - first && !nan; k++) {
+                    if (!read(k)) continue;
                     float pixel = value(image[k] + strip * PANEL + c);
-                    if (std::isnan(pixel)) {  // and so is what it is added to, as in all of a training that diverged
+                    if (std::isnan(pixel)) {  // and so is the sum
                         std::fill(row.begin(), row.end(), pixel);
                         break;
                     }
