@@ -11,6 +11,7 @@ import pytest
 from image_classification import half_cpu
 from image_classification.half_cpu import compiled_library, compiled_tiles, compiled_window_gradients
 from image_classification.half_cpu import onednn_library as onednn
+from image_classification.half_cpu.onednn_convolution import Convolution
 from image_classification.half_cpu.onednn_convolution_passes import plan
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
 from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING, assert_within_one_rounding, run, tensors
@@ -81,17 +82,21 @@ def operands(images, inputs, outputs, height, width, window, stride, dilation, p
     return [paddle.randn(shape).astype(BFLOAT16) for shape in shapes]
 
 
+def assert_rounded_once(found, x, result, *geometry):
+    """Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each of their terms, and as
+    a walk of random steps the root of their number."""
+    expected, terms = exact(x, result, *geometry), result.shape[0] * np.prod(result.shape[2:])
+    sums = exact(*(tensor.astype("float64").abs() for tensor in (x, result)), *geometry)
+    assert (np.abs(found - expected) <= ROUNDING[BFLOAT16] / 2 * np.abs(expected) + sums * 2.0**-24 * terms**0.5).all()
+
+
 @needs_tiles
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_of_filters_is_the_exact_one_rounded_once(case, dtype):
     x, result = operands(*case)
-    found, expected = gradient(x, result, *case[5:], dtype), exact(x, result, *case[5:])
-    sums = exact(*(tensor.astype("float64").abs() for tensor in (x, result)), *case[5:])
-    # Half a unit in the last place; float32 sums lose at most 2^-24 of the absolute sum for each of their terms, and as
-    # a walk of random steps the root of their number.
-    terms = result.shape[0] * np.prod(result.shape[2:])
-    assert (np.abs(found - expected) <= ROUNDING[BFLOAT16] / 2 * np.abs(expected) + sums * 2.0**-24 * terms**0.5).all()
+    found = gradient(x, result, *case[5:], dtype)
+    assert_rounded_once(found, x, result, *case[5:])
     assert (paddle.to_tensor(found).astype(BFLOAT16).astype("float64").numpy() == found).all()
 
 
@@ -144,20 +149,15 @@ def test_backward_pass_of_a_convolution_in_bfloat16_is_served(dtype, monkeypatch
     monkeypatch.setattr(library, "window_gradient", lambda *numbers: (calls.append(numbers[0]), original(*numbers)))
     paddle.seed(0)
     # Sizes of this test alone: what is prepared for others has the function that is not counted.
-    x, weight = paddle.randn([2, 32, 10, 23]).astype(BFLOAT16), paddle.randn([64, 32, 3, 3]).astype(dtype)
+    case = 2, 32, 64, 10, 23, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)
+    x, seed = operands(*case)
+    weight = paddle.randn([64, 32, 3, 3]).astype(dtype)
     weight.stop_gradient = False
-    with half_cpu.dispatch(), paddle.amp.auto_cast(enable=False):
-        rounded = weight.astype(BFLOAT16) if dtype == BFLOAT16 else weight
-        if dtype == FLOAT32:
-            found = plan(x, rounded, [1, 1], [1, 1], "EXPLICIT", [1, 1], 1, "NCHW")
-            out = half_cpu.onednn_convolution.Convolution.apply(x, rounded, found)
-        else:
-            out = F.conv2d(x, rounded, padding=1)
-    seed = paddle.randn(out.shape).astype(BFLOAT16)
+    with half_cpu.dispatch():
+        out = Convolution.apply(x, weight, plan(x, weight, [1, 1], [1, 1], "EXPLICIT", [1, 1], 1, "NCHW"))
     paddle.autograd.backward([out], [seed])
     assert calls == [FORMATS[dtype]] and weight.grad.dtype == weight.dtype
-    expected = exact(x, seed, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
-    assert np.abs(weight.grad.astype("float64").numpy() - expected).max() <= 2.0**-7 * np.abs(expected).max()
+    assert_rounded_once(weight.grad.astype("float64").numpy(), x, seed, *case[5:])
 
 
 @needs_tiles
