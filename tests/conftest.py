@@ -1,5 +1,6 @@
 """Shared set-up of all tests: the repository root is importable, each worker uses one thread."""
 
+import gc
 import logging
 import os
 import sys
@@ -14,6 +15,12 @@ os.environ.setdefault("GLOG_minloglevel", "2")
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+gc.disable()  # modules and collected tests stay: collections of garbage need not look through them, now or later
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

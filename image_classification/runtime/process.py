@@ -2,12 +2,14 @@
 
 import contextlib
 import ctypes
+import gc
 import io
 import logging
 import os
 import platform
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from .files import temporary_home
@@ -97,8 +99,14 @@ def prepare_process() -> None:
     os.environ.setdefault("GLOG_minloglevel", "2")
     for message in CHATTER:
         warnings.filterwarnings("ignore", message=message)
-    # It also warns of more than one thread, which concerns builds with OpenBLAS only; the wheels have MKL.
-    with temporary_home(), contextlib.redirect_stderr(io.StringIO()) as said:
+    if "paddle" not in sys.modules:
+        _import_paddle()
+
+
+def _import_paddle() -> None:
+    """Import Paddle, but for what it says of more than one thread, which concerns builds with OpenBLAS only; the wheels
+    have MKL."""
+    with _without_collections(), temporary_home(), contextlib.redirect_stderr(io.StringIO()) as said:
         import paddle  # noqa: F401
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
@@ -108,3 +116,17 @@ def prepare_process() -> None:
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream is said:
                 handler.setStream(sys.stderr)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Look for no garbage while modules are imported, nor among their objects later: they stay, and are so many that
+    this took a third of the seconds in which a process imported Paddle and ended."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()

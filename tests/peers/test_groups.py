@@ -9,7 +9,7 @@ import pytest
 from image_classification.optim.groups import layer_scales
 from tests.helpers.model_zoo import build, size_of
 
-from .test_logits import VARIANTS, job_of
+from .test_logits import VARIANTS, job_of, of_peer
 
 pytestmark = pytest.mark.peers
 
@@ -24,7 +24,7 @@ OTHER_LAYERS = ("CaiT", "DenseNet", "MaxViT", "MobileViT", "PVTv2", "VGG")
 def smallest_variants():
     chosen = {}
     for name, path in sorted(VARIANTS.items(), key=lambda item: size_of(item[1])):
-        if job_of("timm", name):
+        if of_peer("timm", name):
             chosen.setdefault((path.parents[1].name, re.match(r"[a-z]+(v2)?", name)[0]), name)
     return list(chosen.values())
 

@@ -21,15 +21,20 @@ VARIANTS = {path.stem: path for path in CONFIGS if not path.stem.endswith("_digi
 ROUND_TRIP_PARAMETERS = 30e6  # larger models are loaded in one direction only
 
 
-def job_of(library, name):
-    """Return (image side, what the peer is to build) of a variant, None where the peer does not have it.
+def of_peer(library, name):
+    """Return what a peer calls a variant, or a dictionary of that and of options, None where it does not have it.
 
-    timm has the variant's name unless the registry says otherwise, torchvision only what the registry says. timm builds
-    a model of one image size for a small one, torchvision has its own size.
+    timm has the variant's name unless the registry says otherwise, torchvision only what the registry says.
     """
-    theirs = ({"timm": name} | published().get(name, {}).get("peers", {})).get(library)
-    if theirs is None:
-        return None
+    return ({"timm": name} | published().get(name, {}).get("peers", {})).get(library)
+
+
+def job_of(library, name):
+    """Return (image side, what the peer is to build) of a variant that it has.
+
+    timm builds a model of one image size for a small one, torchvision has its own size.
+    """
+    theirs = of_peer(library, name)
     options = {"num_classes": 1000} | (theirs if isinstance(theirs, dict) else {"name": theirs})
     side = small_side(VARIANTS[name])
     if "image_size" in inspect.signature(builder(VARIANTS[name].parents[1])).parameters:
@@ -40,7 +45,7 @@ def job_of(library, name):
     return side, {"library": library, "name": options.pop("name"), "options": options}
 
 
-CASES = [(library, name) for library in ("timm", "torchvision") for name in VARIANTS if job_of(library, name)]
+CASES = [(library, name) for library in ("timm", "torchvision") for name in VARIANTS if of_peer(library, name)]
 
 
 def write_images(folder, size):

@@ -15,6 +15,8 @@ import pytest
 from image_classification import runtime
 from image_classification.runtime.process import CHATTER
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_set_threads_keeps_what_the_user_exported(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -37,6 +39,23 @@ def test_threads_are_shared_among_the_processes_of_a_host(monkeypatch):
     monkeypatch.setenv("PADDLE_LOCAL_SIZE", "1000")
     runtime.set_threads()
     assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_import_of_paddle_is_not_looked_through_for_garbage_and_that_of_the_user_is_found_again(enabled):
+    program = f"""
+import gc, sys
+if not {enabled}: gc.disable()
+from image_classification.runtime import prepare_process
+prepare_process()
+kept, known = gc.get_freeze_count(), gc.get_stats()[2]["collections"]
+class Node: pass
+node = Node(); node.own = node; del node
+prepare_process()
+print(kept > 100000, known == 0, gc.get_freeze_count() <= kept, gc.isenabled(), gc.collect() > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["True", "True", "True", str(enabled), "True"], done.stdout + done.stderr
 
 
 CPUINFO = "processor\t: 0\nvendor_id\t: {}\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
