@@ -85,6 +85,8 @@ KERNELS = {
 
 # Those that round float32 weights to the format of the images themselves, in fewer calls than a cast of their own.
 ROUNDING = {
+    "linear": functools.partial(onednn_matmul.linear, rounds=True),
+    "matmul": functools.partial(onednn_matmul.matmul, rounds=True),
     "conv2d": functools.partial(onednn_convolution.conv2d, rounds=True),
     "depthwise_conv2d": functools.partial(onednn_convolution.depthwise_conv2d, rounds=True),
     "conv_norm": functools.partial(onednn_batch_norm.conv_norm, rounds=True),

@@ -146,17 +146,19 @@ def _factor(weight, transposed):
 
 
 class Linear(PyLayer):
-    """x [..., K] @ weight [K, N] + bias [N], or with a weight [N, K], transposed."""
+    """x [..., K] @ weight [K, N] + bias [N], or with a weight [N, K], transposed. For a half x those of float32 are
+    rounded, and so are their gradients, as a cast would."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, transposed=False):
         """Return [..., N] in the dtype of x."""
         ctx.needs = (not x.stop_gradient, not weight.stop_gradient, bias is not None and not bias.stop_gradient)
-        x, bias = contiguous(x), None if bias is None else contiguous(bias)
+        ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
+        x, weight = contiguous(x), in_dtype(weight, x.dtype)
+        bias = None if bias is None else in_dtype(contiguous(bias), x.dtype)
         out = affine(x, _factor(weight, transposed), bias)
         keep(ctx, x, weight)
         ctx.transposed = transposed
-        ctx.bias_dtype = None if bias is None else bias.dtype
         return out
 
     @staticmethod
@@ -177,8 +179,9 @@ class Linear(PyLayer):
             weight_gradient = new_tensor(weight.dtype, weight.shape)
             out = _factor(weight_gradient, ctx.transposed)
             multiply(matrix(x, rows, columns).transposed, gradient_matrix, out)
+            weight_gradient = in_dtype(weight_gradient, ctx.weight_dtype)
         if needs_bias:
-            bias_gradient = sum_rows(gradient, rows, features, ctx.bias_dtype)
+            bias_gradient = in_dtype(sum_rows(gradient, rows, features, gradient.dtype), ctx.bias_dtype)
         return (x_gradient, weight_gradient) if ctx.bias_dtype is None else (x_gradient, weight_gradient, bias_gradient)
 
 
@@ -217,17 +220,19 @@ class BatchedMatmul(PyLayer):
         return left_gradient, right_gradient
 
 
-def linear(original, args, kwargs):
-    """Kernel of ``linear(x, weight, bias)``."""
+def linear(original, args, kwargs, rounds=False):
+    """Kernel of ``linear(x, weight, bias)``; it takes float32 weights with a half x, rounded to its format, where it
+    `rounds`."""
     values = bound(args, kwargs, ("x", "weight", "bias"), ())
-    if values is None or not _fits(*values):
+    if values is None or not _fits(*values, rounds=rounds):
         return NotImplemented
     return Linear.apply(*values)
 
 
-def _fits(x, weight, bias):
+def _fits(x, weight, bias, *, rounds=False):
     """Return whether the tensors make a linear layer that oneDNN computes; for others Paddle words the error."""
-    if not (servable(x, weight) if bias is None else servable(x, weight, bias)):
+    weights = (weight,) if bias is None else (weight, bias)
+    if not (servable(x) and all(map(servable, weights)) if rounds else servable(x, *weights)):
         return False
     sizes, factor = x.shape, weight.shape
     if len(factor) != 2 or sizes[-1:] != factor[:1]:
@@ -252,13 +257,16 @@ def linear_gelu(original, args, kwargs):
     return affine(contiguous(x), view(weight), bias, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),))
 
 
-def matmul(original, args, kwargs):
-    """Kernel of ``matmul(x, y, transpose_x=False, transpose_y=False)``: right a matrix, or equal leading axes."""
+def matmul(original, args, kwargs, rounds=False):
+    """Kernel of ``matmul(x, y, transpose_x=False, transpose_y=False)``: right a matrix, or equal leading axes; it takes
+    a float32 matrix with a half x, rounded to its format, where it `rounds`."""
     values = bound(args, kwargs, ("x", "y", "transpose_x", "transpose_y"), (False, False))
     if values is None:
         return NotImplemented
     left, right, transpose_left, transpose_right = values
-    if not servable(left, right) or right.ndim < 2 or left.ndim < 2:
+    if not servable(left) or not servable(right) or right.ndim < 2 or left.ndim < 2:
+        return NotImplemented
+    if right.dtype is not left.dtype and (not rounds or right.ndim > 2 or transpose_left):
         return NotImplemented
     if right.ndim == 2 and not transpose_left:
         fits = left.shape[-1] == right.shape[-1 if transpose_right else 0]

@@ -43,6 +43,45 @@ def test_linear_keeps_bfloat16_activations_only():
     assert node.name() == "GradNodePyLayer_Linear"
 
 
+class Half:
+    """A policy that rounds what a product reads."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def cast(self, op_name, tensors):
+        return self.dtype if op_name in ("linear", "matmul") else None
+
+
+# rows, columns, features: AMX by tiles and by columns, kernels of few rows and of few columns
+PRODUCTS = {
+    "linear": lambda x, weight, bias: F.linear(x, weight, bias),
+    "linear without bias": lambda x, weight, bias: F.linear(x, weight),
+    "matmul": lambda x, weight, bias: paddle.matmul(x, weight),
+    "matmul transposed": lambda x, weight, bias: paddle.matmul(x, weight.T.contiguous(), transpose_y=True),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("sizes", [(2, 5, 3), (300, 96, 64), (4, 256, 1000), (1100, 544, 576)], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_weights_that_a_product_rounds_itself_are_those_of_a_cast_and_so_are_their_gradients(name, sizes, dtype):
+    rows, columns, features = sizes
+    results = []
+    for cast in (lambda weight: weight, lambda weight: weight.astype(dtype)):
+        x, weight, bias = tensors([(rows, columns), (columns, features), (features,)], FLOAT32)
+        x = x.detach().astype(dtype)
+        x.stop_gradient = False
+        with half_cpu.dispatch(policy=Half(dtype)):
+            result = PRODUCTS[name](x, cast(weight), cast(bias))
+        result.backward(result.detach())
+        used = [weight] if "matmul" in name or "without" in name else [weight, bias]
+        assert all(each.grad.dtype == paddle.float32 for each in used)
+        results.append([each.astype("float32").numpy() for each in (result, x.grad, *(one.grad for one in used))])
+    for own, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(own, expected)
+
+
 @pytest.mark.parametrize("dtype", ALL)
 def test_product_of_a_single_row_is_right_after_one_that_is_written_as_a_column(dtype):
     """oneDNN keeps what it builds, and takes rows for equal whatever their stride."""

@@ -13,9 +13,11 @@ import traceback
 from pathlib import Path
 
 from image_classification.parallel import env
+from image_classification.runtime import prepare_process
 
 place = env.prepare()
 env.export_device(place, "cpu")
+prepare_process()
 
 from image_classification.parallel import context
 from image_classification.parallel.topology import resolve_degrees
