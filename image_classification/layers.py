@@ -88,6 +88,13 @@ def product_norm(x, norm: nn.Layer):
     return norm(x)
 
 
+@composite("residual_norm", casts_as="multiply add layer_norm", result_as="linear")
+def residual_norm(x, branch, norm: nn.Layer, scale=None, drop_path=None):
+    """Return (`residual(x, branch, scale, drop_path)`, its `product_norm`)."""
+    x = residual(x, branch, scale, drop_path)
+    return x, product_norm(x, norm)
+
+
 @composite("rearrange")
 def rearrange(x, split: list[int], order: list[int], shape: list[int]):
     """Return `x` read as shape `split`, with its axes in `order`, read as `shape`."""

@@ -11,7 +11,17 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, Dropout, DropPath, Mlp, attention, linear, product_norm, residual
+from image_classification.layers import (
+    ZERO,
+    Dropout,
+    DropPath,
+    Mlp,
+    attention,
+    linear,
+    product_norm,
+    residual,
+    residual_norm,
+)
 from image_classification.model import Column, Count, Dialect, Draw, Row, Slice, Whole
 from image_classification.runtime import UserError
 
@@ -216,8 +226,9 @@ class TransformerBlock(nn.Layer):
 
     def forward(self, x):
         scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
-        x = residual(x, self.attn(product_norm(x, self.norm1)), scales[0], self.drop_path)
-        return residual(x, self.mlp(product_norm(x, self.norm2)), scales[1], self.drop_path)
+        mixed = self.attn(product_norm(x, self.norm1))
+        x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
+        return residual(x, self.mlp(normed), scales[1], self.drop_path)
 
 
 class ScaledBlock(nn.Layer):
@@ -243,5 +254,6 @@ class ScaledBlock(nn.Layer):
 
     def forward(self, x):
         scales = (self.gamma_1, self.gamma_2) if self.has_scale else (None, None)
-        x = residual(x, self.attn(product_norm(x, self.norm1)), scales[0], self.drop_path)
-        return residual(x, self.mlp(product_norm(x, self.norm2)), scales[1], self.drop_path)
+        mixed = self.attn(product_norm(x, self.norm1))
+        x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
+        return residual(x, self.mlp(normed), scales[1], self.drop_path)

@@ -17,6 +17,7 @@ from image_classification.layers import (
     product_norm,
     rearrange,
     residual,
+    residual_norm,
 )
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
@@ -140,5 +141,6 @@ class PartBlock(nn.Layer):
 
     def forward(self, x):
         scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
-        x = residual(x, self.attn(product_norm(x, self.norm1)), scales[0], self.drop_path)
-        return residual(x, self.mlp(product_norm(x, self.norm2)), scales[1], self.drop_path)
+        mixed = self.attn(product_norm(x, self.norm1))
+        x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
+        return residual(x, self.mlp(normed), scales[1], self.drop_path)

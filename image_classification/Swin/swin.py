@@ -19,6 +19,7 @@ from image_classification.layers import (
     product_norm,
     rearrange,
     residual,
+    residual_norm,
     stage_rates,
 )
 from image_classification.layers import PatchEmbed as ConvPatchEmbed
@@ -111,9 +112,12 @@ class SwinBlock(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x):
-        x = residual(x, self.attend(x), drop_path=self.drop_path)
-        mixed = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(product_norm(x, self.norm2))
-        return residual(x, mixed, drop_path=self.drop_path)
+        mixed = self.attend(x)
+        if self.post_norm:
+            x = residual(x, mixed, drop_path=self.drop_path)
+            return residual(x, self.norm2(self.mlp(x)), drop_path=self.drop_path)
+        x, normed = residual_norm(x, mixed, self.norm2, drop_path=self.drop_path)
+        return residual(x, self.mlp(normed), drop_path=self.drop_path)
 
     def attend(self, x):
         """Return window attention over the map and the norm before or after it, the cyclic shift done and undone."""

@@ -79,6 +79,8 @@ _SIGNATURES = {
     "softmax_columns_backward": (_I, _L, _L, _L, _P, _P, _P),
     "layer_norm": (_I, _I, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P),
     "layer_norm_backward": (_I, _I, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "residual_norm": (_I, _L, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P),
+    "residual_norm_backward": (_I, _L, _L, _L, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "batch_norm": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P),
     "batch_norm_backward": (_I, _L, _L, _L, _F, _I, _S, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "move_statistics": (_L, _F, _F, _P, _P, _P, _P),

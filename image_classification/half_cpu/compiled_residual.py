@@ -41,7 +41,7 @@ class ScaledSum(PyLayer):
         out = new_like(x, dtype)
         formats = [DATA_TYPES[tensor.dtype] for tensor in (x if addend is None else addend, x, out)]
         step = 0 if ctx.addend is not None and ctx.addend[2] else columns
-        load().scaled_sum(*formats, *ctx.sizes, step, *map(_pointer, (addend, x, scale, factors, out)))
+        load().scaled_sum(*formats, *ctx.sizes, step, *map(pointer, (addend, x, scale, factors, out)))
         ctx.like = x.dtype, x.shape
         keep(ctx, x if ctx.needs[2] else None, scale, factors)
         return out
@@ -61,7 +61,7 @@ class ScaledSum(PyLayer):
         written = x_gradient, scale_sums, row_sums
         if any(tensor is not None for tensor in written):
             formats = DATA_TYPES[dtype], DATA_TYPES[gradient.dtype]
-            pointers = map(_pointer, (gradient, x, scale, factors, *written))
+            pointers = map(pointer, (gradient, x, scale, factors, *written))
             load().scaled_sum_backward(*formats, *ctx.sizes, *pointers)
         results = []
         if ctx.addend is not None:
@@ -79,7 +79,8 @@ class ScaledSum(PyLayer):
         return tuple(results)
 
 
-def _pointer(tensor):
+def pointer(tensor):
+    """Return where a tensor begins, None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -113,6 +114,15 @@ def _result_dtype(*tensors):
     return _FLOAT32 if _FLOAT32 in dtypes else dtypes.pop()
 
 
+def sample_factors(drop_path, branch):
+    """Return what `drop_path`, which may be None, multiplies each sample of a branch by, [B, 1, ...], or None."""
+    if drop_path is None:
+        return None
+    ones = paddle_names.full([branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, _FLOAT32, _CPU)
+    factors = drop_path(ones)
+    return None if factors is ones else factors
+
+
 def residual(original, args, kwargs):
     """Kernel of ``residual(x, branch, scale=None, drop_path=None)``; `drop_path` multiplies each sample by a number."""
     values = bound(args, kwargs, ("x", "branch", "scale", "drop_path"), (None, None))
@@ -122,11 +132,7 @@ def residual(original, args, kwargs):
     dtype = _result_dtype(x, branch, scale)
     if dtype is None or x.shape != branch.shape or not x.ndim or scale is not None and not _is_row(scale, branch):
         return NotImplemented
-    factors = None
-    if drop_path is not None:
-        ones = paddle_names.full([branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, _FLOAT32, _CPU)
-        factors = drop_path(ones)
-        factors = None if factors is ones else factors
+    factors = sample_factors(drop_path, branch)
     if scale is None and factors is None and x.dtype is branch.dtype:
         return NotImplemented
     return ScaledSum.apply(x, branch, scale, factors, dtype)

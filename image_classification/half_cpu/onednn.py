@@ -28,6 +28,7 @@ from . import (
     compiled_repeats,
     compiled_resample,
     compiled_residual,
+    compiled_residual_norm,
     compiled_roll,
     compiled_rotary,
     compiled_shuffles,
@@ -114,6 +115,7 @@ COMPILED_KERNELS = {
     **compiled_roll.KERNELS,
     **compiled_rotary.KERNELS,
     **compiled_residual.KERNELS,
+    **compiled_residual_norm.KERNELS,
     **compiled_shuffles.KERNELS,
     **compiled_views.KERNELS,
     **compiled_windows.KERNELS,
@@ -169,7 +171,9 @@ def _backend():
         for name, kernel in (*COMPILED_KERNELS.items(), *compiled_residual.MIXED_KERNELS.items()):
             table[name] = _first_of(table[name], kernel) if name in table else kernel
         widening = {operator: _guarded(kernel) for operator, kernel in compiled_reduce.WIDENING.items()}
-        mixed = frozenset((*compiled_residual.KERNELS, *compiled_residual.MIXED_KERNELS))
+        mixed = frozenset(
+            (*compiled_residual.KERNELS, *compiled_residual_norm.KERNELS, *compiled_residual.MIXED_KERNELS)
+        )
     names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
     if instruction_set():

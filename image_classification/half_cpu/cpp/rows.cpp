@@ -118,14 +118,73 @@ struct Places {
     }
 };
 
-template <class T, class Out>
-void layer_norm(long rows, long columns, float epsilon, const T* from, const float* scale, const float* shift, Out* to,
+// Rows of a matrix as they are, and where their gradients go.
+template <class T>
+struct PlainRows {
+    const T* from;
+    T* gradients;
+    long columns;
+
+    struct Row {
+        const T* from;
+        T* gradient;
+
+        Vector first(long i, long count) const { return take(from + i, count); }
+        Vector again(long i, long count) const { return take(from + i, count); }
+        void write(long i, long count, Vector v) const { give(gradient + i, v, count); }
+    };
+    Row at(long r) const { return {from + r * columns, gradients + r * columns}; }
+};
+
+// addend + branch * factor, with a factor for each sample or none, written when it is read first. Its gradient is the
+// norm's and that of whatever else reads the sum.
+template <class T>
+struct SummedRows {
+    const float* addend;
+    const T* branch;
+    const float* factors;
+    float* total;
+    const float* total_gradient;
+    float* addend_gradient;
+    T* branch_gradient;
+    long columns, rows;  // of a sample
+
+    struct Row {
+        const float* addend;
+        const T* branch;
+        Vector factor;
+        float* total;
+        const float* total_gradient;
+        float* addend_gradient;
+        T* branch_gradient;
+
+        Vector first(long i, long count) const {
+            Vector v = take(addend + i, count) + take(branch + i, count) * factor;
+            give(total + i, v, count);
+            return v;
+        }
+        Vector again(long i, long count) const { return take(total + i, count); }
+        void write(long i, long count, Vector v) const {
+            v = v + take(total_gradient + i, count);
+            give(addend_gradient + i, v, count);
+            give(branch_gradient + i, v * factor, count);
+        }
+    };
+    Row at(long r) const {
+        long n = r * columns;
+        return {addend + n, branch + n, all(factors ? factors[r / rows] : 1.0f), total + n, total_gradient + n,
+                addend_gradient + n, branch_gradient + n};
+    }
+};
+
+template <class Matrix, class Out>
+void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, const float* scale, const float* shift, Out* to,
                 float* means, float* variances, const Places& place) {
     for_rows(rows, columns, [&](long r, float* row) {
-        const T* x = from + r * columns;
+        const auto from = matrix.at(r);
         Out* y = to + place(r) * columns;
         float mean = sum_over(columns, [&](long i, long count) {
-            Vector v = take(x + i, count);
+            Vector v = from.first(i, count);
             store(row + i, v);
             return v;
         }) / columns;
@@ -143,10 +202,10 @@ void layer_norm(long rows, long columns, float epsilon, const T* from, const flo
     });
 }
 
-template <class T, class Out>
-void layer_norm_backward(long rows, long columns, float epsilon, const T* from, const float* means,
-                         const float* variances, const float* scale, const Out* gradient, T* out,
-                         float* scale_gradient, float* shift_gradient, const Places& place) {
+template <class Matrix, class Out>
+void layer_norm_backward(long rows, long columns, float epsilon, const Matrix& matrix, const float* means,
+                         const float* variances, const float* scale, const Out* gradient, float* scale_gradient,
+                         float* shift_gradient, const Places& place) {
     // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
     long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
     long width = (columns + W - 1) / W * W;
@@ -155,13 +214,12 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
         float *scale_sums = partial + p * 2 * width, *shift_sums = scale_sums + width;
         memset(scale_sums, 0, 2 * width * sizeof(float));
         for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
-            const T* x = from + r * columns;
+            const auto from = matrix.at(r);
             const Out* g = gradient + place(r) * columns;
-            T* to = out + r * columns;
             Vector mean = all(means[r]), factor = all(1.0f / std::sqrt(variances[r] + epsilon));
             Vector dot = all(0.0f), total = all(0.0f);
             walk(columns, [&](long i, long count) {
-                Vector gradient = take(g + i, count), v = (take(x + i, count) - mean) * factor;
+                Vector gradient = take(g + i, count), v = (from.again(i, count) - mean) * factor;
                 give(scale_sums + i, take(scale_sums + i, count) + gradient * v, count);
                 give(shift_sums + i, take(shift_sums + i, count) + gradient, count);
                 gradient = gradient * take(scale + i, count);  // zero beyond the end
@@ -170,9 +228,9 @@ void layer_norm_backward(long rows, long columns, float epsilon, const T* from, 
             });
             Vector average = all(sum(total) / columns), slope = all(sum(dot) / columns);
             walk(columns, [&](long i, long count) {
-                Vector v = (take(x + i, count) - mean) * factor;
+                Vector v = (from.again(i, count) - mean) * factor;
                 Vector gradient = take(g + i, count) * take(scale + i, count);
-                give(to + i, (gradient - average - v * slope) * factor, count);
+                from.write(i, count, (gradient - average - v * slope) * factor);
             });
         }
     };
@@ -247,8 +305,8 @@ EXPORT int layer_norm(int format, int result_format, long rows, long columns, fl
     Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
-        layer_norm(rows, columns, epsilon, (const T*)x, scale, shift, (decltype(result)*)y, means, variances,
-                   places);
+        PlainRows<T> from{(const T*)x, nullptr, columns};
+        layer_norm(rows, columns, epsilon, from, scale, shift, (decltype(result)*)y, means, variances, places);
     });
 }
 
@@ -259,7 +317,33 @@ EXPORT int layer_norm_backward(int format, int result_format, long rows, long co
     Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
         using T = decltype(number);
-        layer_norm_backward(rows, columns, epsilon, (const T*)x, means, variances, scale,
-                            (const decltype(result)*)gradient, (T*)out, scale_gradient, shift_gradient, places);
+        PlainRows<T> from{(const T*)x, (T*)out, columns};
+        layer_norm_backward(rows, columns, epsilon, from, means, variances, scale, (const decltype(result)*)gradient,
+                            scale_gradient, shift_gradient, places);
+    });
+}
+
+// The norm of a residual sum, which is written too; `rows` are those of a sample. The branch, its gradient, the norm and
+// the norm's gradient have one format.
+EXPORT int residual_norm(int format, long samples, long rows, long columns, float epsilon, const float* addend,
+                         const void* branch, const float* factors, const float* scale, const float* shift, float* total,
+                         void* y, float* means, float* variances) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        SummedRows<T> from{addend, (const T*)branch, factors, total, nullptr, nullptr, nullptr, columns, rows};
+        layer_norm(samples * rows, columns, epsilon, from, scale, shift, (T*)y, means, variances, Places(nullptr));
+    });
+}
+
+EXPORT int residual_norm_backward(int format, long samples, long rows, long columns, float epsilon, const float* total,
+                                  const float* factors, const float* means, const float* variances, const float* scale,
+                                  const float* total_gradient, const void* gradient, float* addend_gradient,
+                                  void* branch_gradient, float* scale_gradient, float* shift_gradient) {
+    return for_format(format, [&](auto number) {
+        using T = decltype(number);
+        SummedRows<T> from{nullptr, nullptr, factors, (float*)total, total_gradient, addend_gradient, (T*)branch_gradient,
+                           columns, rows};
+        layer_norm_backward(samples * rows, columns, epsilon, from, means, variances, scale, (const T*)gradient,
+                            scale_gradient, shift_gradient, Places(nullptr));
     });
 }

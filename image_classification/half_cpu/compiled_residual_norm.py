@@ -1,0 +1,72 @@
+"""A residual sum and the layer norm of it in one pass each way.
+
+The sum is written as the norm reads it. Its gradient, the norm's and that of what else reads the sum, is written for
+both operands at once, where the engine would add two and an operand would get a copy.
+"""
+
+import paddle
+
+from . import paddle_names
+from .compiled_library import load
+from .compiled_residual import pointer, sample_factors
+from .onednn_memory import contiguous, in_dtype, in_float32
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .recorded import PyLayer
+from .saved import keep, own_result, saved
+
+_FLOAT32 = paddle.float32
+
+
+class ResidualNorm(PyLayer):
+    """x + branch * factors, float32, and its layer norm in the half dtype of the branch; a factor for each sample, or
+    None."""
+
+    @staticmethod
+    def forward(ctx, x, branch, scale, shift, factors, epsilon):
+        """Return (the sum, its norm), both in the shape of x."""
+        ctx.needs = [not tensor.stop_gradient for tensor in (x, branch, scale, shift)]
+        ctx.parameter_dtype, ctx.half = scale.dtype, branch.dtype
+        x, branch, scale, shift = contiguous(x), contiguous(branch), in_float32(scale), in_float32(shift)
+        samples, columns = x.shape[0], numel(scale)
+        rows = numel(x) // columns
+        total, out = new_tensor(_FLOAT32, x.shape), new_tensor(ctx.half, x.shape)
+        mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
+        ctx.numbers = DATA_TYPES[ctx.half], samples, rows // samples, columns, epsilon
+        tensors = x, branch, factors, scale, shift, total, out, mean, variance
+        load().residual_norm(*ctx.numbers, *map(pointer, tensors))
+        keep(ctx, own_result(total), factors, mean, variance, scale)
+        return total, out
+
+    @staticmethod
+    def backward(ctx, total_gradient, gradient):
+        """Return the gradients of x, branch, scale and shift."""
+        total, factors, mean, variance, scale = saved(ctx)
+        given = contiguous(total_gradient), contiguous(gradient)
+        results = [new_tensor(_FLOAT32, total.shape), new_tensor(ctx.half, total.shape)]
+        results += [new_tensor(_FLOAT32, scale.shape) for _ in range(2)]
+        read = total, factors, mean, variance, scale, *given
+        load().residual_norm_backward(*ctx.numbers, *map(pointer, (*read, *results)))
+        results[2:] = [in_dtype(result, ctx.parameter_dtype) for result in results[2:]]
+        return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
+
+
+def residual_norm(original, args, kwargs):
+    """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch without a
+    scale and a plain LayerNorm over the last axis, whose result has the `dtype` of the branch."""
+    names = ("x", "branch", "norm", "scale", "drop_path", "dtype")
+    values = bound(args, kwargs, names, (None, None, None))
+    if values is None:
+        return NotImplemented
+    x, branch, norm, scale, drop_path, dtype = values
+    if not servable(x) or not servable(branch) or x.dtype is not _FLOAT32 or branch.dtype is not dtype:
+        return NotImplemented
+    if scale is not None or x.shape != branch.shape or not paddle_names.is_plain(norm, paddle.nn.LayerNorm):
+        return NotImplemented
+    weights = norm.weight, norm.bias
+    if any(weight is None or weight.dtype not in DATA_TYPES or weight.shape != x.shape[-1:] for weight in weights):
+        return NotImplemented
+    factors = sample_factors(drop_path, branch)
+    return ResidualNorm.apply(x, branch, *weights, factors, paddle_names.norm_epsilon(norm))
+
+
+KERNELS = {"residual_norm": residual_norm}
