@@ -60,10 +60,12 @@ def residual_norm(original, args, kwargs):
     x, branch, norm, scale, drop_path, dtype = values
     if not servable(x) or not servable(branch) or x.dtype is not _FLOAT32 or branch.dtype is not dtype:
         return NotImplemented
-    if scale is not None or x.shape != branch.shape or not paddle_names.is_plain(norm, paddle.nn.LayerNorm):
+    if scale is not None or x.shape != branch.shape or x.ndim < 2:
         return NotImplemented
-    weights = norm.weight, norm.bias
-    if any(weight is None or weight.dtype not in DATA_TYPES or weight.shape != x.shape[-1:] for weight in weights):
+    weights = paddle_names.is_plain(norm, paddle.nn.LayerNorm) and (norm.weight, norm.bias)
+    if not weights or any(weight is None or weight.shape != x.shape[-1:] for weight in weights):
+        return NotImplemented
+    if weights[0].dtype not in DATA_TYPES or weights[1].dtype is not weights[0].dtype:
         return NotImplemented
     factors = sample_factors(drop_path, branch)
     return ResidualNorm.apply(x, branch, *weights, factors, paddle_names.norm_epsilon(norm))

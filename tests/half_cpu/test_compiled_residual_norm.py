@@ -164,11 +164,12 @@ def test_what_the_kernel_does_not_know_is_left_to_the_operators(calls):
     hooked = nn.LayerNorm(48)
     hooked.register_forward_post_hook(lambda layer, given, result: result * 2)
     plain = nn.LayerNorm(48, weight_attr=False), nn.LayerNorm([5, 48]), hooked
-    for case in ((norm, scale), *((each, None) for each in plain)):
+    cases = [(x, branch, norm, scale), *((x, branch, each) for each in plain), (x[0, 0], branch[0, 0], norm)]
+    for case in cases:
         results = []
         for function in (residual_norm, residual_norm.__wrapped__):
             with amp.build_precision("auto", dtype).forward_context():
-                results.append([each.astype("float32").numpy() for each in function(x, branch, case[0], case[1])])
+                results.append([each.astype("float32").numpy() for each in function(*case)])
         for one, other in zip(*results, strict=True):
             np.testing.assert_array_equal(one, other)
     assert len(calls) == 0
