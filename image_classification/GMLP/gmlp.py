@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, linear, linear_gelu, residual
+from image_classification.layers import DropPath, linear, linear_gelu, product_norm, residual
 from image_classification.runtime import UserError
 from image_classification.token_mixer import TokenMixer
 
@@ -60,7 +60,7 @@ class GatedBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        return residual(x, self.mlp_channels(self.norm(x)), drop_path=self.drop_path)
+        return residual(x, self.mlp_channels(product_norm(x, self.norm)), drop_path=self.drop_path)
 
 
 class GMlp(TokenMixer):

@@ -9,7 +9,7 @@ import functools
 
 from paddle import nn
 
-from image_classification.layers import DropPath, Mlp, residual
+from image_classification.layers import DropPath, Mlp, product_norm, residual, residual_norm
 from image_classification.token_mixer import TokenMixer
 from image_classification.transformer import SwiGlu
 
@@ -32,9 +32,9 @@ class MixerBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
-        x = residual(x, mixed, drop_path=self.drop_path)
-        return residual(x, self.mlp_channels(self.norm2(x)), drop_path=self.drop_path)
+        mixed = self.mlp_tokens(product_norm(x, self.norm1).transpose([0, 2, 1])).transpose([0, 2, 1])
+        x, normed = residual_norm(x, mixed, self.norm2, drop_path=self.drop_path)
+        return residual(x, self.mlp_channels(normed), drop_path=self.drop_path)
 
 
 class MlpMixer(TokenMixer):

@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, DropPath, Mlp, conv, linear, residual, stage_rates
+from image_classification.layers import Dropout, DropPath, Mlp, conv, linear, residual, residual_norm, stage_rates
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, stage_links
 from image_classification.runtime import UserError
 
@@ -118,8 +118,8 @@ class PvtBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = residual(x, self.attn(self.norm1(x)), drop_path=self.drop_path)
-        return residual(x, self.mlp(self.norm2(x)), drop_path=self.drop_path)
+        x, normed = residual_norm(x, self.attn(self.norm1(x)), self.norm2, drop_path=self.drop_path)
+        return residual(x, self.mlp(normed), drop_path=self.drop_path)
 
 
 class Stage(nn.Layer):

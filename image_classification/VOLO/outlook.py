@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout, Mlp, linear, rearrange, residual
+from image_classification.layers import Dropout, Mlp, linear, rearrange, residual, residual_norm
 from image_classification.model import Column, Count, Draw, Row
 from image_classification.runtime import UserError
 
@@ -81,5 +81,5 @@ class Outlooker(nn.Layer):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x):
-        x = residual(x, self.attn(self.norm1(x)))
-        return residual(x, self.mlp(self.norm2(x)))
+        x, normed = residual_norm(x, self.attn(self.norm1(x)), self.norm2)
+        return residual(x, self.mlp(normed))

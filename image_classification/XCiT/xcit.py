@@ -13,7 +13,16 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.half_cpu import composite
-from image_classification.layers import TRUNC_NORMAL, Dropout, DropPath, Mlp, check_image_size, linear, residual
+from image_classification.layers import (
+    TRUNC_NORMAL,
+    Dropout,
+    DropPath,
+    Mlp,
+    check_image_size,
+    linear,
+    product_norm,
+    residual,
+)
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice, layer_links
 from image_classification.runtime import UserError
 from image_classification.transformer import ClassAttention
@@ -136,9 +145,9 @@ class XcitBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
-        x = residual(x, self.attn(self.norm1(x)), self.gamma1, self.drop_path)
+        x = residual(x, self.attn(product_norm(x, self.norm1)), self.gamma1, self.drop_path)
         x = residual(x, self.local_mp(self.norm3(x)), self.gamma3, self.drop_path)
-        return residual(x, self.mlp(self.norm2(x)), self.gamma2, self.drop_path)
+        return residual(x, self.mlp(product_norm(x, self.norm2)), self.gamma2, self.drop_path)
 
 
 class ClassBlock(nn.Layer):
