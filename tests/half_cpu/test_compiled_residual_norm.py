@@ -11,9 +11,9 @@ from paddle import nn
 from image_classification import amp
 from image_classification.half_cpu import compiled_library, compiled_residual_norm
 from image_classification.layers import DropPath, residual_norm
-from tests.helpers.onednn_runs import HALVES, ROUNDING
+from tests.helpers.onednn_runs import HALVES, ROUNDING, needs_onednn
 
-pytestmark = pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler")
+pytestmark = [needs_onednn, pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler")]
 SHAPES = [(1, 1, 1), (2, 3, 31), (4, 33, 50), (3, 7, 5, 96), (2, 197, 384)]
 LAST_BIT = 2.0**-23
 
