@@ -4,8 +4,18 @@ import numpy as np
 import paddle
 import pytest
 
-from image_classification.layers import stage_rates
-from image_classification.transformer import bias_of_pairs, relative_position_index
+from image_classification import amp
+from image_classification.config import load_config
+from image_classification.layers import DropPath, Mlp, stage_rates
+from image_classification.MaxViT.attention import PartBlock
+from image_classification.transformer import (
+    Attention,
+    ScaledBlock,
+    TransformerBlock,
+    bias_of_pairs,
+    relative_position_index,
+)
+from tests.helpers.model_zoo import FOLDERS, build, builder, digits_config
 
 
 @pytest.mark.parametrize("depths", [(1,), (2, 3, 1), (3, 3, 9, 3)])
@@ -26,3 +36,45 @@ def test_bias_of_a_pair_is_the_row_of_where_one_token_lies_from_the_other(window
     for query, key in np.ndindex(window**2, window**2):
         down, across = np.subtract(divmod(query, window), divmod(key, window)) + window - 1
         np.testing.assert_array_equal(found[0, :, query, key], table[down * side + across])
+
+
+BLOCKS = {
+    "TransformerBlock": lambda: TransformerBlock(8, 2, layer_scale=1.0),
+    "ScaledBlock": lambda: ScaledBlock(8, Attention(8, 2, True, 0.0, 0.0), Mlp(8, 16), 0.0, 1.0),
+    "PartBlock": lambda: PartBlock(8, 4, 2, False, "table", 2.0, 1.0, 1e-5, "gelu", False, 0.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("mode", [("fp32", None), ("auto", "bfloat16")], ids=lambda mode: mode[0])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_each_branch_of_a_block_is_multiplied_by_its_own_factors(name, mode):
+    block = BLOCKS[name]()
+    factors = [weight for weight in block.parameters() if weight.shape == [8] and (weight == 1).all()]
+    factors = [weight for weight in factors if not any(weight is norm.weight for norm in (block.norm1, block.norm2))]
+    x = paddle.randn([2, 4, 4, 8] if name == "PartBlock" else [2, 5, 8])
+    branches = (lambda x: block.attn(block.norm1(x))), (lambda x: block.mlp(block.norm2(x)))
+    assert len(factors) == 2
+    for first, second in ((0.0, 1.0), (1.0, 0.0)):
+        for factor, value in zip(factors, (first, second), strict=True):
+            factor.set_value(paddle.full([8], value))
+        with amp.build_precision(*mode).forward_context(), paddle.no_grad():
+            expected = x + branches[int(second)](x).astype("float32")
+            np.testing.assert_array_equal(block(x).numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("mode", [("fp32", None), ("auto", "bfloat16")], ids=lambda mode: mode[0])
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_block_whose_paths_are_all_dropped_gives_what_it_got(folder, mode):
+    path = digits_config(folder)
+    data, model = load_config([f"-cfg={path}"], builder(folder)).DATA, build(path)
+
+    def check(layer, given, result):  # one that changes the shape has no shortcut, one of two tensors drops no path
+        if len(given) == 1 and given[0].shape == result.shape:
+            np.testing.assert_array_equal(result.astype("float32").numpy(), given[0].astype("float32").numpy())
+
+    for layer in model.sublayers():
+        if isinstance(getattr(layer, "drop_path", None), DropPath):
+            layer.drop_path.p = 1.0
+            layer.register_forward_post_hook(check)
+    with amp.build_precision(*mode).forward_context():
+        model(paddle.randn([2, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE]))

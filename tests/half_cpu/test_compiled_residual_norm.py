@@ -163,7 +163,9 @@ def test_what_the_kernel_does_not_know_is_left_to_the_operators(calls):
     scale = paddle.randn([48])
     hooked = nn.LayerNorm(48)
     hooked.register_forward_post_hook(lambda layer, given, result: result * 2)
-    plain = nn.LayerNorm(48, weight_attr=False), nn.LayerNorm([5, 48]), hooked
+    mixed = nn.LayerNorm(48)
+    mixed.bias = mixed.create_parameter([48], dtype=dtype, is_bias=True)
+    plain = nn.LayerNorm(48, weight_attr=False), nn.LayerNorm([5, 48]), hooked, mixed
     cases = [(x, branch, norm, scale), *((x, branch, each) for each in plain), (x[0, 0], branch[0, 0], norm)]
     for case in cases:
         results = []

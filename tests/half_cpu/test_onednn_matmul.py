@@ -82,6 +82,22 @@ def test_weights_that_a_product_rounds_itself_are_those_of_a_cast_and_so_are_the
         np.testing.assert_array_equal(own, expected)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shapes, transpose_x", [([(2, 3, 4), (2, 4, 5)], False), ([(4, 3), (4, 5)], True)])
+def test_float32_factor_that_is_no_weight_of_rows_is_cast(shapes, transpose_x, dtype):
+    results = []
+    for cast in (lambda factor: factor, lambda factor: factor.astype(dtype)):
+        x, factor = tensors(shapes, FLOAT32)
+        half = x.astype(dtype).detach()
+        half.stop_gradient = False
+        with half_cpu.dispatch(policy=Half(dtype)):
+            result = paddle.matmul(half, cast(factor), transpose_x=transpose_x)
+        result.backward(result.detach())
+        results.append([each.astype("float32").numpy() for each in (result, half.grad, factor.grad)])
+    for own, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(own, expected)
+
+
 @pytest.mark.parametrize("dtype", ALL)
 def test_product_of_a_single_row_is_right_after_one_that_is_written_as_a_column(dtype):
     """oneDNN keeps what it builds, and takes rows for equal whatever their stride."""
