@@ -53,11 +53,8 @@ def outcome(function, x, branch, norm, dtype, drop_path=None, reads=("total", "n
 
 
 def assert_alike(own, expected, dtype):
-    """Sums of two float32 numbers may be one bit apart where a product is fused with one, which a rounding to the half
-    format may widen; the gradients of the norm's parameters are sums over all rows."""
-    unit = ROUNDING[dtype]
-    bounds = [LAST_BIT, unit, 4 * LAST_BIT, unit, 16 * LAST_BIT, 16 * LAST_BIT]
-    for bound, one, other in zip(bounds, own, expected, strict=True):
+    """Where a product is fused with a sum, float32 numbers may be one bit apart, and half ones one rounding."""
+    for one, other, bound in zip(own, expected, [LAST_BIT, ROUNDING[dtype]] * 2 + [LAST_BIT] * 2, strict=True):
         assert np.abs(one - other).max() <= bound * np.abs(other).max()
 
 

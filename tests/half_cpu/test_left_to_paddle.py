@@ -10,6 +10,7 @@ import pytest
 from image_classification import half_cpu
 from image_classification.half_cpu import paddle_names
 from image_classification.half_cpu.left_to_paddle import SMALL, rules
+from tests.helpers.policies import Policy
 
 OPERATORS = paddle_names.OPERATORS
 LARGE = [2, 8, 64, SMALL // 1024 + 1]
@@ -126,12 +127,8 @@ def test_what_a_kernel_serves_is_not_left_to_paddle():
 
 
 def test_policy_is_asked_before_a_call_is_left_to_paddle():
-    class Half:
-        def cast(self, op_name, tensors):
-            return "float16" if op_name == "relu6" else None
-
     x = paddle.ones([4])
-    with half_cpu.dispatch(Half()):
+    with half_cpu.dispatch(Policy(relu6="float16")):
         assert F.relu6(x).dtype == paddle.float16
         assert F.relu(x).dtype == paddle.float32
 

@@ -14,6 +14,7 @@ from image_classification.half_cpu.onednn_convolution_passes import _describe, p
 from image_classification.half_cpu.onednn_primitives import cache
 from tests.helpers.onednn_cases import CASES
 from tests.helpers.onednn_runs import ALL, needs_onednn, run, tensors
+from tests.helpers.policies import Policy
 
 
 def leave_large_numbers_in_memory():
@@ -168,16 +169,6 @@ def test_transposed_convolution_whose_gradient_needs_our_kernels_is_declined_wit
     assert (result is not NotImplemented) == served
 
 
-class Half:
-    """A policy that rounds what a convolution reads."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-
-    def cast(self, op_name, tensors):
-        return self.dtype if op_name.endswith("conv2d") else None
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("groups", [1, 2, 16])
 def test_filters_that_a_convolution_rounds_itself_are_those_of_a_cast_and_so_are_their_gradients(dtype, groups):
@@ -186,7 +177,7 @@ def test_filters_that_a_convolution_rounds_itself_are_those_of_a_cast_and_so_are
         paddle.seed(0)
         x, weight = paddle.randn([2, 16, 9, 7]).astype(dtype), paddle.randn([16, 16 // groups, 3, 3])
         x.stop_gradient = weight.stop_gradient = False
-        with half_cpu.dispatch(policy=Half(dtype)):
+        with half_cpu.dispatch(policy=Policy(conv2d=dtype, depthwise_conv2d=dtype)):
             result = F.conv2d(x, cast(weight), groups=groups, padding=1)
         result.backward(result.detach())
         assert weight.grad.dtype == paddle.float32

@@ -19,6 +19,7 @@ from tests.helpers.onednn_runs import (
     run,
     tensors,
 )
+from tests.helpers.policies import Policy
 
 pytestmark = needs_onednn
 
@@ -43,16 +44,6 @@ def test_linear_keeps_bfloat16_activations_only():
     assert node.name() == "GradNodePyLayer_Linear"
 
 
-class Half:
-    """A policy that rounds what a product reads."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-
-    def cast(self, op_name, tensors):
-        return self.dtype if op_name in ("linear", "matmul") else None
-
-
 # rows, columns, features: AMX by tiles and by columns, kernels of few rows and of few columns
 PRODUCTS = {
     "linear": lambda x, weight, bias: F.linear(x, weight, bias),
@@ -72,7 +63,7 @@ def test_weights_that_a_product_rounds_itself_are_those_of_a_cast_and_so_are_the
         x, weight, bias = tensors([(rows, columns), (columns, features), (features,)], FLOAT32)
         x = x.detach().astype(dtype)
         x.stop_gradient = False
-        with half_cpu.dispatch(policy=Half(dtype)):
+        with half_cpu.dispatch(policy=Policy(linear=dtype, matmul=dtype)):
             result = PRODUCTS[name](x, cast(weight), cast(bias))
         result.backward(result.detach())
         used = [weight] if "matmul" in name or "without" in name else [weight, bias]
@@ -90,7 +81,7 @@ def test_float32_factor_that_is_no_weight_of_rows_is_cast(shapes, transpose_x, d
         x, factor = tensors(shapes, FLOAT32)
         half = x.astype(dtype).detach()
         half.stop_gradient = False
-        with half_cpu.dispatch(policy=Half(dtype)):
+        with half_cpu.dispatch(policy=Policy(linear=dtype, matmul=dtype)):
             result = paddle.matmul(half, cast(factor), transpose_x=transpose_x)
         result.backward(result.detach())
         results.append([each.astype("float32").numpy() for each in (result, half.grad, factor.grad)])
