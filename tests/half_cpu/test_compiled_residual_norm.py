@@ -8,10 +8,11 @@ import paddle
 import pytest
 from paddle import nn
 
-from image_classification import amp
+from image_classification import amp, half_cpu
 from image_classification.half_cpu import compiled_library, compiled_residual_norm
 from image_classification.layers import DropPath, residual_norm
 from tests.helpers.onednn_runs import HALVES, ROUNDING, needs_onednn
+from tests.helpers.policies import Policy
 
 pytestmark = [needs_onednn, pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler")]
 SHAPES = [(1, 1, 1), (2, 3, 31), (4, 33, 50), (3, 7, 5, 96), (2, 197, 384)]
@@ -174,3 +175,11 @@ def test_what_the_kernel_does_not_know_is_left_to_the_operators(calls):
     assert len(calls) == 0
     with amp.build_precision("auto", dtype).forward_context(), pytest.raises(ValueError):
         residual_norm(x, branch[:, :3], norm)
+
+
+def test_branch_of_another_format_than_the_norm_is_left_to_the_operators(calls):
+    x, branch, norm = operands((2, 5, 48), "float32")
+    with half_cpu.dispatch(policy=Policy("float32", linear=HALVES[-1])):
+        total, normed = residual_norm(x, branch, norm)
+    assert (total.dtype, normed.dtype) == (paddle.float32, getattr(paddle, HALVES[-1]))
+    assert len(calls) == 0
