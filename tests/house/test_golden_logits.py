@@ -6,8 +6,8 @@ import pytest
 from tests.helpers.golden_logits import logits_of, read
 from tests.helpers.model_zoo import FOLDERS
 
-# Of the largest logit. Our own float32 kernels and MKL's of another processor, which add in other orders, are up to 1.7e-6
-# away; ten times that.
+# Of the largest logit. Our own float32 kernels and MKL's for another processor, which add in other orders, are up to
+# 1.7e-6 away; ten times that.
 TOLERANCE = 2e-5
 
 
