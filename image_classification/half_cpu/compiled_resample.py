@@ -11,7 +11,7 @@ from ctypes import c_float
 from .compiled_library import load, numbers
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_channels_last, with_axis, without_axis
-from .onednn_pooling import described
+from .onednn_pooling import POOL, described, windows
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
 
 
@@ -46,6 +46,9 @@ class Taps:
         return Taps(self.size, result)
 
 
+_ALONE = Taps(1, [[(0, 1.0)]])
+
+
 def _resample(x, down, across):
     """Return images [B, C, H, W] with other rows and columns in the memory order of x; recorded by autograd."""
     last = is_channels_last(x) and not x.is_contiguous()
@@ -59,9 +62,26 @@ def _resampled(last, down, across, x):
     shape = [batch, channels, down.size, across.size]
     out = (new_channels_last if last else new_tensor)(x.dtype, shape)
     outer, inner = (batch, channels) if last else (batch * channels, 1)
-    sizes = numbers(outer, height, width, inner, down.size, across.size)
+    return _written(x, out, (outer, height, width, inner), down, across)
+
+
+def _written(x, out, sizes, down, across):
+    """Return `out`, of dense x [outer, height, width, inner] with other rows and columns."""
+    sizes = numbers(*sizes, down.size, across.size)
     load().resample(DATA_TYPES[x.dtype], sizes, *down.arrays, *across.arrays, x.data_ptr(), out.data_ptr())
     return out
+
+
+def _along_depth(x, planes):
+    """Return volumes [B, C, D, H, W] with other planes; recorded by autograd."""
+    return LinearMap.apply(x, *(functools.partial(_other_planes, taps) for taps in (planes, planes.transposed)))
+
+
+def _other_planes(planes, x):
+    x = contiguous(x)
+    batch, channels, depth, height, width = x.shape
+    out = new_tensor(x.dtype, [batch, channels, planes.size, height, width])
+    return _written(x, out, (batch * channels, depth, 1, height * width), planes, _ALONE)
 
 
 def _means(size, starts, ends, divisors=None):
@@ -197,12 +217,18 @@ def pad(original, args, kwargs):
 
 
 def pad3d(original, args, kwargs):
-    """Kernel of ``pad3d(x, paddings, mode, pad_value, data_format)`` of images [B, C, 1, H, W] along H and W."""
+    """Kernel of ``pad3d(x, paddings, mode, pad_value, data_format)`` of images [B, C, 1, H, W] along H and W, or of
+    volumes [B, C, D, H, W] along D."""
     values = bound(args, kwargs, ("x", "paddings", "mode", "pad_value", "data_format"), ())
     if values is None or not servable(values[0]) or values[0].ndim != 5:
         return NotImplemented
     x, sides, mode, value, data_format = values
-    if data_format != "NCDHW" or x.shape[2] != 1 or not all(isinstance(side, int) for side in sides) or any(sides[4:]):
+    if data_format != "NCDHW" or not all(isinstance(side, int) for side in sides):
+        return NotImplemented
+    if not any(sides[:4]) and min(sides) >= 0 and (mode != "constant" or value == 0):
+        planes = _padding(x.shape[2], *sides[4:], mode)
+        return NotImplemented if planes is None else _along_depth(x, planes)
+    if x.shape[2] != 1 or any(sides[4:]):
         return NotImplemented
     result = _padded(without_axis(x, 2), tuple(sides[2:4]), tuple(sides[:2]), mode, value)
     return result if result is NotImplemented else with_axis(result, 2)
@@ -220,6 +246,25 @@ def pool2d(original, args, kwargs):
     return _resample(call.x, *(_window_means(*numbers, call.with_padding) for numbers in along))
 
 
+def pool3d(original, args, kwargs):
+    """Kernel of ``pool3d(...)``: means over windows of several planes and single pixels, such as those that a response
+    is normalised by."""
+    values = bound(args[: len(POOL)], kwargs, POOL, ())
+    if values is None:
+        return NotImplemented
+    x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
+    if not servable(x) or x.ndim != 5 or (data_format, kind, algorithm) != ("NCDHW", "avg", "EXPLICIT"):
+        return NotImplemented
+    if whole or adaptive or not [*size[1:]] == [*strides[1:]] == [1, 1] or len(padding) != 3 or any(padding[1:]):
+        return NotImplemented
+    along = (size[0], 1), (strides[0], 1), (padding[0], 0)
+    found = windows((x.shape[2], 1), *along, bool(ceil_mode))
+    if found is None:
+        return NotImplemented
+    planes = _window_means(x.shape[2], size[0], strides[0], padding[0], found[1][0], not exclusive)
+    return _along_depth(x, planes)
+
+
 KERNELS = {
     "bilinear_interp": _interpolate(_linear),
     "nearest_interp": _interpolate(_nearest),
@@ -227,4 +272,5 @@ KERNELS = {
     "pad": pad,
     "pad3d": pad3d,
     "pool2d": pool2d,
+    "pool3d": pool3d,
 }

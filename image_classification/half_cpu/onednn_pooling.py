@@ -74,8 +74,8 @@ class Pooling(PyLayer):
         return out
 
 
-_POOL2D = ("x", "kernel_size", "strides", "paddings", "ceil_mode", "exclusive", "data_format", "pooling_type",
-           "global_pooling", "adaptive", "padding_algorithm")  # fmt: skip
+POOL = ("x", "kernel_size", "strides", "paddings", "ceil_mode", "exclusive", "data_format", "pooling_type",
+        "global_pooling", "adaptive", "padding_algorithm")  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -92,7 +92,7 @@ class Call(NamedTuple):
 
 def described(args, kwargs):
     """Return the :class:`Call` of ``pool2d(...)``, None for what no kernel computes or Paddle words the error for."""
-    values = bound(args[: len(_POOL2D)], kwargs, _POOL2D, ())
+    values = bound(args[: len(POOL)], kwargs, POOL, ())
     if values is None:
         return None
     x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
@@ -106,7 +106,7 @@ def described(args, kwargs):
         padding, ceil_mode, adaptive = (0, 0), False, False
     if adaptive:
         return Call(x, (), size, kind == "max", False, False, True)
-    found = _windows(image, size, tuple(strides), tuple(padding), bool(ceil_mode))
+    found = windows(image, size, tuple(strides), tuple(padding), bool(ceil_mode))
     if found is None:
         return None
     window, outputs = found
@@ -114,7 +114,7 @@ def described(args, kwargs):
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _windows(image, size, strides, padding, ceil_mode):
+def windows(image, size, strides, padding, ceil_mode):
     """Return ((size, strides, padding before, padding after), (height, width) of the result), or None for windows that
     lie outside of the image."""
     strides, _, before, after = geometry_of(size, strides, (1, 1), padding)

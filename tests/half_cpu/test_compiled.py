@@ -316,6 +316,23 @@ def test_product_of_few_rows_has_what_is_not_finite_in_its_own_columns(size, dty
     assert np.isfinite(result[finite]).all()
 
 
+@needs_library
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_products_of_a_batch_have_the_bits_of_each_alone(dtype):
+    """More of them than the cache keeps, one of which has inf and NaN in rows of their own."""
+    left, right = draw((37, 30, 250), dtype, 0), draw((37, 250, 70), dtype, 1)
+    left[17, 3, 5], left[17, 4, 6] = np.inf, np.nan
+    out = in_memory(np.zeros((37, 30, 70)), dtype)
+    layouts = [layout_of(values, dtype, (0, 1, 2)) for values in (left, right, out)]
+    memory = [in_memory(values, dtype) for values in (left, right)]
+    compiled.matmul(layouts[0], layouts[1], None, layouts[2], ())(*(one.ctypes.data for one in (*memory, out)))
+    found = out if dtype == "float32" else widen(out, dtype)
+    alone = [multiply(*factors, dtype) for factors in zip(left, right, strict=True)]
+    np.testing.assert_array_equal(found.astype(np.float64), np.stack(alone))
+    finite = np.isfinite(found)
+    assert not finite[17, 3:5].any() and finite.sum() == finite.size - 2 * 70
+
+
 def draw(shape, dtype, seed):
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return values if dtype == "float32" else widen(round_half(values, dtype), dtype)

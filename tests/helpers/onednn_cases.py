@@ -256,6 +256,20 @@ CASES = {
     "pad-all-axes": ("pad", lambda x: F.pad(x, [0, 0, 0, 0, 1, 2, 0, 3]), [(2, 5, 4, 3)], False),
     "pad-reflect": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0], mode="reflect"), [(2, 5, 4, 18)], False),
     "pad-replicate": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0], mode="replicate"), [(2, 5, 4, 3)], False),
+    "pad-depth": (
+        "pad3d", lambda x: F.pad(x, [0, 0, 0, 0, 2, 1], data_format="NCDHW"), [(2, 3, 5, 4, 7)], False),
+    "pad-depth-replicate": (
+        "pad3d", lambda x: F.pad(x, [0, 0, 0, 0, 1, 3], mode="replicate", data_format="NCDHW"), [(2, 3, 5, 1, 1)], False),
+    "avg_pool-depth": ("pool3d", lambda x: F.avg_pool3d(x, (3, 1, 1), 1), [(2, 3, 7, 4, 5)], False),
+    "avg_pool-depth-padded": (
+        "pool3d", lambda x: F.avg_pool3d(x, (3, 1, 1), (2, 1, 1), (1, 0, 0), exclusive=False), [(2, 3, 7, 4, 5)], False),
+    "avg_pool-depth-padding-left-out": (
+        "pool3d", lambda x: F.avg_pool3d(x, (4, 1, 1), (2, 1, 1), (2, 0, 0)), [(2, 3, 7, 4, 5)], False),
+    "avg_pool-depth-ceil": (
+        "pool3d", lambda x: F.avg_pool3d(x, (4, 1, 1), (2, 1, 1), ceil_mode=True), [(2, 3, 7, 4, 5)], False),
+    "avg_pool-depth-strided": (
+        "pool3d", lambda x: F.avg_pool3d(x.transpose([0, 1, 4, 2, 3]), (3, 1, 1), 1), [(2, 3, 7, 4, 5)], False),
+    "local_response_norm": ("pool3d", lambda x: F.local_response_norm(x, 5), [(2, 9, 4, 5)], True),
     "pad-circular": ("pad3d", lambda x: F.pad(x, [1, 2, 3, 0], mode="circular"), [(2, 5, 4, 3)], False),
     "conv-transposed": (
         "conv2d_transpose", lambda x, w: F.conv2d_transpose(x, w, stride=2, padding=1),

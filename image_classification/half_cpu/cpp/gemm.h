@@ -18,6 +18,7 @@ constexpr long KC = 384;
 constexpr long KS = KC + 16;
 constexpr long GROUP = 8;  // panels of B that are packed together, because they lie side by side in memory
 constexpr long LEFT_FLOATS = 1 << 18, RIGHT_FLOATS = 1 << 20;  // what may be packed at a time, of a tile of A and of B
+constexpr long CACHED_FLOATS = 1 << 17;  // of several B, those of a batch, that each core's cache keeps
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
 template <int ROWS, int VECTORS, bool COLUMNS>
@@ -93,11 +94,13 @@ struct Widened {
     }
 };
 
-// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels, height), for panels of so many rows, and
-// right(index) pack(n, columns, k, kc, panels, distance); both fill whole panels with float32. finish(index) has
-// row(m), the place of a row of the result, and write(place, m, n, count, sums).
+// Whether products take less time than to call the other threads.
+static bool is_small(long count, long M, long N, long K) { return 2.0 * count * M * N * K < 1e5; }
+
+// Compute `count` products of a batch, from `first` on, all of whose right factors are packed before.
 template <class Engine, class Left, class Right, class Finish>
-static void compute(const Engine& engine, long count, long M, long N, long K, Left left, Right right, Finish finish) {
+static void compute_some(const Engine& engine, long first, long count, long M, long N, long K, Left left, Right right,
+                         Finish finish) {
     static thread_local Scratch packed_scratch, sums_scratch;
     constexpr long ROWS = Engine::ROWS, DEPTH = Engine::DEPTH, STRIDE = Engine::STRIDE;
     long panels = parts(N, NR);
@@ -113,9 +116,8 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
     long wanted = 3L * omp_get_max_threads();
     while (rows > 4 * ROWS && count * parts(M, rows) < wanted) rows -= ROWS;
     if (count * parts(M, rows) < wanted) share = std::max(2L, parts(panels, parts(wanted, count * parts(M, rows))));
-    bool small = 2.0 * count * M * N * K < 1e5;
     auto run = [&](long tasks, auto f) {
-        if (small) for (long task = 0; task < tasks; task++) f(task);
+        if (is_small(count, M, N, K)) for (long task = 0; task < tasks; task++) f(task);
         else for_tasks(tasks, f);
     };
 
@@ -126,7 +128,7 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
         run(count * groups * blocks, [&](long task) {
             long index = task / (groups * blocks), group = task / blocks % groups * GROUP, k = task % blocks * DEPTH;
             long n = group * NR, kc = std::min(DEPTH, end - start - k);
-            engine.pack_right(index, right(index), n, std::min(N - n, GROUP * NR), start + k, kc,
+            engine.pack_right(first + index, right(first + index), n, std::min(N - n, GROUP * NR), start + k, kc,
                               packed + (index * panels + group) * distance + k * NR, distance);
         });
         run(count * down * across, [&](long task) {
@@ -136,10 +138,10 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
             long m1 = std::min(M, m0 + rows), tile = parts(m1 - m0, ROWS) * ROWS;
             float* sums = left_scratch.floats(tile * NR + blocks * tile * STRIDE + 64);
             float* block = sums + tile * NR;
-            auto a = left(index);
-            auto to = finish(index);
+            auto a = left(first + index);
+            auto to = finish(first + index);
             for (long k = 0; k < blocks; k++)
-                engine.pack_left(index, a, m0, m1 - m0, start + k * DEPTH, std::min(DEPTH, end - start - k * DEPTH),
+                engine.pack_left(first + index, a, m0, m1 - m0, start + k * DEPTH, std::min(DEPTH, end - start - k * DEPTH),
                                  block + k * tile * STRIDE);
             decltype(to.row(0)) places[Engine::MOST * ROWS];
             if (end == K)
@@ -177,6 +179,20 @@ static void compute(const Engine& engine, long count, long M, long N, long K, Le
         });
         start = end;
     } while (start < K);
+}
+
+// Compute a batch of products. left(index) has pack(m, rows, k, kc, panels, height), for panels of so many rows, and
+// right(index) pack(n, columns, k, kc, panels, distance); both fill whole panels with float32. finish(index) has
+// row(m), the place of a row of the result, and write(place, m, n, count, sums).
+template <class Engine, class Left, class Right, class Finish>
+static void compute(const Engine& engine, long count, long M, long N, long K, Left left, Right right, Finish finish) {
+    // Of many products a thread packs some, which stay in its cache, and multiplies them.
+    long many = count / (4 * omp_get_max_threads());
+    if (!many || is_small(count, M, N, K)) return compute_some(engine, 0, count, M, N, K, left, right, finish);
+    long some = std::clamp(CACHED_FLOATS / (parts(N, NR) * NR * std::max(K, 1L)), 1L, many);
+    for_tasks(parts(count, some), [&](long task) {
+        compute_some(engine, task * some, std::min(some, count - task * some), M, N, K, left, right, finish);
+    });
 }
 
 // A matrix in memory with strides of rows and columns, in elements.
