@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from ctypes import c_char_p, c_float, c_int, c_long, c_uint, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int, c_long, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ SOURCES = Path(__file__).parent / "cpp"
 LIMIT = 1200.0  # seconds for a compiler, or for another process that compiles; they take one minute on an idle machine
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fopenmp")
 
-_I, _L, _F, _S, _P = c_int, c_long, c_float, c_char_p, c_void_p
+_I, _L, _F, _D, _S, _P = c_int, c_long, c_float, c_double, c_char_p, c_void_p
 _SIGNATURES = {
     "convert": (_I, _I, _L, _P, _P),
     "move": (_I, _I, _I, _P, _P, _P),
@@ -63,12 +63,12 @@ _SIGNATURES = {
     "dropout_backward": (_I, _L, _F, _P, _P, _P),
     "scaled_sum": (_I, _I, _I, _L, _L, _L, _I, _L, _P, _P, _P, _P, _P),
     "scaled_sum_backward": (_I, _I, _L, _L, _L, _I, _P, _P, _P, _P, _P, _P, _P),
-    "adam_direction": (_L, _F, _F, _F, _F, _F, _F, _F, _F, _P, _P, _P, _P, _P),
+    "lamb_direction": (_L, _D, _D, _F, _F, _I, _P, _P, _P, _P, _P, _P, _P, _P),
     "square_sums": (_L, _P, _P),
     "adam": (_I, _I, _I, _L, _F, _F, _F, _F, _F, _P, _P, _P, _P, _P, _P, _P, _P),
     "momentum": (_I, _I, _I, _L, _F, _F, _F, _I, _P, _P, _P, _P, _P),
     "sgd": (_I, _I, _I, _L, _F, _P, _P, _P, _P),
-    "descend": (_L, _F, _P, _P),
+    "lamb_descend": (_L, _F, _P, _P, _P, _P),
     "reduce": (_I, _I, _P, _P, _P, _P, _F, _P),
     "order": (_I, _I, _L, _L, _L, _L, _P, _P),
     "softmax": (_I, _L, _L, _P, _P),

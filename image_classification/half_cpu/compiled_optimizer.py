@@ -3,7 +3,7 @@
 Paddle's adamw_ needs twice the time of memory; the rules of LAMB, and those of half weights, are ten operators each.
 """
 
-from math import prod
+from math import inf, prod
 
 import paddle
 
@@ -14,7 +14,7 @@ from .onednn_primitives import DATA_TYPES, bound, data_type, is_known, new_tenso
 from .scope import active
 from .updates import NONE
 
-_FLOAT32 = paddle.float32
+_FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
 
 
 def _are_plain(*tensors, dtype=_FLOAT32):
@@ -133,17 +133,20 @@ def sgd(update, param, rate, gradient, master, has_master):
     return param, None
 
 
-def adam_direction(original, args, kwargs):
-    """Kernel of ``adam_direction(weights, grad, average, square, lacks, betas, epsilon, weight_decay)``."""
-    names = ("weights", "grad", "average", "square", "lacks", "betas", "epsilon", "weight_decay")
+def lamb_direction(original, args, kwargs):
+    """Kernel of ``lamb_direction(weights, grad, average, square, power1, power2, betas, epsilon, corrects,
+    weight_decay, adapts)``."""
+    names = ("weights", "grad", "average", "square", "power1", "power2", "betas", "epsilon", "corrects", "weight_decay",
+             "adapts")  # fmt: skip
     values = bound(args, kwargs, names, ())
-    if values is None or not _are_plain(*values[:4]):
+    if values is None or not _are_plain(*values[:4]) or not _are_plain(*values[4:6], dtype=_FLOAT64):
         return NotImplemented
-    *tensors, lacks, betas, epsilon, weight_decay = values
-    direction = new_tensor(_FLOAT32, tensors[0].shape)
-    constants = *betas, *(1 - beta for beta in betas), *map(float, lacks), epsilon, weight_decay
-    load().adam_direction(numel(direction), *constants, *(tensor.data_ptr() for tensor in (*tensors, direction)))
-    return direction
+    *tensors, betas, epsilon, corrects, decay, adapts = values
+    direction, squares = new_tensor(_FLOAT32, tensors[0].shape), new_tensor(_FLOAT32, [2]) if adapts else None
+    results = direction.data_ptr(), squares.data_ptr() if adapts else None
+    pointers = *(tensor.data_ptr() for tensor in tensors), *results
+    load().lamb_direction(numel(direction), *betas, epsilon, decay, corrects, *pointers)
+    return direction, squares
 
 
 def square_sums(original, args, kwargs):
@@ -160,13 +163,16 @@ def square_sums(original, args, kwargs):
     return out
 
 
-def descend(original, args, kwargs):
-    """Kernel of ``descend(weights, rate, direction)``."""
-    values = bound(args, kwargs, ("weights", "rate", "direction"), ())
-    if values is None or not _are_plain(*values):
+def lamb_descend(original, args, kwargs):
+    """Kernel of ``lamb_descend(weights, rate, direction, squares, trust_clip)``."""
+    values = bound(args, kwargs, ("weights", "rate", "direction", "squares", "trust_clip"), ())
+    if values is None or not _are_plain(*values[:3]) or numel(values[1]) != 1:
         return NotImplemented
-    weights, rate, direction = values
-    load().descend(numel(weights), float(rate), direction.data_ptr(), weights.data_ptr())
+    weights, rate, direction, squares, clip = values
+    squared = None if squares is None else squares.data_ptr()
+    pointers = rate.data_ptr(), squared, direction.data_ptr(), weights.data_ptr()
+    load().lamb_descend(numel(weights), inf if clip is None else clip, *pointers)
+    paddle_names.bump_version(weights)
     return weights
 
 
@@ -199,7 +205,7 @@ KERNELS = {
     "adam_": adam,
     "momentum_": momentum,
     "sgd_": sgd,
-    "adam_direction": adam_direction,
-    "descend": descend,
+    "lamb_direction": lamb_direction,
+    "lamb_descend": lamb_descend,
     "square_sums": square_sums,
 }

@@ -82,15 +82,14 @@ class Lamb(Rule):
 
     def update(self, param, grad, lr, setting, state):
         """Change ``param`` and ``state`` in place."""
-        lacks = [1 - state[slot].scale_(beta) for slot, beta in zip(self.powers, self._betas, strict=True)]
-        lacks = [lack.astype("float32") if self._bias_correction else paddle.ones_like(lr) for lack in lacks]
-        direction = adam_direction(
-            param, grad, state["moment1"], state["moment2"], lacks, self._betas, self._epsilon, setting.weight_decay
-        )
-        if setting.weight_decay or self._always_adapt:
-            trust = _ratio(*norms(param, direction, setting.holders))
-            lr = lr * (trust if self._trust_clip is None else trust.clip(max=self._trust_clip))
-        descend(param, lr, direction)
+        adapts = bool(setting.weight_decay or self._always_adapt)
+        direction, squares = lamb_direction(
+            param, grad, *(state[slot] for slot in self.slots + self.powers), self._betas, self._epsilon,
+            self._bias_correction, setting.weight_decay, adapts
+        )  # fmt: skip
+        if adapts and setting.holders is not None:
+            setting.holders.all_reduce(squares)
+        lamb_descend(param, lr, direction, squares, self._trust_clip)
 
 
 class Lars(Rule):
@@ -147,21 +146,30 @@ class Lion(Rule):
         moment1.scale_(beta2).add_((1 - beta2) * grad)
 
 
-@composite("adam_direction")
-def adam_direction(weights, grad, average, square, lacks, betas, epsilon, weight_decay):
-    """Return Adam's direction with decoupled weight decay.
+@composite("lamb_direction")
+def lamb_direction(weights, grad, average, square, power1, power2, betas, epsilon, corrects, weight_decay, adapts):
+    """Return Adam's direction with decoupled weight decay and, where the rate adapts to them, the sums of squares of
+    weights and direction, [2], otherwise None.
 
-    The averages, of the gradient and of its square, change in place; each is divided by one of the scalars `lacks`.
+    The averages, of the gradient and of its square, and the powers of their betas change in place; where the bias is
+    to be corrected each average is divided by what it lacks for having started at 0.
     """
+    lacks = [1 - power.scale_(beta) for power, beta in zip((power1, power2), betas, strict=True)]
+    lacks = [lack.astype("float32") if corrects else paddle.ones([1]) for lack in lacks]
     average.scale_(betas[0]).add_(grad * (1 - betas[0]))
     square.scale_(betas[1]).add_(grad * grad * (1 - betas[1]))
     direction = (average / lacks[0]) / ((square / lacks[1]).sqrt() + epsilon)
-    return direction + weight_decay * weights if weight_decay else direction
+    direction = direction + weight_decay * weights if weight_decay else direction
+    return direction, square_sums([weights, direction]) if adapts else None
 
 
-@composite("descend")
-def descend(weights, rate, direction):
-    """Subtract the direction times the rate, a scalar tensor, from the weights in place."""
+@composite("lamb_descend")
+def lamb_descend(weights, rate, direction, squares, trust_clip):
+    """Subtract the direction times the rate, a scalar tensor, from the weights in place. Where there are `squares`,
+    those of `lamb_direction`, the rate is multiplied by the trust ratio, at most `trust_clip` unless that is None."""
+    if squares is not None:
+        trust = _ratio(*squares.sqrt().unbind())
+        rate = rate * (trust if trust_clip is None else trust.clip(max=trust_clip))
     weights.subtract_(rate * direction)
 
 

@@ -11,7 +11,7 @@ from image_classification import half_cpu
 from image_classification.config import Config
 from image_classification.config.schema import OPTIMIZERS
 from image_classification.optim import build_optimizer, load_optimizer_state, optimizer_state
-from image_classification.optim.rules import adam_direction, descend, norms
+from image_classification.optim.rules import lamb_descend, lamb_direction, norms
 from image_classification.runtime import UserError
 
 SHAPES = {"pos_embed": (1, 2, 3), "blocks.0.fc.weight": (3, 4), "blocks.0.fc.bias": (4,), "head.weight": (4, 2)}
@@ -160,20 +160,29 @@ def test_lamb_with_decay_on_all_tensors_is_the_rule_without_exclusions():
         np.testing.assert_allclose(dict(named)[key].numpy(), expected, rtol=0, atol=1e-6, err_msg=key)
 
 
-def test_one_pass_over_a_large_tensor_is_what_its_operators_compute():
-    """Same float32 arithmetic, fused multiply-adds aside; betas whose difference from 1 float32 would round off."""
+@pytest.mark.parametrize("corrects", [True, False])
+@pytest.mark.parametrize(("adapts", "clip"), [(False, None), (True, None), (True, 0.3)])
+@pytest.mark.parametrize("count", [7, 40007])
+def test_one_pass_of_lamb_is_what_its_operators_compute(count, adapts, clip, corrects):
+    """Same float32 arithmetic, fused multiply-adds and the order of sums aside; betas whose difference from 1 float32
+    would round off."""
     results = []
     for context in (contextlib.nullcontext, half_cpu.dispatch):
         paddle.seed(0)
-        weights, grad, average, square = (paddle.randn([40007]) for _ in range(4))
-        square = square * square
-        lacks = [paddle.full([1], 0.1), paddle.full([1], 1e-3)]
+        weights, grad, average, square = (paddle.randn([count]) for _ in range(4))
+        square, powers = square * square, [paddle.full([1], value, "float64") for value in (0.9, 0.999)]
+        state, version = (average, square, *powers), weights.inplace_version
         with context():
-            direction = adam_direction(weights, grad, average, square, lacks, (0.9, 0.999), 1e-6, 0.1)
-            descend(weights, paddle.to_tensor(0.5), direction)
-        results.append([tensor.numpy() for tensor in (average, square, direction, weights)])
+            options = (0.9, 0.999), 1e-6, corrects, 0.1, adapts
+            direction, squares = lamb_direction(weights, grad, *state, *options)
+            lamb_descend(weights, paddle.to_tensor(0.5), direction, squares, clip)
+        assert weights.inplace_version > version
+        assert (squares is not None) == adapts
+        results.append([tensor.numpy() for tensor in (*state, direction, weights, *([squares] if adapts else []))])
     for expected, actual in zip(*results, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    for expected, actual in zip(results[0][2:4], results[1][2:4], strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_norm_of_millions_of_numbers_is_exact():

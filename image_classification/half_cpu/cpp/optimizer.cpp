@@ -91,61 +91,77 @@ EXPORT int sgd(int format, int gradient_format, int copy_format, long n, float f
                   [&](long, long, auto, Vector g, Vector w) { return w - apart(g * all(*rate)); });
 }
 
-// Adam's averages of the gradient and of its square, in place, and its direction, their quotient, each divided by what
-// it lacks for having started at 0, plus the weights times their decay. gain: 1 - beta, which float32 would round off.
-EXPORT int adam_direction(long n, float beta1, float beta2, float gain1, float gain2, float lack1, float lack2,
-                          float epsilon, float decay, const float* weights, const float* gradient, float* average,
-                          float* square, float* direction) {
-    for_ranges(n, GRAIN, [&](long first, long last) {
-        walk(last - first, [&](long at, long count) {
-            long i = first + at;
-            Vector g = take(gradient + i, count);
-            Vector m = fma(take(average + i, count), all(beta1), g * all(gain1));
-            Vector v = fma(take(square + i, count), all(beta2), g * g * all(gain2));
-            give(average + i, m, count);
-            give(square + i, v, count);
-            Vector d = m / all(lack1) / (root(v / all(lack2)) + all(epsilon));
-            give(direction + i, decay ? fma(take(weights + i, count), all(decay), d) : d, count);
-        });
-    });
-    return 0;
-}
-
-// The sum of squares.
-static int square_sum(int format, long n, const void* x, float* out) {
-    long part = std::max(GRAIN, (n + 255) / 256), parts = (n + part - 1) / part;  // whatever the number of threads
-    Floats partial(parts);
-    int status = for_format(format, [&](auto element) {
-        for_tasks(parts, [&](long p) {
-            auto* from = (decltype(element)*)x + p * part;
-            Vector total[2] = {all(0.0f), all(0.0f)};
-            walk(std::min(part, n - p * part), [&](long i, long count) {
-                Vector v = take(from + i, count);
-                total[i / W % 2] = fma(v, v, total[i / W % 2]);
+// Sums of the squares of n numbers, SUMS of them: each(index, count, square) calls square(which sum, vector). The order does
+// not depend on the number of threads.
+template <long SUMS, class F>
+static void square_sums(long n, float* out, F each) {
+    long part = std::max(GRAIN, (n + 255) / 256), parts = (n + part - 1) / part;
+    Floats partial(parts * SUMS);
+    for_tasks(parts, [&](long p) {
+        Vector total[SUMS][2];
+        for (auto& pair : total) pair[0] = pair[1] = all(0.0f);
+        walk(std::min(part, n - p * part), [&](long i, long count) {
+            each(p * part + i, count, [&](long which, Vector v) {
+                total[which][i / W % 2] = fma(v, v, total[which][i / W % 2]);
             });
-            partial[p] = sum(total[0] + total[1]);
         });
+        for (long which = 0; which < SUMS; which++) partial[p * SUMS + which] = sum(total[which][0] + total[which][1]);
     });
-    double total = 0;
-    for (long p = 0; p < parts; p++) total += partial[p];
-    *out = total;
-    return status;
+    for (long which = 0; which < SUMS; which++) {
+        double total = 0;
+        for (long p = 0; p < parts; p++) total += partial[p * SUMS + which];
+        out[which] = total;
+    }
 }
 
 // The sums of squares of tensors, each (format, number of elements, first element).
 EXPORT int square_sums(long tensors, const long* described, float* out) {
     int status = 0;
     for (long i = 0; i < tensors; i++, described += 3)
-        status |= square_sum(described[0], described[1], (const void*)described[2], out + i);
+        status |= for_format(described[0], [&](auto element) {
+            auto* from = (decltype(element)*)described[2];
+            square_sums<1>(described[1], out + i, [&](long at, long count, auto square) { square(0, take(from + at, count)); });
+        });
     return status;
 }
 
-// weights -= rate * direction
-EXPORT int descend(long n, float rate, const float* direction, float* weights) {
+// Adam's averages of the gradient and of its square, the powers of their betas, all in place, and Adam's direction: the
+// quotient of the averages, each divided by what it lacks for having started at 0 where that is corrected, plus the weights
+// times their decay. squares: those of weights and direction, or null.
+EXPORT int lamb_direction(long n, double beta1, double beta2, float epsilon, float decay, int corrects, const float* weights,
+                          const float* gradient, float* average, float* square, double* power1, double* power2,
+                          float* direction, float* squares) {
+    *power1 *= beta1, *power2 *= beta2;
+    Vector lack1 = all(corrects ? (float)(1 - *power1) : 1), lack2 = all(corrects ? (float)(1 - *power2) : 1);
+    Vector keep1 = all((float)beta1), keep2 = all((float)beta2);
+    Vector gain1 = all((float)(1 - beta1)), gain2 = all((float)(1 - beta2));  // float32 would round the difference off
+    float unused[2];
+    square_sums<2>(n, squares ? squares : unused, [&](long i, long count, auto add) {
+        Vector g = take(gradient + i, count), w = take(weights + i, count);
+        Vector m = fma(take(average + i, count), keep1, g * gain1);
+        Vector v = fma(take(square + i, count), keep2, g * g * gain2);
+        give(average + i, m, count);
+        give(square + i, v, count);
+        Vector d = m / lack1 / (root(v / lack2) + all(epsilon));
+        d = decay ? fma(w, all(decay), d) : d;
+        give(direction + i, d, count);
+        add(0, w), add(1, d);
+    });
+    return 0;
+}
+
+// weights -= rate * direction, the rate times the trust ratio, of the roots of squares, where there are any and neither is 0.
+EXPORT int lamb_descend(long n, float most, const float* rate, const float* squares, const float* direction,
+                        float* weights) {
+    float step = *rate;
+    if (squares) {
+        float above = sqrtf(squares[0]), below = sqrtf(squares[1]), trust = above > 0 && below > 0 ? above / below : 1;
+        step *= trust > most ? most : trust;
+    }
     for_ranges(n, GRAIN, [&](long first, long last) {
-        walk(last - first, [&](long i, long count) {
-            give(weights + first + i, fma(take(direction + first + i, count), all(-rate), take(weights + first + i, count)),
-                 count);
+        walk(last - first, [&](long at, long count) {
+            long i = first + at;
+            give(weights + i, fma(take(direction + i, count), all(-step), take(weights + i, count)), count);
         });
     });
     return 0;
