@@ -22,6 +22,7 @@ from image_classification.layers import (
     linear,
     product_norm,
     residual,
+    residual_norm,
 )
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice, layer_links
 from image_classification.runtime import UserError
@@ -146,8 +147,8 @@ class XcitBlock(nn.Layer):
 
     def forward(self, x):
         x = residual(x, self.attn(product_norm(x, self.norm1)), self.gamma1, self.drop_path)
-        x = residual(x, self.local_mp(self.norm3(x)), self.gamma3, self.drop_path)
-        return residual(x, self.mlp(product_norm(x, self.norm2)), self.gamma2, self.drop_path)
+        x, normed = residual_norm(x, self.local_mp(self.norm3(x)), self.norm2, self.gamma3, self.drop_path)
+        return residual(x, self.mlp(normed), self.gamma2, self.drop_path)
 
 
 class ClassBlock(nn.Layer):

@@ -20,8 +20,8 @@ def pays(data_type, rows, columns, right_columns):
 
     oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
     with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of formats that are widened the other
-    kernel packs few columns as long as it multiplies them: 0.76 to 0.97, and 0.45 to 0.85 of float16 by AMX, whose tiles 32
-    columns do not fill.
+    kernel packs few columns as long as it multiplies them: 0.76 to 0.97, and of float16 by AMX, whose tiles 32 columns
+    do not fill, 0.45 to 0.85.
     """
     fewest = min(columns, right_columns)
     if data_type in formats():

@@ -18,41 +18,47 @@ _FLOAT32 = paddle.float32
 
 
 class ResidualNorm(PyLayer):
-    """x + branch * factors, float32, and its layer norm in the half dtype of the branch; a factor for each sample, or
-    None."""
+    """x + branch * weights * factors, float32, and its layer norm in the half dtype of the branch; weights of the last
+    axis, or None, and a factor for each sample, or None."""
 
     @staticmethod
-    def forward(ctx, x, branch, scale, shift, factors, epsilon):
+    def forward(ctx, x, branch, scale, shift, weights, factors, epsilon):
         """Return (the sum, its norm), both in the shape of x."""
-        ctx.needs = [not tensor.stop_gradient for tensor in (x, branch, scale, shift)]
-        ctx.parameter_dtype, ctx.half = scale.dtype, branch.dtype
+        given = x, branch, scale, shift, weights
+        ctx.needs = [not tensor.stop_gradient for tensor in given if tensor is not None]
+        ctx.dtypes = [tensor.dtype for tensor in (scale, shift, weights) if tensor is not None]
+        ctx.half = branch.dtype
         x, branch, scale, shift = contiguous(x), contiguous(branch), in_float32(scale), in_float32(shift)
+        weights = None if weights is None else in_float32(weights)
         samples, columns = x.shape[0], numel(scale)
         rows = numel(x) // columns
         total, out = new_tensor(_FLOAT32, x.shape), new_tensor(ctx.half, x.shape)
         mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
         ctx.numbers = DATA_TYPES[ctx.half], samples, rows // samples, columns, epsilon
-        tensors = x, branch, factors, scale, shift, total, out, mean, variance
+        tensors = x, branch, weights, factors, scale, shift, total, out, mean, variance
         load().residual_norm(*ctx.numbers, *map(pointer, tensors))
-        keep(ctx, own_result(total), factors, mean, variance, scale)
+        branch = branch if ctx.needs[4:] == [True] else None
+        keep(ctx, own_result(total), branch, weights, factors, mean, variance, scale)
         return total, out
 
     @staticmethod
     def backward(ctx, total_gradient, gradient):
-        """Return the gradients of x, branch, scale and shift."""
-        total, factors, mean, variance, scale = saved(ctx)
+        """Return the gradients of x, branch, scale and shift, and of weights where there are any."""
+        total, branch, *others, scale = saved(ctx)
         given = contiguous(total_gradient), contiguous(gradient)
         results = [new_tensor(_FLOAT32, total.shape), new_tensor(ctx.half, total.shape)]
-        results += [new_tensor(_FLOAT32, scale.shape) for _ in range(2)]
-        read = total, factors, mean, variance, scale, *given
-        load().residual_norm_backward(*ctx.numbers, *map(pointer, (*read, *results)))
-        results[2:] = [in_dtype(result, ctx.parameter_dtype) for result in results[2:]]
-        return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
+        results += [new_tensor(_FLOAT32, scale.shape) for _ in range(2 if branch is None else 3)]
+        results += [None] if branch is None else []
+        tensors = total, branch, *others, scale, *given, *results
+        load().residual_norm_backward(*ctx.numbers, *map(pointer, tensors))
+        dtypes = _FLOAT32, ctx.half, *ctx.dtypes
+        pairs = zip(results, dtypes, ctx.needs, strict=False)  # the last one may be of no tensor
+        return tuple(in_dtype(result, dtype) if needed else None for result, dtype, needed in pairs)
 
 
 def residual_norm(original, args, kwargs):
-    """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch without a
-    scale and a plain LayerNorm over the last axis, whose result has the `dtype` of the branch."""
+    """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch, a scale of
+    the last axis and a plain LayerNorm over it, whose result has the `dtype` of the branch."""
     names = ("x", "branch", "norm", "scale", "drop_path", "dtype")
     values = bound(args, kwargs, names, (None, None, None))
     if values is None:
@@ -60,7 +66,7 @@ def residual_norm(original, args, kwargs):
     x, branch, norm, scale, drop_path, dtype = values
     if not servable(x) or not servable(branch) or x.dtype is not _FLOAT32 or branch.dtype is not dtype:
         return NotImplemented
-    if scale is not None or x.shape != branch.shape or x.ndim < 2:
+    if x.shape != branch.shape or x.ndim < 2 or not _is_last_axis(scale, x):
         return NotImplemented
     weights = paddle_names.is_plain(norm, paddle.nn.LayerNorm) and (norm.weight, norm.bias)
     if not weights or any(weight is None or weight.shape != x.shape[-1:] for weight in weights):
@@ -68,7 +74,11 @@ def residual_norm(original, args, kwargs):
     if weights[0].dtype not in DATA_TYPES or weights[1].dtype is not weights[0].dtype:
         return NotImplemented
     factors = sample_factors(drop_path, branch)
-    return ResidualNorm.apply(x, branch, *weights, factors, paddle_names.norm_epsilon(norm))
+    return ResidualNorm.apply(x, branch, *weights, scale, factors, paddle_names.norm_epsilon(norm))
+
+
+def _is_last_axis(scale, x):
+    return scale is None or scale.shape == x.shape[-1:] and servable(scale)
 
 
 KERNELS = {"residual_norm": residual_norm}

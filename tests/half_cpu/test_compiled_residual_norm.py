@@ -40,8 +40,16 @@ def operands(shape, dtype, seed=0):
     return x, branch, norm
 
 
+def layer_scale(shape):
+    """Return a scale of the last axis whose gradient is asked for."""
+    paddle.seed(9)
+    scale = paddle.randn(shape[-1:])
+    scale.stop_gradient = False
+    return scale
+
+
 def outcome(function, x, branch, norm, dtype, drop_path=None, reads=("total", "norm"), scale=None):
-    """Return [sum, norm, gradients of x, branch, scale and shift], float32."""
+    """Return [sum, norm, gradients of x, branch, the norm's scale and shift, and the scale], float32."""
     with amp.build_precision("auto", dtype).forward_context():
         paddle.seed(7)  # of the paths that are dropped
         found = dict(zip(("total", "norm"), function(x, branch, norm, scale, drop_path), strict=True))
@@ -49,23 +57,26 @@ def outcome(function, x, branch, norm, dtype, drop_path=None, reads=("total", "n
         paddle.seed(8)
         slopes = [paddle.randn(x.shape).astype(found[name].dtype) for name in reads]
         paddle.autograd.backward([found[name] for name in reads], slopes)
-    leaves = (x, branch, norm.weight, norm.bias)
+    leaves = (x, branch, norm.weight, norm.bias, *([] if scale is None else [scale]))
     return [each.astype("float32").numpy() for each in (*found.values(), *(leaf.grad for leaf in leaves))]
 
 
 def assert_alike(own, expected, dtype):
-    """Where a product is fused with a sum, float32 numbers may be one bit apart, and half ones one rounding."""
-    for one, other, bound in zip(own, expected, [LAST_BIT, ROUNDING[dtype]] * 2 + [LAST_BIT] * 2, strict=True):
+    """Where a product is fused with a sum, float32 numbers may be one bit apart, and half ones one rounding. The sums
+    over rows of what a layer scale's gradient consists of may be two bits apart."""
+    bounds = [LAST_BIT, ROUNDING[dtype]] * 2 + [LAST_BIT * (len(own) - 5)] * (len(own) - 4)
+    for one, other, bound in zip(own, expected, bounds, strict=True):
         assert np.abs(one - other).max() <= bound * np.abs(other).max()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sum_and_norm_and_all_gradients_are_those_of_the_operators(shape, rate, dtype, calls):
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_sum_and_norm_and_all_gradients_are_those_of_the_operators(is_scaled, shape, rate, dtype, calls):
     drop_path = DropPath(rate)
     results = [
-        outcome(function, *operands(shape, dtype), dtype, drop_path)
+        outcome(function, *operands(shape, dtype), dtype, drop_path, scale=layer_scale(shape) if is_scaled else None)
         for function in (residual_norm, residual_norm.__wrapped__)
     ]
     assert len(calls) == 1
@@ -125,7 +136,10 @@ def test_other_numbers_of_threads_give_the_same_bits(calls):
     threads, results = openmp.omp_get_max_threads(), []
     for count in (1, 2, 3):
         openmp.omp_set_num_threads(count)
-        results.append(outcome(residual_norm, *operands((5, 130, 96), HALVES[-1]), HALVES[-1], DropPath(0.5)))
+        scale = layer_scale([96])
+        results.append(
+            outcome(residual_norm, *operands((5, 130, 96), HALVES[-1]), HALVES[-1], DropPath(0.5), scale=scale)
+        )
     openmp.omp_set_num_threads(threads)
     assert len(calls) == 3
     for other in results[1:]:
@@ -133,13 +147,14 @@ def test_other_numbers_of_threads_give_the_same_bits(calls):
             np.testing.assert_array_equal(one, first)
 
 
-@pytest.mark.parametrize("frozen", ["x", "branch", "scale", "shift"])
+@pytest.mark.parametrize("frozen", ["x", "branch", "scale", "shift", "layer scale"])
 def test_frozen_operand_gets_no_gradient(frozen, calls):
     x, branch, norm = operands((2, 5, 48), HALVES[-1])
-    leaves = {"x": x, "branch": branch, "scale": norm.weight, "shift": norm.bias}
+    own = layer_scale([48])
+    leaves = {"x": x, "branch": branch, "scale": norm.weight, "shift": norm.bias, "layer scale": own}
     leaves[frozen].stop_gradient = True
     with amp.build_precision("auto", HALVES[-1]).forward_context():
-        total, normed = residual_norm(x, branch, norm)
+        total, normed = residual_norm(x, branch, norm, own)
         (total.sum() + normed.astype("float32").sum()).backward()
     assert [name for name, leaf in leaves.items() if leaf.grad is None] == [frozen]
     assert len(calls) == 1
@@ -158,7 +173,7 @@ def test_sum_that_was_written_in_place_since_is_refused(calls):
 def test_what_the_kernel_does_not_know_is_left_to_the_operators(calls):
     dtype = HALVES[-1]
     x, branch, norm = operands((2, 5, 48), dtype)
-    scale = paddle.randn([48])
+    scale = paddle.randn([5, 48])
     hooked = nn.LayerNorm(48)
     hooked.register_forward_post_hook(lambda layer, given, result: result * 2)
     mixed = nn.LayerNorm(48)

@@ -259,10 +259,12 @@ CASES = {
     "pad-depth": (
         "pad3d", lambda x: F.pad(x, [0, 0, 0, 0, 2, 1], data_format="NCDHW"), [(2, 3, 5, 4, 7)], False),
     "pad-depth-replicate": (
-        "pad3d", lambda x: F.pad(x, [0, 0, 0, 0, 1, 3], mode="replicate", data_format="NCDHW"), [(2, 3, 5, 1, 1)], False),
+        "pad3d", lambda x: F.pad(x, [0, 0, 0, 0, 1, 3], mode="replicate", data_format="NCDHW"), [(2, 3, 5, 1, 1)],
+        False),
     "avg_pool-depth": ("pool3d", lambda x: F.avg_pool3d(x, (3, 1, 1), 1), [(2, 3, 7, 4, 5)], False),
     "avg_pool-depth-padded": (
-        "pool3d", lambda x: F.avg_pool3d(x, (3, 1, 1), (2, 1, 1), (1, 0, 0), exclusive=False), [(2, 3, 7, 4, 5)], False),
+        "pool3d", lambda x: F.avg_pool3d(x, (3, 1, 1), (2, 1, 1), (1, 0, 0), exclusive=False), [(2, 3, 7, 4, 5)],
+        False),
     "avg_pool-depth-padding-left-out": (
         "pool3d", lambda x: F.avg_pool3d(x, (4, 1, 1), (2, 1, 1), (2, 0, 0)), [(2, 3, 7, 4, 5)], False),
     "avg_pool-depth-ceil": (

@@ -124,6 +124,7 @@ struct PlainRows {
     const T* from;
     T* gradients;
     long columns;
+    float* weight_gradient = nullptr;
 
     struct Row {
         const T* from;
@@ -133,33 +134,38 @@ struct PlainRows {
         Vector again(long i, long count) const { return take(from + i, count); }
         void write(long i, long count, Vector v) const { give(gradient + i, v, count); }
     };
-    Row at(long r) const { return {from + r * columns, gradients + r * columns}; }
+    Row at(long r, float* = nullptr) const { return {from + r * columns, gradients + r * columns}; }
 };
 
-// addend + branch * factor, with a factor for each sample or none, written when it is read first. Its gradient is the
-// norm's and that of whatever else reads the sum.
+// addend + branch * weight * factor, with a weight for each column or none and a factor for each sample or none, written when
+// it is read first. Its gradient is the norm's and that of whatever else reads the sum.
 template <class T>
 struct SummedRows {
     const float* addend;
     const T* branch;
-    const float* factors;
+    const float *weights, *factors;
     float* total;
     const float* total_gradient;
     float* addend_gradient;
     T* branch_gradient;
+    float* weight_gradient;
     long columns, rows;  // of a sample
 
     struct Row {
         const float* addend;
         const T* branch;
+        const float* weights;
         Vector factor;
         float* total;
         const float* total_gradient;
         float* addend_gradient;
         T* branch_gradient;
+        float* sums;  // of the gradients of weights
 
         Vector first(long i, long count) const {
-            Vector v = take(addend + i, count) + take(branch + i, count) * factor;
+            Vector v = take(branch + i, count);
+            if (weights) v = v * take(weights + i, count);
+            v = take(addend + i, count) + v * factor;
             give(total + i, v, count);
             return v;
         }
@@ -167,13 +173,15 @@ struct SummedRows {
         void write(long i, long count, Vector v) const {
             v = v + take(total_gradient + i, count);
             give(addend_gradient + i, v, count);
-            give(branch_gradient + i, v * factor, count);
+            v = v * factor;
+            if (sums) give(sums + i, take(sums + i, count) + v * take(branch + i, count), count);
+            give(branch_gradient + i, weights ? v * take(weights + i, count) : v, count);
         }
     };
-    Row at(long r) const {
+    Row at(long r, float* sums = nullptr) const {
         long n = r * columns;
-        return {addend + n, branch + n, all(factors ? factors[r / rows] : 1.0f), total + n, total_gradient + n,
-                addend_gradient + n, branch_gradient + n};
+        return {addend + n, branch + n, weights, all(factors ? factors[r / rows] : 1.0f), total + n, total_gradient + n,
+                addend_gradient + n, branch_gradient + n, sums};
     }
 };
 
@@ -209,12 +217,14 @@ void layer_norm_backward(long rows, long columns, float epsilon, const Matrix& m
     // Parts of fixed size, so that the parameters' gradients do not depend on the number of threads.
     long part = std::max(16L, (rows + 63) / 64), parts = (rows + part - 1) / part;
     long width = (columns + W - 1) / W * W;
-    Floats partial(parts * 2 * width);
+    float* const results[] = {scale_gradient, shift_gradient, matrix.weight_gradient};
+    long count = matrix.weight_gradient ? 3 : 2;
+    Floats partial(parts * count * width);
     auto run = [&](long p) {
-        float *scale_sums = partial + p * 2 * width, *shift_sums = scale_sums + width;
-        memset(scale_sums, 0, 2 * width * sizeof(float));
+        float *scale_sums = partial + p * count * width, *shift_sums = scale_sums + width;
+        memset(scale_sums, 0, count * width * sizeof(float));
         for (long r = p * part; r < std::min(rows, (p + 1) * part); r++) {
-            const auto from = matrix.at(r);
+            const auto from = matrix.at(r, matrix.weight_gradient ? shift_sums + width : nullptr);
             const Out* g = gradient + place(r) * columns;
             Vector mean = all(means[r]), factor = all(1.0f / std::sqrt(variances[r] + epsilon));
             Vector dot = all(0.0f), total = all(0.0f);
@@ -236,15 +246,12 @@ void layer_norm_backward(long rows, long columns, float epsilon, const Matrix& m
     };
     if (rows * columns < 16384) for (long p = 0; p < parts; p++) run(p);
     else for_tasks(parts, run);
-    walk(columns, [&](long i, long count) {
-        Vector a = all(0.0f), b = all(0.0f);
-        for (long p = 0; p < parts; p++) {
-            a = a + load(partial + p * 2 * width + i);
-            b = b + load(partial + p * 2 * width + width + i);
-        }
-        give(scale_gradient + i, a, count);
-        give(shift_gradient + i, b, count);
-    });
+    for (long k = 0; k < count; k++)
+        walk(columns, [&](long i, long lanes) {
+            Vector total = all(0.0f);
+            for (long p = 0; p < parts; p++) total = total + load(partial + (p * count + k) * width + i);
+            give(results[k] + i, total, lanes);
+        });
 }
 
 }  // namespace
@@ -326,23 +333,25 @@ EXPORT int layer_norm_backward(int format, int result_format, long rows, long co
 // The norm of a residual sum, which is written too; `rows` are those of a sample. The branch, its gradient, the norm and
 // the norm's gradient have one format.
 EXPORT int residual_norm(int format, long samples, long rows, long columns, float epsilon, const float* addend,
-                         const void* branch, const float* factors, const float* scale, const float* shift, float* total,
-                         void* y, float* means, float* variances) {
+                         const void* branch, const float* weights, const float* factors, const float* scale,
+                         const float* shift, float* total, void* y, float* means, float* variances) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        SummedRows<T> from{addend, (const T*)branch, factors, total, nullptr, nullptr, nullptr, columns, rows};
+        SummedRows<T> from{addend, (const T*)branch, weights, factors, total, nullptr, nullptr, nullptr, nullptr, columns, rows};
         layer_norm(samples * rows, columns, epsilon, from, scale, shift, (T*)y, means, variances, Places(nullptr));
     });
 }
 
+// The gradient of the weights may be null; otherwise the branch is read.
 EXPORT int residual_norm_backward(int format, long samples, long rows, long columns, float epsilon, const float* total,
-                                  const float* factors, const float* means, const float* variances, const float* scale,
-                                  const float* total_gradient, const void* gradient, float* addend_gradient,
-                                  void* branch_gradient, float* scale_gradient, float* shift_gradient) {
+                                  const void* branch, const float* weights, const float* factors, const float* means,
+                                  const float* variances, const float* scale, const float* total_gradient,
+                                  const void* gradient, float* addend_gradient, void* branch_gradient,
+                                  float* scale_gradient, float* shift_gradient, float* weight_gradient) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        SummedRows<T> from{nullptr, nullptr, factors, (float*)total, total_gradient, addend_gradient, (T*)branch_gradient,
-                           columns, rows};
+        SummedRows<T> from{nullptr, (const T*)branch, weights, factors, (float*)total, total_gradient, addend_gradient,
+                           (T*)branch_gradient, weight_gradient, columns, rows};
         layer_norm_backward(samples * rows, columns, epsilon, from, means, variances, scale, (const T*)gradient,
                             scale_gradient, shift_gradient, Places(nullptr));
     });
