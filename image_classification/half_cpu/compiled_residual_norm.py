@@ -57,8 +57,8 @@ class ResidualNorm(PyLayer):
 
 
 def residual_norm(original, args, kwargs):
-    """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch, a scale of
-    the last axis and a plain LayerNorm over it, whose result has the `dtype` of the branch."""
+    """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch, a scale
+    of the last axis and a plain LayerNorm over it, whose result has the `dtype` of the branch."""
     names = ("x", "branch", "norm", "scale", "drop_path", "dtype")
     values = bound(args, kwargs, names, (None, None, None))
     if values is None:
