@@ -143,7 +143,7 @@ def lamb_direction(original, args, kwargs):
         return NotImplemented
     *tensors, betas, epsilon, corrects, decay, adapts = values
     direction, squares = new_tensor(_FLOAT32, tensors[0].shape), new_tensor(_FLOAT32, [2]) if adapts else None
-    results = direction.data_ptr(), squares.data_ptr() if adapts else None
+    results = direction.data_ptr(), None if squares is None else squares.data_ptr()
     pointers = *(tensor.data_ptr() for tensor in tensors), *results
     load().lamb_direction(numel(direction), *betas, epsilon, decay, corrects, *pointers)
     return direction, squares
