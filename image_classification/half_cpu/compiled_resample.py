@@ -225,10 +225,12 @@ def pad3d(original, args, kwargs):
     x, sides, mode, value, data_format = values
     if data_format != "NCDHW" or not all(isinstance(side, int) for side in sides):
         return NotImplemented
-    if not any(sides[:4]) and min(sides) >= 0 and (mode != "constant" or value == 0):
+    if any(sides[4:]):
+        if any(sides[:4]) or min(sides) < 0 or mode == "constant" and value != 0:
+            return NotImplemented
         planes = _padding(x.shape[2], *sides[4:], mode)
         return NotImplemented if planes is None else _along_depth(x, planes)
-    if x.shape[2] != 1 or any(sides[4:]):
+    if x.shape[2] != 1:
         return NotImplemented
     result = _padded(without_axis(x, 2), tuple(sides[2:4]), tuple(sides[:2]), mode, value)
     return result if result is NotImplemented else with_axis(result, 2)

@@ -173,7 +173,8 @@ def test_one_pass_of_lamb_is_what_its_operators_compute(count, adapts, clip, cor
         square, powers = square * square, [paddle.full([1], value, "float64") for value in (0.9, 0.999)]
         state, version = (average, square, *powers), weights.inplace_version
         with context():
-            options = (0.9, 0.999), 1e-6, corrects, 0.1, adapts
+            # without an epsilon, what a vector holds beyond the last number is 0 / 0
+            options = (0.9, 0.999), 0.0 if count < 8 else 1e-6, corrects, 0.1, adapts
             direction, squares = lamb_direction(weights, grad, *state, *options)
             lamb_descend(weights, paddle.to_tensor(0.5), direction, squares, clip)
         assert weights.inplace_version > version

@@ -145,7 +145,7 @@ EXPORT int lamb_direction(long n, double beta1, double beta2, float epsilon, flo
         Vector d = m / lack1 / (root(v / lack2) + all(epsilon));
         d = decay ? fma(w, all(decay), d) : d;
         give(direction + i, d, count);
-        add(0, w), add(1, d);
+        add(0, w), add(1, count < W ? take(direction + i, count) : d);  // 0 beyond the last
     });
     return 0;
 }
