@@ -122,5 +122,5 @@ def rules(threads):
         "gather": _copy(0, True),
         "index_select": _copy(0, True),
         "embedding": _copy(1, True),
-        "expand": _copy(0, False),
+        **dict.fromkeys(("expand", "repeat_interleave", "tile"), _copy(0, False)),
     }
