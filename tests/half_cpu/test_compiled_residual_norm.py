@@ -83,6 +83,20 @@ def test_sum_and_norm_and_all_gradients_are_those_of_the_operators(is_scaled, sh
     assert_alike(*results, dtype)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_layer_scale_has_a_gradient_in_its_format(dtype, calls):
+    """The operators round the branch times the scale to that format, the kernel does not."""
+    shape, results = (4, 33, 50), []
+    for function in (residual_norm, residual_norm.__wrapped__):
+        scale = layer_scale(shape).astype(dtype).detach()
+        scale.stop_gradient = False
+        results.append(outcome(function, *operands(shape, dtype), dtype, scale=scale))
+        assert scale.grad.dtype is scale.dtype
+    assert len(calls) == 1
+    for one, other in zip(*results, strict=True):
+        assert np.abs(one - other).max() <= 2 * ROUNDING[dtype] * np.abs(other).max()
+
+
 def test_norm_that_nobody_reads_adds_nothing_to_gradients(calls):
     x, branch, norm = operands((2, 5, 48), HALVES[-1])
     with amp.build_precision("auto", HALVES[-1]).forward_context():

@@ -186,6 +186,20 @@ def test_one_pass_of_lamb_is_what_its_operators_compute(count, adapts, clip, cor
         np.testing.assert_array_equal(actual, expected)
 
 
+def test_powers_of_another_format_are_left_to_the_operators():
+    results = []
+    for context in (contextlib.nullcontext, half_cpu.dispatch):
+        powers = [paddle.full([1], value) for value in (0.9, 0.999)]  # float32
+        state = *(paddle.zeros([5]) for _ in range(2)), *powers
+        with context():
+            direction, _ = lamb_direction(
+                paddle.ones([5]), paddle.ones([5]), *state, (0.9, 0.999), 1e-6, True, 0.1, True
+            )
+        results.append([tensor.numpy() for tensor in (direction, *powers)])
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
 def test_norm_of_millions_of_numbers_is_exact():
     # paddle.linalg.norm is 1.4 % off here
     for length in norms(paddle.full([3000, 1000], 1e-3), paddle.full([3000, 1000], -1e-3)):
