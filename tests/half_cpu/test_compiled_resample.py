@@ -16,7 +16,7 @@ CALLS = {
     "pool all axes": lambda x: F.avg_pool3d(x, 2),
     "pool height": lambda x: F.avg_pool3d(x, (3, 2, 1), 1),
     "pool with steps along the width": lambda x: F.avg_pool3d(x, (3, 1, 1), (1, 1, 2)),
-    "pool with padding of the width": lambda x: F.avg_pool3d(x, (3, 1, 3), 1, (0, 0, 1), exclusive=False),
+    "pool with padding of the width": lambda x: F.avg_pool3d(x, (3, 1, 1), 1, (0, 0, 1), exclusive=False),
     "pool maxima": lambda x: F.max_pool3d(x, (3, 1, 1), 1),
     "pool to a size": lambda x: F.adaptive_avg_pool3d(x, (3, 5, 4)),
     "pad depth": lambda x: F.pad(x, [0, 0, 0, 0, 2, 1]),
