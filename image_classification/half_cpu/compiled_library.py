@@ -87,7 +87,6 @@ _SIGNATURES = {
     "group_norm": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "group_norm_backward": (_I, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "long_product": (_I, _L, _L, _L, _L, _L, _L, _P, _P, _P),
-    "sgemm": (_L, _I, _L, _L, _L, _L, _L, _L, _P, _P, _P),
     "attention": (_I, _P, _F, _P, _P, _P, _P, _P, _P),
     "attention_backward": (_I, _P, _F, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P),
     "matmul": (_I, _I, _P, _P, _P, _P, _P, _F, _P, _P, _I),

@@ -162,7 +162,8 @@ def _first_of(first, second):
 def _backend():
     """Return this backend where the machine and Paddle's wheel can run it.
 
-    All of its kernels serve float32 too, but the cast: Paddle's own use one thread or an MKL of 2019.
+    All of its kernels serve float32 too, but the cast: Paddle's own use one thread or an MKL of 2019. Where oneDNN's
+    products take no signals and no compiler made others, float32 is Paddle's.
     """
     if not available():
         return None
@@ -179,7 +180,8 @@ def _backend():
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
-    in_float32 = frozenset(table) - {"cast"}
+    serves = onednn_matmul.takes_signals() or bool(compiled.formats())
+    in_float32 = frozenset(table) - {"cast"} if serves else frozenset[str]()
     rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
     left = {**left_to_paddle.rules(library.load().threads()), **compiled_optimizer.left()}
     how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, widening, left

@@ -4,6 +4,7 @@ Sums are kept in float32 and rounded once, when the result is written. Backward 
 came in, so a bfloat16 layer saves half of what a float32 layer saves.
 """
 
+import functools
 import math
 
 import paddle
@@ -11,7 +12,6 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
-from .compiled_sgemm import is_sgemm, sgemm
 from .compiled_tiles import is_tiles
 from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
 from .onednn_memory import contiguous, copy_layout, in_dtype
@@ -41,13 +41,21 @@ def _arguments(builder, left, right, bias, out, post_ops):
 
 
 def _compiled(*key):
-    if is_sgemm(*key):
-        return sgemm(*key)
     return long_product(*key) if is_long(*key) and not is_tiles(*key) else compiled.matmul(*key)
 
 
+@functools.cache
+def takes_signals():
+    """Whether a signal may be handled while oneDNN multiplies float32 matrices.
+
+    Without AVX-512 it has the kernels of its `sgemm` alone, which until March 2026 (uxlfoundation/oneDNN, commit
+    d090db10) point the stack into the heap: the handler's frame, some KiB, is written over what lies below.
+    """
+    return onednn.load().has(onednn.AVX512)
+
+
 def _is_own(*key):
-    return is_tiles(*key) or is_long(*key) or is_sgemm(*key)
+    return is_tiles(*key) or is_long(*key) or key[0].data_type == onednn.FLOAT32 and not takes_signals()
 
 
 @compiled.counterpart(_compiled, _is_own)

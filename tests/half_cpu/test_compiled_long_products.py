@@ -45,7 +45,7 @@ def product(left, right, rows, columns, right_columns, step=None):
 # rows, columns, right columns
 SIZES = [
     (1, 1, 1), (2, 32, 32), (3, 31, 33), (127, 40, 100), (513, 96, 47), (1031, 33, 96), (1500, 384, 390),
-    (2049, 600, 65), (4100, 64, 33), (9001, 41, 34),
+    (2049, 600, 65), (4100, 64, 33), (9001, 41, 34), (100, 3, 256), (3100, 270, 125), (191, 130, 1), (400, 1, 40),
 ]  # fmt: skip
 
 
@@ -168,7 +168,11 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
     [
         (2048, 64, 96, onednn.BFLOAT16, True),
         (2048, 64, 96, onednn.FLOAT16, not has_amx),
-        (2048, 64, 96, onednn.FLOAT32, False),
+        (64, 128, 8192, onednn.FLOAT32, True),
+        (64, 8192, 3, onednn.FLOAT32, True),
+        (63, 128, 8192, onednn.FLOAT32, False),
+        (64, 128, 8193, onednn.FLOAT32, False),
+        (2048, 129, 129, onednn.FLOAT32, False),
         (127, 64, 96, onednn.BFLOAT16, False),
         (1024, 64, 96, onednn.BFLOAT16, by_pairs),
         (1023, 64, 96, onednn.BFLOAT16, has_amx),

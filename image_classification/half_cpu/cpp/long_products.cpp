@@ -2,6 +2,7 @@
 // are read once, by blocks of rows. Sums are float32; their order depends on the sizes alone.
 #include <optional>
 
+#include "in_place.h"
 #include "interface.h"
 #include "lanes.h"
 
@@ -24,6 +25,7 @@ template <class T>
 struct Widened {
     static constexpr long STRIP = W;  // columns of sums that lie together
     static constexpr long ROWS = 1;   // of a block, or multiples of so many
+    static constexpr long AREA = 147456, PART = 2048, LEAST = 1, MOST = 56;  // of sums and rows at a time, of tasks
 
     // Ask for a row that is read soon.
     static void fetch(const T* from, long n) {
@@ -62,6 +64,15 @@ struct Widened {
                 for (long p = 1; p < parts; p++) total = total + load(sums + p * apart + n);
                 return total;
             });
+    }
+};
+
+// float32 matrices are read in place.
+struct InPlace : Widened<float> {
+    static constexpr long AREA = 65536, PART = 768, LEAST = 4, MOST = 8;
+    static void multiply(const Matrix<float>& left, const Matrix<float>& right, float* sums) {
+        in_place::multiply(left.rows, left.columns, right.columns, left.data, right.data, left.step, right.step, sums,
+                           up(right.columns, W));
     }
 };
 
@@ -210,27 +221,30 @@ void finish(const float* sums, long parts, long apart, long rows, long columns, 
 }
 
 struct Multiplied {
-    static constexpr long STRIP = ::STRIP, ROWS = 4;
+    static constexpr long STRIP = ::STRIP, ROWS = 4, AREA = 147456, PART = 2048, LEAST = 1, MOST = 56;
     static constexpr auto multiply = ::multiply;
     static constexpr auto finish = ::finish;
 };
-template <class T>
-using Kernel = std::conditional_t<std::is_same_v<T, BFloat16>, Multiplied, Widened<T>>;
 #else
-template <class T>
-using Kernel = Widened<T>;
+using Multiplied = Widened<BFloat16>;
 #endif
+
+template <class T>
+using Kernel = std::conditional_t<std::is_same_v<T, float>, InPlace,
+                                  std::conditional_t<std::is_same_v<T, BFloat16>, Multiplied, Widened<T>>>;
 
 template <class T>
 void long_product(const Matrix<T>& left, const Matrix<T>& right, T* out, long out_step) {
     using K = Kernel<T>;
     // In blocks whose sums a core's cache holds.
-    long height = parts(left.columns, K::STRIP), width = parts(right.columns, K::STRIP);
-    while (height * width * K::STRIP * K::STRIP > 147456)
+    long parts = 1, height = ::parts(left.columns, K::STRIP), width = ::parts(right.columns, K::STRIP);
+    while (parts < 8 && 2 * parts * K::PART <= left.rows) parts *= 2;
+    long most = std::clamp(left.columns * right.columns * parts / K::LEAST, 4096L, K::AREA);
+    while (height * width * K::STRIP * K::STRIP > most && height * width > 1)
         (height > width ? height : width) = (std::max(height, width) + 1) / 2;
     height *= K::STRIP, width *= K::STRIP;
     long down = (left.columns + height - 1) / height, across = (right.columns + width - 1) / width;
-    long parts = down * across < 8 ? std::max(1L, std::min(8L, left.rows / 2048)) : 1;
+    while (parts > 1 && (down * across >= 8 || down * across * parts > K::MOST)) parts /= 2;
     long rows = up((left.rows + parts - 1) / parts, K::ROWS), area = height * width;
     parts = (left.rows + rows - 1) / rows;
     Floats sums(parts > 1 ? down * across * parts * area : 0);
@@ -274,13 +288,4 @@ EXPORT int long_product(int format, long rows, long columns, long right_columns,
         long_product<T>({(const T*)left, step, rows, columns}, {(const T*)right, right_step, rows, right_columns},
                         (T*)out, out_step);
     });
-}
-
-// out [M, N] = left [M, K] or, transposed, [K, M]^T, times right [K, N], of float32, by oneDNN's sgemm, in Paddle's wheel
-// that of MKL, which begins at this address.
-EXPORT int sgemm(long address, int transposed, long m, long n, long k, long step, long right_step, long out_step,
-                 const float* left, const float* right, float* out) {
-    auto call = (int (*)(char, char, long, long, long, float, const float*, long, const float*, long, float, float*, long))
-        address;
-    return call(transposed ? 'T' : 'N', 'N', m, n, k, 1, left, step, right, right_step, 0, out, out_step);
 }

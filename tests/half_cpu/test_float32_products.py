@@ -1,0 +1,158 @@
+"""float32 products of matrices: which kernel multiplies, on any number of threads, and while signals are handled."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from image_classification import half_cpu
+from image_classification.half_cpu import compiled_library, onednn_matmul
+from tests.helpers.onednn_runs import FLOAT32, needs_onednn, run, tensors
+
+library = compiled_library.load()
+pytestmark = [needs_onednn, pytest.mark.skipif(library is None, reason="needs a C++ compiler")]
+
+
+def strided(x, filters):
+    return F.conv2d(x, filters, stride=2)
+
+
+CASES = {  # operator, shapes of its inputs
+    "linear": (F.linear, [(2, 160, 64), (64, 96)]),
+    "transposed weight": (lambda x, y: paddle.matmul(x, y, transpose_y=True), [(200, 40), (64, 40)]),
+    "single pixels": (F.conv2d, [(2, 48, 17, 16), (33, 48, 1, 1)]),
+    "single pixels by strides": (strided, [(2, 8, 17, 16), (4, 8, 1, 1)]),
+    "columns": (lambda x, y: paddle.matmul(x, y, transpose_x=True), [(300, 8), (300, 12)]),
+}
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_operator_and_gradients_are_paddles(case, interruptible, monkeypatch):
+    """Also where oneDNN's products are not used at all, as on a processor without AVX-512."""
+    monkeypatch.setattr(onednn_matmul, "takes_signals", lambda: interruptible)
+    monkeypatch.setattr(onednn_matmul, "cache", onednn_matmul.cache.__class__())
+    function, shapes = CASES[case]
+    inputs = tensors(shapes, FLOAT32)
+    result, gradients = run(function, inputs, "onednn")
+    expected, expected_gradients = run(function, inputs, "reference")
+    for found, wanted in zip((result, *gradients), (expected, *expected_gradients), strict=True):
+        found, wanted = found.numpy(), wanted.numpy()
+        # up to 544 terms, each of which adds 2^-24 of the largest sum at random
+        assert np.abs(found - wanted).max() <= 2.0**-24 * np.sqrt(544) * np.abs(wanted).max()
+    made = {product.implementation for product in onednn_matmul.cache._entries.values()}
+    assert interruptible or made == {"compiled"}
+
+
+def test_recorded_pass_with_a_product_of_columns_reads_the_images_of_each_call():
+    class Columns(paddle.nn.Layer):
+        def forward(self, x):
+            return paddle.matmul(x, x, transpose_x=True)
+
+    model = Columns().eval()
+    with half_cpu.dispatch(), paddle.no_grad():
+        for seed in range(6):
+            x = paddle.to_tensor(np.random.default_rng(seed).standard_normal([128, 6]).astype("float32"))
+            np.testing.assert_array_equal(half_cpu.replay(model, x).numpy(), model(x).numpy())
+
+
+START = """
+from image_classification.runtime import prepare_process
+prepare_process()
+import hashlib
+import signal
+import time
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from image_classification import half_cpu
+random = np.random.default_rng(0)
+def normal(*sizes):
+    return paddle.to_tensor(random.standard_normal(sizes).astype("float32"))
+"""
+
+THREADS = """
+bits = hashlib.sha256()
+for *columns, rows in ((2, 3, 8192), (7, 89, 6699), (64, 64, 3136), (1000, 8, 64), (8, 1, 9000)):
+    left, right = (normal(rows, n) for n in columns)
+    with half_cpu.dispatch():
+        bits.update(paddle.matmul(left, right, transpose_x=True).numpy().tobytes())
+print(bits.hexdigest())
+"""
+
+
+def in_a_process(script, **environment):
+    process = subprocess.Popen(
+        [sys.executable, "-c", START + script], env=os.environ | environment, cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:  # Paddle's report of a crash waits for a lock of the heap that it broke in
+        process.send_signal(signal.SIGKILL)
+        pytest.fail(f"hangs: {process.communicate()[1]}")
+    assert process.returncode == 0, stderr
+    return stdout.splitlines()[-1]
+
+
+def test_columns_of_two_matrices_have_the_same_bits_with_any_number_of_threads():
+    """Of two or more of the left one: to sum up a vector oneDNN's threads take shares."""
+    assert len({in_a_process(THREADS, OMP_NUM_THREADS=count) for count in "123"}) == 1
+
+
+UNDER_SIGNALS = """
+def products(left, right):
+    with half_cpu.dispatch():
+        yield paddle.matmul(left, right).numpy()
+        yield paddle.matmul(left, right.T, transpose_y=True).numpy()
+        yield paddle.matmul(left, left, transpose_x=True).numpy()
+
+cases = [(normal(600, terms), normal(terms, 64)) for terms in (40, 192, 256, 1088)]
+undisturbed = [list(products(*case)) for case in cases]
+count = 0
+def handle(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    for case, expected in zip(cases, undisturbed):
+        for found, wanted in zip(products(*case), expected):
+            assert (found == wanted).all()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(count)
+"""
+
+
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+MACHINES = {"as it is": {}, "without AVX-512": AVX2, "and without a compiler": AVX2 | {"CXX": "none"}}
+
+
+@pytest.mark.parametrize("environment", MACHINES.values(), ids=MACHINES)
+def test_products_while_signals_are_handled_are_the_same(environment):
+    """oneDNN's `sgemm` has its stack in the heap meanwhile: within the two seconds it crashed each time."""
+    assert int(in_a_process(UNDER_SIGNALS, OMP_NUM_THREADS="2", **environment)) > 100
+
+
+WITHOUT = """
+from image_classification.half_cpu import onednn_primitives
+images, filters = paddle.ones([2, 8, 9, 9]), paddle.ones([4, 8, 1, 1])
+images.stop_gradient = filters.stop_gradient = False
+with half_cpu.dispatch():
+    paddle.matmul(paddle.ones([600, 64]), paddle.ones([64, 64]))
+    F.conv2d(images, filters).sum().backward()
+print(*(build.__name__ for build, _ in onednn_primitives.cache._entries if "matmul" in build.__module__))
+"""
+
+
+@pytest.mark.skipif(not onednn_matmul.takes_signals(), reason="float32 is Paddle's then")
+def test_machine_without_a_compiler_packs_and_convolves_as_oneDNN_likes_it():
+    """Its product of many rows gets its right factor rearranged, gradients of single pixels are convolutions."""
+    assert in_a_process(WITHOUT, OMP_NUM_THREADS="1", CXX="none") == "_describe _describe_packing"
