@@ -12,7 +12,7 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import compiled_library, onednn_matmul
+from image_classification.half_cpu import compiled_library, onednn, onednn_matmul
 from tests.helpers.onednn_runs import FLOAT32, needs_onednn, run, tensors
 
 library = compiled_library.load()
@@ -152,7 +152,7 @@ print(*(build.__name__ for build, _ in onednn_primitives.cache._entries if "matm
 """
 
 
-@pytest.mark.skipif(not onednn_matmul.takes_signals(), reason="float32 is Paddle's then")
+@pytest.mark.skipif(not (onednn.available() and onednn_matmul.takes_signals()), reason="float32 is Paddle's then")
 def test_machine_without_a_compiler_packs_and_convolves_as_oneDNN_likes_it():
     """Its product of many rows gets its right factor rearranged, gradients of single pixels are convolutions."""
     assert in_a_process(WITHOUT, OMP_NUM_THREADS="1", CXX="none") == "_describe _describe_packing"

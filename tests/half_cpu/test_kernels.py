@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import onednn, onednn_binary
+from image_classification.half_cpu import onednn, onednn_binary, onednn_matmul
 from image_classification.half_cpu.compiled_library import load
 from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, needs_onednn
 
@@ -30,6 +30,7 @@ for dtype in ("bfloat16", "float16"):
 """
 
 COMPILED = half_cpu.backend_name(FLOAT16)
+ALONE = "onednn" if onednn.available() and onednn_matmul.takes_signals() else "paddle"  # float32, without a compiler
 BY_ONEDNN = onednn.instruction_set() and half_cpu.backend_name(BFLOAT16)
 # Intel's processors have AMX for bfloat16, and vectors of it that are slower than the compiled kernels' of float32.
 BY_VECTORS = onednn.instruction_set() and not (load() and load().is_intel) and "onednn avx512_bf16"
@@ -38,11 +39,11 @@ BY_VECTORS = onednn.instruction_set() and not (load() and load().is_intel) and "
 @needs_onednn
 @pytest.mark.parametrize(("isa", "compiler", "float32_by", "bfloat16_by", "float16_by"), [
     ("ALL", "c++", "onednn", half_cpu.backend_name(BFLOAT16), COMPILED),
-    ("ALL", "none", "onednn", BY_ONEDNN or "reference", "reference"),
+    ("ALL", "none", ALONE, BY_ONEDNN or "reference", "reference"),
     ("AVX512_CORE_BF16", "c++", "onednn", BY_VECTORS or COMPILED, COMPILED),
     ("AVX512_CORE", "c++", "onednn", COMPILED, COMPILED),
     ("AVX2", "c++", "onednn", COMPILED, COMPILED),
-    ("AVX2", "none", "onednn", "reference", "reference"),
+    ("AVX2", "none", "paddle", "reference", "reference"),
     ("SSE41", "c++", "paddle", "reference", "reference"),
 ])  # fmt: skip
 def test_machine_with_less_computes_and_says_by_what(isa, compiler, float32_by, bfloat16_by, float16_by):
