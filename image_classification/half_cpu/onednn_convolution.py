@@ -1,8 +1,8 @@
 """Convolution of image batches [B, C, H, W] and transposed convolution, forward and backward."""
 
-from .onednn_convolution_passes import geometry_of, grouped, has_forward, plan, run
+from .onednn_convolution_passes import channels_last_layout, geometry_of, grouped, has_passes, plan, run
 from .onednn_memory import channels_last, contiguous, in_dtype, new_channels_last
-from .onednn_primitives import Layout, bound, data_type, layout, new_tensor, servable
+from .onednn_primitives import bound, data_type, layout, new_tensor, servable
 from .recorded import PyLayer
 from .saved import save, saved
 
@@ -114,7 +114,8 @@ def conv2d_transpose(original, args, kwargs):
         return NotImplemented  # Paddle words the error
     after = tuple(last - rows for last, rows in zip(after, more, strict=True))
     geometry = strides, dilations, before, after
-    images = Layout(data_type(x), (x.shape[0], weight.shape[1] * groups, *sizes), None)
-    if not has_forward(images, grouped(layout(weight), groups), layout(x), geometry):
+    images = channels_last_layout(data_type(x), (x.shape[0], weight.shape[1] * groups, *sizes))
+    results = channels_last_layout(data_type(x), tuple(x.shape))
+    if not has_passes(images, grouped(layout(weight), groups), results, geometry):
         return NotImplemented
     return TransposedConvolution.apply(x, weight, geometry, groups, sizes)

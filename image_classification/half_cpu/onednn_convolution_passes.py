@@ -91,9 +91,17 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
     return name == "backward_weights" and (filters.shape[4] > 3 or geometry[1] != (0, 0))
 
 
-def has_forward(*key):
-    """Return whether there is a right forward pass, which a transposed convolution needs in its backward pass."""
-    return bool(compiled.formats()) or not is_mistaken("forward", *key)
+def has_passes(*key):
+    """Return whether the passes can run, of which each gradient of float32 may have none, and the forward one, which a
+    transposed convolution needs in its backward pass, may be wrong; the compiled kernels have all of them."""
+    if compiled.formats():
+        return True
+    try:
+        for name in _PASSES if key[1].data_type == onednn.FLOAT32 else ["forward"]:
+            cache.get(_describe, name, *key)
+    except onednn.OneDNNError:
+        return False
+    return True
 
 
 def _is_compiled(name, *key):
@@ -295,9 +303,11 @@ def _plan(number, images, filters, strides, padding, algorithm, dilations, group
         return None  # Paddle words the error
     shape = (images[0], filters[0], *sizes)
     weights = grouped(Layout(number, filters, dense_strides(filters)), groups)
-    return Plan(shape, (_channels_last(number, images), weights, _channels_last(number, shape), geometry))
+    key = channels_last_layout(number, images), weights, channels_last_layout(number, shape), geometry
+    return Plan(shape, key) if has_passes(*key) else None
 
 
-def _channels_last(number, shape):
+def channels_last_layout(number, shape):
+    """Return the layout of images [B, C, H, W] that lie as [B, H, W, C]."""
     _, channels, height, width = shape
     return Layout(number, shape, (height * width * channels, 1, width * channels, channels))

@@ -46,11 +46,7 @@ def _compiled(*key):
 
 @functools.cache
 def takes_signals():
-    """Whether a signal may be handled while oneDNN multiplies float32 matrices.
-
-    Without AVX-512 it has the kernels of its `sgemm` alone, which until March 2026 (uxlfoundation/oneDNN, commit
-    d090db10) point the stack into the heap: the handler's frame, some KiB, is written over what lies below.
-    """
+    """Whether a signal may be handled while oneDNN multiplies float32 matrices: without AVX-512 not."""
     return onednn.load().has(onednn.AVX512)
 
 

@@ -255,9 +255,27 @@ class Cache:
                 return build.compiled(*key)
             with Builder(library) as builder:
                 made = build(library, builder, *key)
-                return made if isinstance(made, compiled.Primitive) else Primitive(library, *made)
+                if isinstance(made, compiled.Primitive):
+                    return made
+                primitive = Primitive(library, *made)
+            if _takes_signals(primitive.implementation, key):
+                return primitive
+            if compiled.formats() and hasattr(build, "compiled"):
+                return build.compiled(*key)
+            raise onednn.OneDNNError(f"{primitive.implementation} has its stack in the heap")
         except (onednn.OneDNNError, CompiledError) as error:
             return error
+
+
+def _takes_signals(implementation, key):
+    """Return whether a signal may be handled while a primitive runs.
+
+    The float32 products that oneDNN makes of other operations, and without AVX-512 of matrices, are those of its
+    `sgemm`. Until March 2026 (uxlfoundation/oneDNN, commit d090db10) their code points the stack into the heap, and the
+    system writes the handler's frame, some KiB, over what lies below.
+    """
+    formats = [part.data_type for part in key if isinstance(part, Layout)]
+    return "gemm:jit" not in implementation or onednn.FLOAT32 not in formats
 
 
 cache = Cache()
