@@ -19,10 +19,12 @@ from .onednn_memory import channels_last, convert, in_dtype, new_channels_last, 
 from .onednn_packing import packing
 from .onednn_primitives import (
     CACHE_SIZE,
+    Builder,
     Layout,
     cache,
     data_type,
     dense_strides,
+    is_sgemm,
     layout,
     new_tensor,
     numel,
@@ -104,8 +106,17 @@ def has_passes(*key):
     return True
 
 
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _is_sgemm(name, *key):
+    if key[1].data_type != onednn.FLOAT32:
+        return False
+    library = onednn.load()
+    with Builder(library) as builder:
+        return is_sgemm(library.implementation(builder.hint(*_arguments(builder, name, *key))))
+
+
 def _is_compiled(name, *key):
-    return _is_depthwise_gradient(name, *key) or is_mistaken(name, *key)
+    return _is_depthwise_gradient(name, *key) or is_mistaken(name, *key) or _is_sgemm(name, *key)
 
 
 @compiled.counterpart(compiled.convolution, _is_compiled)

@@ -258,24 +258,24 @@ class Cache:
                 if isinstance(made, compiled.Primitive):
                     return made
                 primitive = Primitive(library, *made)
-            if _takes_signals(primitive.implementation, key):
-                return primitive
-            if compiled.formats() and hasattr(build, "compiled"):
-                return build.compiled(*key)
-            raise onednn.OneDNNError(f"{primitive.implementation} has its stack in the heap")
+            if is_sgemm(primitive.implementation) and any(map(_is_float32, key)):
+                raise onednn.OneDNNError(f"{primitive.implementation} has its stack in the heap")
+            return primitive
         except (onednn.OneDNNError, CompiledError) as error:
             return error
 
 
-def _takes_signals(implementation, key):
-    """Return whether a signal may be handled while a primitive runs.
+def is_sgemm(implementation):
+    """Return whether an implementation, in float32, is made of the products of oneDNN's `sgemm`.
 
-    The float32 products that oneDNN makes of other operations, and without AVX-512 of matrices, are those of its
-    `sgemm`. Until March 2026 (uxlfoundation/oneDNN, commit d090db10) their code points the stack into the heap, and the
-    system writes the handler's frame, some KiB, over what lies below.
+    Until March 2026 (uxlfoundation/oneDNN, commit d090db10) their code points the stack into the heap. A signal that is
+    handled meanwhile, of Ctrl-C or of a scheduler, writes some KiB over what lies below.
     """
-    formats = [part.data_type for part in key if isinstance(part, Layout)]
-    return "gemm:jit" not in implementation or onednn.FLOAT32 not in formats
+    return "gemm:jit" in implementation
+
+
+def _is_float32(part):
+    return isinstance(part, Layout) and part.data_type == onednn.FLOAT32
 
 
 cache = Cache()
