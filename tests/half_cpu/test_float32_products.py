@@ -41,6 +41,8 @@ CASES = {  # operator, shapes of its inputs
 @pytest.mark.parametrize("case", CASES)
 def test_operator_and_gradients_are_paddles(case, interruptible, monkeypatch):
     """Also where oneDNN's products are not used at all, as on a processor without AVX-512."""
+    if interruptible and not onednn_matmul.takes_signals():
+        pytest.skip("oneDNN has no product that is")
     monkeypatch.setattr(onednn_matmul, "takes_signals", lambda: interruptible)
     monkeypatch.setattr(onednn_matmul, "cache", onednn_matmul.cache.__class__())
     function, shapes = CASES[case]

@@ -151,6 +151,8 @@ def test_linear_gelu_of_a_layer_with_hooks_calls_them():
 
 @pytest.mark.parametrize("dtype", OF_ONEDNN)
 def test_column_sums_without_compiled_kernels_are_the_same(dtype, monkeypatch):
+    if dtype == FLOAT32 and not onednn_matmul.takes_signals():
+        pytest.skip("float32 is Paddle's then")
     tensor = paddle.randint(-1, 2, [131, 67]).astype(dtype)  # whole sums, exact in both formats
     with half_cpu.dispatch(backend="onednn"):
         expected = onednn_matmul.sum_rows(tensor, 131, 67, tensor.dtype)
