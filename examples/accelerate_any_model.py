@@ -35,7 +35,7 @@ STOCK = "stock"
 FORMATS = ("float32", "bfloat16", "float16")
 PEERS = {"eager": "PyTorch eager", "compiled": "PyTorch compiled"}
 PEER_WORKER = Path(__file__).resolve().parents[1] / "tools/parts/benchmark_torch.py"
-LEARNING_RATE = 1e-2
+LEARNING_RATE = 1e-6  # random models stay what they are: one that diverges is timed with inf and NaN, which take longer
 
 
 @command

@@ -25,7 +25,7 @@ template <class T>
 struct Widened {
     static constexpr long STRIP = W;  // columns of sums that lie together
     static constexpr long ROWS = 1;   // of a block, or multiples of so many
-    static constexpr long AREA = 147456, PART = 2048, LEAST = 1, MOST = 56;  // of sums and rows at a time, of tasks
+    static constexpr long AREA = 147456, PART = 2048, LEAST = 1;  // sums and rows at a time, blocks of few rows
 
     // Ask for a row that is read soon.
     static void fetch(const T* from, long n) {
@@ -69,7 +69,7 @@ struct Widened {
 
 // float32 matrices are read in place.
 struct InPlace : Widened<float> {
-    static constexpr long AREA = 65536, PART = 768, LEAST = 4, MOST = 8;
+    static constexpr long AREA = 65536, PART = 768, LEAST = 4;
     static void multiply(const Matrix<float>& left, const Matrix<float>& right, float* sums) {
         in_place::multiply(left.rows, left.columns, right.columns, left.data, right.data, left.step, right.step, sums,
                            up(right.columns, W));
@@ -221,7 +221,7 @@ void finish(const float* sums, long parts, long apart, long rows, long columns, 
 }
 
 struct Multiplied {
-    static constexpr long STRIP = ::STRIP, ROWS = 4, AREA = 147456, PART = 2048, LEAST = 1, MOST = 56;
+    static constexpr long STRIP = ::STRIP, ROWS = 4, AREA = 147456, PART = 2048, LEAST = 1;
     static constexpr auto multiply = ::multiply;
     static constexpr auto finish = ::finish;
 };
@@ -244,7 +244,7 @@ void long_product(const Matrix<T>& left, const Matrix<T>& right, T* out, long ou
         (height > width ? height : width) = (std::max(height, width) + 1) / 2;
     height *= K::STRIP, width *= K::STRIP;
     long down = (left.columns + height - 1) / height, across = (right.columns + width - 1) / width;
-    while (parts > 1 && (down * across >= 8 || down * across * parts > K::MOST)) parts /= 2;
+    if (down * across >= 8) parts = 1;
     long rows = up((left.rows + parts - 1) / parts, K::ROWS), area = height * width;
     parts = (left.rows + rows - 1) / rows;
     Floats sums(parts > 1 ? down * across * parts * area : 0);
