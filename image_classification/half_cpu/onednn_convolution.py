@@ -1,8 +1,9 @@
 """Convolution of image batches [B, C, H, W] and transposed convolution, forward and backward."""
 
-from .onednn_convolution_passes import channels_last_layout, geometry_of, grouped, has_passes, plan, run
-from .onednn_memory import channels_last, contiguous, in_dtype, new_channels_last
+from .onednn_convolution_passes import grouped, has_passes, plan, run
+from .onednn_memory import channels_last, channels_last_layout, contiguous, in_dtype, new_channels_last
 from .onednn_primitives import bound, data_type, layout, new_tensor, servable
+from .onednn_windows import geometry_of
 from .recorded import PyLayer
 from .saved import save, saved
 

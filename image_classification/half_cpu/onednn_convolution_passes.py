@@ -15,7 +15,15 @@ from . import compiled, compiled_tiled_convolution, compiled_window_gradients, c
 from . import onednn_library as onednn
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
-from .onednn_memory import channels_last, convert, in_dtype, new_channels_last, new_like, reorder_like
+from .onednn_memory import (
+    channels_last,
+    channels_last_layout,
+    convert,
+    in_dtype,
+    new_channels_last,
+    new_like,
+    reorder_like,
+)
 from .onednn_packing import packing
 from .onednn_primitives import (
     CACHE_SIZE,
@@ -32,36 +40,11 @@ from .onednn_primitives import (
     scratch,
     servable,
 )
+from .onednn_windows import geometry_of, output_size, same_padding
 from .paddle_names import transpose
 from .scope import is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
-
-
-def geometry_of(window, strides, dilations, padding):
-    """Return oneDNN's numbers (strides, dilations, padding before, padding after) of a square or rectangular window.
-
-    A dilation means nothing along an axis of a single tap; oneDNN 3.6 reads beyond the images by it.
-    """
-    if len(padding) == 4:
-        before, after = (padding[0], padding[2]), (padding[1], padding[3])
-    else:
-        before = after = tuple(padding)
-    dilations = tuple(value - 1 if taps > 1 else 0 for taps, value in zip(window, dilations, strict=True))
-    return tuple(strides), dilations, before, after
-
-
-def same_padding(sizes, windows, strides):
-    """Return TensorFlow's padding [above, below, left, right] for outputs of ceil(size / stride): odd ones go last."""
-    totals = [
-        max((-(-size // stride) - 1) * stride + window - size, 0)
-        for size, window, stride in zip(sizes, windows, strides, strict=True)
-    ]
-    return [part for total in totals for part in (total // 2, total - total // 2)]
-
-
-def output_size(size, window, stride, dilation, before, after):
-    return (size + before + after - (dilation + 1) * (window - 1) - 1) // stride + 1
 
 
 # pass -> argument numbers; the weights come second
@@ -94,13 +77,11 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
 
 
 def has_passes(*key):
-    """Return whether the passes can run, of which each gradient of float32 may have none, and the forward one, which a
-    transposed convolution needs in its backward pass, may be wrong; the compiled kernels have all of them."""
-    if compiled.formats():
-        return True
+    """Return whether the passes can run: without a compiler float32 may have none for a gradient, and the forward one,
+    which a transposed convolution needs in its backward pass, may be wrong."""
     try:
         for name in _PASSES if key[1].data_type == onednn.FLOAT32 else ["forward"]:
-            cache.get(_describe, name, *key)
+            compiled.formats() or cache.get(_describe, name, *key)
     except onednn.OneDNNError:
         return False
     return True
@@ -316,9 +297,3 @@ def _plan(number, images, filters, strides, padding, algorithm, dilations, group
     weights = grouped(Layout(number, filters, dense_strides(filters)), groups)
     key = channels_last_layout(number, images), weights, channels_last_layout(number, shape), geometry
     return Plan(shape, key) if has_passes(*key) else None
-
-
-def channels_last_layout(number, shape):
-    """Return the layout of images [B, C, H, W] that lie as [B, H, W, C]."""
-    _, channels, height, width = shape
-    return Layout(number, shape, (height * width * channels, 1, width * channels, channels))

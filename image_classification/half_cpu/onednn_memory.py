@@ -104,6 +104,12 @@ def new_channels_last(dtype, shape):
     return paddle_names.transpose(new_tensor(dtype, [batch, height, width, channels]), _CHANNELS_SECOND)
 
 
+def channels_last_layout(number, shape):
+    """Return the layout of images [B, C, H, W] that lie as [B, H, W, C]."""
+    _, channels, height, width = shape
+    return Layout(number, shape, (height * width * channels, 1, width * channels, channels))
+
+
 def channels_last(tensor):
     """Return the tensor, or a copy of it, in the memory order [B, H, W, C]."""
     if is_channels_last(tensor):

@@ -11,9 +11,9 @@ import paddle
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_convolution_passes import geometry_of, output_size
 from .onednn_memory import channels_last, new_channels_last
 from .onednn_primitives import CACHE_SIZE, bound, cache, layout, new_tensor, servable
+from .onednn_windows import geometry_of, output_size
 from .recorded import PyLayer
 from .saved import save, saved
 

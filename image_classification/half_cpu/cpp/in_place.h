@@ -108,21 +108,28 @@ static void strip(long vectors, long tall, long rows, const float* left, const f
 static void multiply(long rows, long tall, long wide, const float* left, const float* right, long left_step,
                      long right_step, float* to, long step) {
     bool copies = right_step % 128 == 0 && tall >= 128;
+    // Vectors reach into the next rows, so that behind the last of these would be nothing to read.
+    long beyond = parts(wide, W) * W - wide, ragged = right_step ? parts(beyond, right_step) : beyond ? rows : 0;
     long depth = parts(rows, std::max(1L, (rows + DEPTH / 2) / DEPTH));
     for (long row = 0; row < rows; row += depth, left += depth * left_step, right += depth * right_step) {
         long count = std::min(depth, rows - row), ahead = row + count < rows ? depth : 0;
         Steps steps{left_step, right_step, ahead * left_step, ahead * right_step};
-        // Vectors reach into the next row, of which there is none behind the last one.
-        long whole = count - (row + count == rows && wide % W);
+        long whole = std::clamp(rows - ragged - row, 0L, count);
         for (long n = 0, groups = parts(parts(wide, W), VECTORS); groups; groups--) {
             long vectors = parts(parts(wide - n, W), groups), last = std::min((long)W, wide - n - (vectors - 1) * W);
             Sums sums{to + n, step, last, row > 0};
             if (whole) strip(vectors, tall, whole, left, right + n, steps, sums, copies);
             if (whole < count) {
-                float end[VECTORS * W] = {};
-                memcpy(end, right + whole * right_step + n, std::min(vectors * W, wide - n) * sizeof(float));
+                static thread_local Scratch scratch;
+                float* end = scratch.floats((count - whole) * vectors * W);
+                for (long k = whole; k < count; k++)
+                    for (long i = 0; i < vectors; i++) {
+                        long some = std::min((long)W, wide - n - i * W);
+                        store(end + ((k - whole) * vectors + i) * W, take(right + k * right_step + n + i * W, some));
+                    }
                 sums.add |= whole > 0;
-                strip(vectors, tall, 1, left + whole * left_step, end, {0, 0, 0, 0}, sums, false);
+                strip(vectors, tall, count - whole, left + whole * left_step, end, {left_step, vectors * W, 0, 0}, sums,
+                      false);
             }
             n += vectors * W, steps.left_ahead = 0;  // asked for by the first strip
         }
