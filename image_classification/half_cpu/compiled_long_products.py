@@ -21,11 +21,13 @@ def pays(data_type, rows, columns, right_columns):
     oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
     with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of formats that are widened the other
     kernel packs few columns as long as it multiplies them: 0.76 to 0.97, and of float16 by AMX, whose tiles 32 columns
-    do not fill, 0.45 to 0.85. oneDNN's of float32 take 1.05 to 1.9 times as long for up to 128 columns.
+    do not fill, 0.45 to 0.85. oneDNN's of float32 take 1.05 to 1.9 times as long for up to 128 columns; for more the
+    kernel is faster in a model, whose caches hold other things, if with AVX-512.
     """
     fewest = min(columns, right_columns)
     if data_type == onednn.FLOAT32:
-        return bool(formats()) and fewest <= 128 and rows >= 64 and columns * right_columns <= 1 << 20
+        most = 1024 if formats() and load().instruction_set == "avx512" else 128
+        return bool(formats()) and fewest <= most and rows >= 64 and columns * right_columns <= 1 << 20
     if data_type in formats():
         most = 32 if data_type == onednn.FLOAT16 and load().has_amx else rows
         return 16 <= fewest <= most and rows >= 2048 and columns * right_columns <= 1 << 16

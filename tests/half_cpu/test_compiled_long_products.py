@@ -17,6 +17,7 @@ from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, FLOAT32, ROUNDING, need
 
 library = compiled_library.load()
 has_amx = library is not None and library.has_amx
+has_avx512 = library is not None and library.instruction_set == "avx512"
 by_pairs = compiled_long_products.multiplies_bfloat16()
 pytestmark = [needs_onednn, pytest.mark.skipif(library is None, reason="needs a C++ compiler")]
 HALVES = [FLOAT16, BFLOAT16]
@@ -172,7 +173,9 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
         (64, 8192, 3, onednn.FLOAT32, True),
         (63, 128, 8192, onednn.FLOAT32, False),
         (64, 128, 8193, onednn.FLOAT32, False),
-        (2048, 129, 129, onednn.FLOAT32, False),
+        (2048, 129, 129, onednn.FLOAT32, has_avx512),
+        (64, 1024, 1024, onednn.FLOAT32, has_avx512),
+        (64, 1025, 1024, onednn.FLOAT32, False),
         (127, 64, 96, onednn.BFLOAT16, False),
         (1024, 64, 96, onednn.BFLOAT16, by_pairs),
         (1023, 64, 96, onednn.BFLOAT16, has_amx),
