@@ -25,7 +25,7 @@ template <class T>
 struct Widened {
     static constexpr long STRIP = W;  // columns of sums that lie together
     static constexpr long ROWS = 1;   // of a block, or multiples of so many
-    static constexpr long AREA = 147456, PART = 2048, LEAST = 1;  // sums and rows at a time, blocks of few rows
+    static constexpr long AREA = 147456, PART = 2048, LEAST = 1;  // sums of a block, rows of a part, blocks
 
     // Ask for a row that is read soon.
     static void fetch(const T* from, long n) {
