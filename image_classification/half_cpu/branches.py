@@ -3,6 +3,8 @@
 Paddle's engine would do it: in one thread, a float16 number at a time, and for images as rows of [B, C, H, W], copied
 there and back. So an operator under a dispatch does not get a large tensor itself but one of two views of it; the other
 is left for the next reader; of float32 only images. Hooks and gradients of the tensor see the sum, as ever.
+
+Most tensors have one reader, who gets the tensor itself from the second step of a training on: by then it is known.
 """
 
 import math
@@ -16,20 +18,70 @@ from .scope import active
 LARGE_HALF, LARGE = 1 << 15, 1 << 18
 
 
-def branched(scope, args, kwargs, tensors):
-    """Return (args, kwargs) with a view in place of each large tensor whose gradient goes on to another operator."""
+MOST_KNOWN = 4096  # kinds of first readers
+
+
+class Readers:
+    """Which kinds of first readers are the only ones of their tensors, by operator, shape and format.
+
+    A kind is alone once a backward pass found no other reader, and never again after a tensor of it had another.
+    """
+
+    def __init__(self):
+        self._alone = {}
+
+    def are_alone(self, kind):
+        """Return whether all tensors of a kind had one reader so far, and one of them had a backward pass."""
+        return self._alone.get(kind, False)
+
+    def add_alone(self, kind):
+        """Note that a backward pass found one reader of a tensor."""
+        if len(self._alone) >= MOST_KNOWN:  # images of many sizes: what is still used is known again after a step
+            self._alone.clear()
+        self._alone.setdefault(kind, True)
+
+    def add_another(self, kind):
+        """Note a second reader of a tensor."""
+        self._alone[kind] = False
+
+
+readers = Readers()
+
+
+def branched(scope, reader, args, kwargs, tensors):
+    """Return (args, kwargs) with a view in place of each large tensor whose gradient goes on to another operator than
+    `reader`, or may do so."""
     if scope.fork is None or not paddle.is_grad_enabled():
         return args, kwargs
-    inner = {id(tensor) for tensor in tensors if is_inner(tensor)}
-    if not inner:
+    shared = {id(tensor) for tensor in tensors if is_inner(tensor) and not _is_alone(reader, tensor)}
+    if not shared:
         return args, kwargs
     active.scope = None
     try:
         return replace_tensors(
-            args, kwargs, lambda tensor: _view(scope.fork, tensor) if id(tensor) in inner else tensor
+            args, kwargs, lambda tensor: _view(scope.fork, reader, tensor) if id(tensor) in shared else tensor
         )
     finally:
         active.scope = scope
+
+
+def _is_alone(reader, tensor):
+    """Return whether a reader gets the tensor itself; who comes second is noted, too late for this tensor."""
+    if hasattr(tensor, "rest_of_branches"):
+        return False
+    first = getattr(tensor, "only_reader", None)
+    if first is not None:
+        readers.add_another(first)
+        return True
+    kind = _kind(reader, tensor)
+    if not readers.are_alone(kind):
+        return False
+    tensor.only_reader = kind
+    return True
+
+
+def _kind(reader, tensor):
+    return reader, tuple(tensor.shape), tensor.dtype
 
 
 def is_inner(tensor):
@@ -42,11 +94,15 @@ def is_inner(tensor):
     return size >= LARGE and dtype is FLOAT32 and tensor.ndim == 4  # of others the engine's sum is as fast
 
 
-def _view(fork, tensor):
+def _view(fork, reader, tensor):
     """Return a view of a tensor for one reader, and keep the one for the next readers with the tensor."""
     state = tensor.inplace_version, tensor.data_ptr()  # `tensor.data = other` counts as no write
-    rest, known = getattr(tensor, "rest_of_branches", (tensor, state))
-    view, rest = fork(rest if known == state else tensor)
+    rest, known, first = getattr(tensor, "rest_of_branches", (tensor, state, None))
+    if first is None:
+        first = _kind(reader, tensor)
+    else:
+        readers.add_another(first)
+    view, rest = fork(rest if known == state else tensor, lambda: readers.add_alone(first))
     if view is not rest:
-        tensor.rest_of_branches = rest, state
+        tensor.rest_of_branches = rest, state, first
     return view

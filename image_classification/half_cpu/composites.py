@@ -69,7 +69,7 @@ def _served(scope, kernel, casts_as, then, result_as, function, args, kwargs):
         if not isinstance(wanted, str) or wanted not in scope.half_dtypes:
             return NotImplemented
         kwargs = {**kwargs, "dtype": DTYPES[wanted]}
-    args, kwargs = branched(scope, args, kwargs, tensors)
+    args, kwargs = branched(scope, kernel, args, kwargs, tensors)
     found = None
     if casts_as is not None and scope.policy_cast is not None:
         wanted, *others = (scope.policy_cast(name, tensors) for name in casts_as.split())

@@ -79,7 +79,7 @@ def _serve(scope, operator, original, args, kwargs):
     if not tensors and not paddle.in_dynamic_mode():  # a program is written down, of values that are no tensors
         return original(*args, **kwargs)
     if not operator.writes:
-        args, kwargs = branched(scope, args, kwargs, tensors)
+        args, kwargs = branched(scope, operator.name, args, kwargs, tensors)
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)
         if wanted is not None:

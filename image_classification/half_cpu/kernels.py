@@ -20,8 +20,9 @@ class Backend:
 
     `float32_kernels` names the operators that it is asked for on float32 tensors too, because it is faster than Paddle.
     Without half dtypes it is asked for nothing else. `compact(args, tensors)` returns the positional
-    arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast. `fork(tensor)`
-    returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None for no such kernel. `mixed`
+    arguments of a call that no kernel serves in the memory order that Paddle's own operators read fast.
+    `fork(tensor, note_alone)` returns two views of a tensor whose gradients a kernel sums, or the tensor twice; None
+    for no such kernel; a backward pass that finds a gradient of one of them only calls `note_alone()`. `mixed`
     names the operators whose kernels take half and float32 tensors together, computed and returned in float32; the
     kernels `rounding` take half images and float32 weights that they round themselves, the kernels `widening` a half
     tensor of which they return what the operator makes of its float32 copy.

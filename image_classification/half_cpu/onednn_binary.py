@@ -148,9 +148,10 @@ class Fork(paddle.autograd.PyLayer):
     """Two views of a tensor whose gradients are summed by a kernel, or with create_graph=True by Paddle."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, note_alone):
         """Return two views of x; PyLayer takes the tensor itself for a result in place."""
         ctx.set_materialize_grads(False)
+        ctx.note_alone = note_alone
         axes = list(range(x.ndim))  # unlike paddle.as_strided, a transposition begins where a slice of a tensor does
         return paddle_names.transpose(x, axes), paddle_names.transpose(x, axes)
 
@@ -158,6 +159,7 @@ class Fork(paddle.autograd.PyLayer):
     def backward(ctx, left, right):
         """Return the sum of the gradients; that of a view which nothing read is None."""
         if left is None or right is None:
+            ctx.note_alone()
             return right if left is None else left
         if paddle.is_grad_enabled():
             return left + right  # create_graph=True: the sum has a gradient itself
@@ -166,6 +168,9 @@ class Fork(paddle.autograd.PyLayer):
         return sum_of(settled(left), right)
 
 
-def fork(x):
-    """Return two views of x, or x twice where there is no kernel for the sum of its gradients."""
-    return Fork.apply(x) if servable(x) else (x, x)
+def fork(x, note_alone):
+    """Return two views of x, or x twice where there is no kernel for the sum of its gradients.
+
+    `note_alone()` is called by a backward pass in which one of the views has no gradient.
+    """
+    return Fork.apply(x, note_alone) if servable(x) else (x, x)
