@@ -20,6 +20,12 @@ SHAPE = [2, 16, 96, 96]
 assert np.prod(SHAPE) >= branches.LARGE
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """No test knows from another one how many readers a tensor has."""
+    monkeypatch.setattr(branches, "readers", branches.Readers())
+
+
 @pytest.fixture
 def sums(monkeypatch):
     """Return the list of the sums that the kernel made."""
@@ -156,6 +162,64 @@ def test_tensor_is_read_through_views_from_the_size_on_that_its_format_has(dtype
         features = x * 2.0
         features * 3.0, features * 5.0
     assert hasattr(features, "rest_of_branches") is is_view
+
+
+def step(dtype, *more_readers):
+    """Return (features that a training step reads, with each of the further readers, the gradient of the leaf)."""
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(dtype)
+        results = [F.relu(x), *(reader(x) for reader in more_readers)]
+    paddle.autograd.backward(results, [paddle.ones(SHAPE, dtype) for _ in results])
+    return x, widened(leaf.grad), positive(leaf)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_reader_gets_the_tensor_itself_from_the_second_step_on(dtype):
+    viewed = []
+    for _ in range(3):
+        x, gradient, expected = step(dtype)
+        viewed.append(hasattr(x, "rest_of_branches"))
+        np.testing.assert_array_equal(gradient, expected)
+    assert viewed == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reader_that_comes_second_after_a_step_without_one_is_known_from_then_on(dtype, sums):
+    found = []
+    step(dtype)
+    for _ in range(2):
+        del sums[:]
+        _, gradient, expected = step(dtype, lambda x: x * 2)
+        np.testing.assert_array_equal(gradient, expected + 2)
+        found.append(len(sums))
+    assert found == [0, 1]
+
+
+def test_kind_that_is_read_once_and_twice_is_viewed_in_every_step(sums):
+    for _ in range(3):
+        del sums[:]
+        step("float32", lambda x: x * 2)
+        assert len(sums) == 1
+        assert hasattr(step("float32")[0], "rest_of_branches")
+
+
+def test_only_reader_that_reads_twice_is_two(sums):
+    """`x * x` is one call with the tensor in two places."""
+    for expected in (1, 1):
+        del sums[:]
+        with half_cpu.dispatch(backend="onednn"):
+            leaf, x = features()
+            (x * x).sum().backward()
+        np.testing.assert_array_equal(leaf.grad.numpy(), 2 * leaf.numpy())
+        assert len(sums) == expected
+
+
+def test_kinds_of_readers_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(branches, "MOST_KNOWN", 3)
+    readers = branches.Readers()
+    for number in range(4):
+        readers.add_alone(number)
+    assert [readers.are_alone(number) for number in range(4)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("backend", ["onednn", "reference"])
