@@ -61,10 +61,12 @@ class Scope:
             if kernel in self.widening and tensors[0].dtype is not FLOAT32:
                 return self.widening[kernel]
             return self.kernels[kernel] if self.mixes(kernel, wanted, tensors) else None
-        rounding = self.rounding.get(kernel)
-        if rounding is None or len(tensors) < 2 or tensors[0].dtype is not DTYPES[wanted]:
-            return None
-        return rounding if tensors[1].dtype is FLOAT32 else None
+        takes_it = tensors[0].dtype is DTYPES[wanted] and self.rounds(kernel, tensors)
+        return self.rounding[kernel] if takes_it else None
+
+    def rounds(self, kernel, tensors):
+        """Return whether a kernel rounds the second tensor, of float32, itself, if the first one is half."""
+        return kernel in self.rounding and len(tensors) > 1 and tensors[1].dtype is FLOAT32
 
     def mixes(self, kernel, wanted, tensors):
         """Return whether a kernel computes in the wanted float32 what is half of the tensors, without casts."""
