@@ -74,6 +74,28 @@ def test_weights_that_a_product_rounds_itself_are_those_of_a_cast_and_so_are_the
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["linear", "matmul", "convolution"])
+def test_product_of_float32_images_rounds_its_weights_itself(name, dtype):
+    """So nothing stands between a product and its weights, whose gradients a cast would have to widen."""
+
+    def convolution(x, weight, bias):
+        return F.conv2d(x[..., None, None], weight.T[..., None, None])
+
+    products = PRODUCTS | {"convolution": convolution}
+    results, behind = [], []
+    for cast in (lambda x: x, lambda x: x.astype(dtype)):
+        x, weight, bias = tensors([(6, 5), (5, 3), (3,)], FLOAT32)
+        with half_cpu.dispatch(policy=Policy(linear=dtype, matmul=dtype, conv2d=dtype)):
+            result = products[name](cast(x), weight, bias)
+        behind.append([function.name() for function in result.grad_fn.next_functions][1:])
+        result.backward(result.detach())
+        results.append([each.astype("float32").numpy() for each in (result, x.grad, weight.grad)])
+    for own, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(own, expected)
+    assert behind[0] == behind[1]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("shapes, transpose_x", [([(2, 3, 4), (2, 4, 5)], False), ([(4, 3), (4, 5)], True)])
 def test_float32_factor_that_is_no_weight_of_rows_is_cast(shapes, transpose_x, dtype):
     results = []
