@@ -85,7 +85,7 @@ def _serve(scope, operator, original, args, kwargs):
         if wanted is not None:
             if callable(wanted):
                 return _serve_product(scope, operator, original, args, kwargs, wanted)
-            if wanted != "float32" and scope.rounds(operator.kernel_name, tensors):
+            if scope.casts_one(operator.kernel_name, wanted, tensors):
                 args, kwargs, tensors, half = scope.cast_inputs(replace_first_tensor, args, kwargs, wanted)
             kernel = scope.kernel_of_both(operator.kernel_name, wanted, tensors)
             if kernel is not None:

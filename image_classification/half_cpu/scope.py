@@ -61,11 +61,14 @@ class Scope:
             if kernel in self.widening and tensors[0].dtype is not FLOAT32:
                 return self.widening[kernel]
             return self.kernels[kernel] if self.mixes(kernel, wanted, tensors) else None
-        takes_it = tensors[0].dtype is DTYPES[wanted] and self.rounds(kernel, tensors)
-        return self.rounding[kernel] if takes_it else None
+        is_half = tensors[0].dtype is DTYPES[wanted]
+        return self.rounding[kernel] if is_half and self._rounds(kernel, tensors) else None
 
-    def rounds(self, kernel, tensors):
-        """Return whether a kernel rounds the second tensor, of float32, itself, if the first one is half."""
+    def casts_one(self, kernel, wanted, tensors):
+        """Return whether the first tensor alone is to be cast, because the kernel rounds the second one itself."""
+        return wanted != "float32" and tensors[0].dtype is not DTYPES[wanted] and self._rounds(kernel, tensors)
+
+    def _rounds(self, kernel, tensors):
         return kernel in self.rounding and len(tensors) > 1 and tensors[1].dtype is FLOAT32
 
     def mixes(self, kernel, wanted, tensors):
