@@ -25,11 +25,16 @@ def gradients_of(named_params: Named, read: Callable = attrgetter("grad")) -> li
     Args:
         read: function of a parameter that returns its gradient or None.
     """
+    found = []
     for _, param in named_params:
-        if (gradient := read(param)) is not None and not gradient.is_dense():
+        gradient = read(param)
+        if gradient is not None and not gradient.is_dense():
             with paddle.enable_grad():  # autograd alone may put a dense gradient in its place, the sum with another
                 (param * paddle.zeros_like(param)).sum().backward()
-    return [gradient for _, param in named_params if (gradient := read(param)) is not None]
+            gradient = read(param)
+        if gradient is not None:
+            found.append(gradient)
+    return found
 
 
 def squared_norm(gradients):

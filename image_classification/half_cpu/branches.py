@@ -11,6 +11,7 @@ import math
 
 import paddle
 
+from . import paddle_names
 from .arguments import BFLOAT16, FLOAT16, FLOAT32, replace_tensors
 from .scope import active
 
@@ -96,7 +97,7 @@ def is_inner(tensor):
 
 def _view(fork, reader, tensor):
     """Return a view of a tensor for one reader, and keep the one for the next readers with the tensor."""
-    state = tensor.inplace_version, tensor.data_ptr()  # `tensor.data = other` counts as no write
+    state = paddle_names.inplace_version(tensor), tensor.data_ptr()  # `tensor.data = other` counts as no write
     rest, known, first = getattr(tensor, "rest_of_branches", (tensor, state, None))
     if first is None:
         first = _kind(reader, tensor)

@@ -64,8 +64,8 @@ def _run(name, update, param, gradient, rate, state, *constants):
     rates, states = state
     tensors = (rate, *rates, gradient, *states, param)
     getattr(load(), name)(
-        *(DATA_TYPES[tensor.dtype] for tensor in (param, gradient, narrow)), numel(param), update.factor, *constants,
-        *(None if tensor is None else tensor.data_ptr() for tensor in (*tensors, half)),
+        data_type(param), data_type(gradient), data_type(narrow), numel(param), update.factor, *constants,
+        *[None if tensor is None else tensor.data_ptr() for tensor in (*tensors, half)],
     )  # fmt: skip
     if half is not None:
         paddle_names.bump_version(half)

@@ -84,7 +84,7 @@ def _served(scope, kernel, casts_as, then, result_as, function, args, kwargs):
                 args, kwargs, tensors, half = scope.cast_inputs(change, args, kwargs, wanted)
         elif wanted is not None and (half or wanted != "float32") and not scope.mixes(kernel, wanted, tensors):
             return NotImplemented
-        if then and not _stays(scope.policy_cast, (*then, *map(_operator, args)), tensors):
+        if then and not _stays(scope.policy_cast, (*then, *_activations(args)), tensors):
             return NotImplemented
     found = found or scope.composite_kernel(kernel, half)
     if found is None:
@@ -102,12 +102,15 @@ def _replace_first_tensors(args, kwargs, replace):
     return [*replace_tensors(args[:count], {}, replace)[0], *args[count:]], kwargs
 
 
-def _operator(value):
-    """Return the operator of an activation, None for an argument that is no function and "" for another function."""
-    return ACTIVATIONS.get(value, "") if isinstance(value, types.FunctionType) else None
+def _activations(args):
+    """Return the operators of the activations among the arguments, "" for another function."""
+    return [ACTIVATIONS.get(value, "") for value in args if type(value) is types.FunctionType]
 
 
 def _stays(policy_cast, operators, tensors):
     """Return whether a policy leaves the tensors as they are for all of the operators."""
     own = (None, HALF_NAMES.get(tensors[0].dtype, "float32"))
-    return all(name is None or name and policy_cast(name, tensors) in own for name in operators)
+    for name in operators:  # noqa: SIM110, a generator takes as long as all else
+        if not name or policy_cast(name, tensors) not in own:
+            return False
+    return True

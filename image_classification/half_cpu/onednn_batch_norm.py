@@ -127,8 +127,9 @@ class BatchNorm(PyLayer):
 
 def _places(statistics):
     """Return where a mean and a variance begin in memory: those of two tensors, or of one that holds both, [2, C]."""
-    pointers = [tensor.data_ptr() for tensor in statistics]
-    return pointers if len(pointers) == 2 else (*pointers, pointers[0] + 4 * statistics[0].shape[1])
+    first, *second = statistics
+    mean = first.data_ptr()
+    return mean, second[0].data_ptr() if second else mean + 4 * first.shape[1]
 
 
 def _move(running, batch, momentum):

@@ -227,15 +227,15 @@ def run(name, key, first, weight, last, operands=()):
     `operands` are the pointers to the second operands of the binary ones among these.
     """
     own, plain = data_type(weight), weight.data_ptr()
-    changes = not is_kept(plain)
-    found = _prepared(changes, own, name, *key)
+    kept = is_kept(plain)
+    found = _prepared(not kept, own, name, *key)
     if own != (key[1].data_type if found is None else found[2]):
         rounded = new_like(weight, first.dtype)
         run(name, key, first, rounded, last)
         convert(rounded, weight)
         return
     if found is None:
-        _run_otherwise(changes, name, key, first, weight, last)
+        _run_otherwise(not kept, name, key, first, weight, last)
         return
     primitive, rearrange, _ = found
     if rearrange is None:
@@ -248,12 +248,15 @@ def run(name, key, first, weight, last, operands=()):
         rearrange(blocked, plain)
         return
 
-    def block():
-        blocked = new_tensor(_UINT8, [size]) if is_kept(plain) else scratch(size)
-        rearrange(plain, blocked.data_ptr())
-        return blocked
 
-    blocked = made_once(plain, (name, *key), block)
+    def block(out):
+        rearrange(plain, out.data_ptr())
+        return out
+
+    if kept:
+        blocked = made_once(plain, (name, *key), lambda: block(new_tensor(_UINT8, [size])))
+    else:
+        blocked = block(scratch(size))
     primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr(), *operands)
 
 

@@ -17,6 +17,7 @@ from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_st
 from .onednn_memory import contiguous, copy_layout, in_dtype
 from .onednn_packing import packing
 from .onednn_primitives import (
+    CACHE_SIZE,
     DATA_TYPES,
     bound,
     cache,
@@ -79,41 +80,55 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     if bias is None and not operands and out.is_transposed:
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
-    if any(map(is_misread, (left.layout, right.layout, out.layout))):
-        left, right, whole = map(well_read, (left, right, out))
-        if whole is not out:
-            multiply(left, right, whole, bias, post_ops=post_ops, operands=operands)
-            copy_layout(whole.layout, out.layout, whole.pointer, out.pointer)
-            return
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
-    last = operands if bias is None else (bias.pointer, *operands)
-    if not _pays_packing(left.layout, right) or _is_own(*key):
-        cache.get(_describe, *key)(left.pointer, right.pointer, out.pointer, *last)
+    found = _prepared(is_kept(right.pointer), *key)
+    if found is None:
+        left, right, whole = map(well_read, (left, right, out))
+        multiply(left, right, whole, bias, post_ops=post_ops, operands=operands)
+        if whole is not out:
+            copy_layout(whole.layout, out.layout, whole.pointer, out.pointer)
         return
-    product = cache.get(_describe, key[0], key[1]._replace(strides=None), *key[2:])
+    last = operands if bias is None else (bias.pointer, *operands)
+    product, pack_right = found
+    if pack_right is None:
+        product(left.pointer, right.pointer, out.pointer, *last)
+        return
 
     def pack():
         packed = new_tensor(_UINT8, [product.sizes[1]])
-        cache.get(_describe_packing, *key)(right.pointer, packed.data_ptr())
+        pack_right(right.pointer, packed.data_ptr())
         return packed
 
     packed = made_once(right.pointer, key, pack)
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
 
 
-def _pays_packing(left, right):
-    """Whether a product is faster with its right factor, a view, rearranged first, because oneDNN would otherwise copy
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _prepared(kept, *key):
+    """Return (the primitive of a product, the one that packs its right factor or None where it takes it as it is), or
+    None where oneDNN would misread a factor or the result; `kept`: whether the right factor is packed once."""
+    left, right, bias, out, post_ops = key
+    if any(map(is_misread, (left, right, out))):
+        return None
+    if not _pays_packing(left, right, kept) or _is_own(*key):
+        return cache.get(_describe, *key), None
+    product = cache.get(_describe, left, right._replace(strides=None), bias, out, post_ops)
+    return product, cache.get(_describe_packing, *key)
+
+
+def _pays_packing(left, right, kept):
+    """Whether a product is faster with its right factor rearranged first, because oneDNN would otherwise copy
     blocks of it again for each block of rows: with five hundred rows or more, and always where it is done once, for a
     frozen weight. The bits are the same. oneDNN's own copy of a transposed one takes five times as long in bfloat16 and
     none in float32. Rows that begin 4 KiB apart push each other out of a cache: then a hundred are enough in float32.
     Without AVX512-BF16 the product is not oneDNN's."""
-    if left.data_type in compiled.formats() or len(left.shape) != 2 or min(right.layout.shape) < 64:
+    if left.data_type in compiled.formats() or len(left.shape) != 2 or min(right.shape) < 64:
         return False
     if left.data_type == onednn.FLOAT32:
-        step, along = right.layout.strides
+        step, along = right.strides
         return along == 1 and left.shape[0] >= (128 if step % 1024 == 0 else 512)
-    rows = 512 if compiled.formats() or right.layout.strides[-1] == 1 else 1024
-    return left.shape[0] >= rows or is_kept(right.pointer)
+    rows = 512 if compiled.formats() or right.strides[-1] == 1 else 1024
+    return left.shape[0] >= rows or kept
 
 
 def sum_rows(tensor, rows, columns, dtype):

@@ -1,12 +1,13 @@
 """Matrices in memory as views with strides, and which of them oneDNN 3.6 takes for others."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import paddle
 
 from .onednn_memory import copy_layout
-from .onednn_primitives import ELEMENT_SIZE, Layout, dense, dense_strides, layout, new_tensor
+from .onednn_primitives import CACHE_SIZE, ELEMENT_SIZE, Layout, dense, dense_strides, layout, new_tensor
 
 _UINT8 = paddle.uint8
 
@@ -37,9 +38,13 @@ class View(NamedTuple):
     @property
     def transposed(self):
         """The same memory with the last two axes exchanged."""
-        data_type, shape, strides = self.layout
-        shape = (*shape[:-2], shape[-1], shape[-2])
-        return View(self.pointer, Layout(data_type, shape, (*strides[:-2], strides[-1], strides[-2])), self.tensor)
+        return View(self.pointer, _transposed(self.layout), self.tensor)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _transposed(matrices):
+    data_type, shape, strides = matrices
+    return Layout(data_type, (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
 
 
 def view(tensor):

@@ -20,6 +20,7 @@ from .onednn_primitives import (
     Layout,
     bound,
     cache,
+    data_type,
     dense,
     dense_strides,
     is_known,
@@ -151,10 +152,15 @@ def converted(tensor, dtype):
 
 def convert(tensor, out):
     """Return `out` with the content of a tensor of the same shape and memory order, both settled."""
-    count = numel(tensor)
-    source, target = dense(tensor.dtype, count), dense(out.dtype, count)
-    cache.get(_describe_reorder, source, target)(tensor.data_ptr(), out.data_ptr())
+    _conversion(data_type(tensor), data_type(out), numel(tensor))(tensor.data_ptr(), out.data_ptr())
     return out
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _conversion(source, target, count):
+    """Return the primitive that copies so many numbers from one format to another."""
+    layouts = (Layout(number, (count,), (1,)) for number in (source, target))
+    return cache.get(_describe_reorder, *layouts)
 
 
 def in_dtype(tensor, dtype):

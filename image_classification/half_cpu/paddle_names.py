@@ -31,6 +31,9 @@ squeeze = OPERATORS.squeeze
 transpose = OPERATORS.transpose
 unsqueeze = OPERATORS.unsqueeze
 
+# The number of writes to a tensor; the property `inplace_version` calls it through a Python function.
+inplace_version = Tensor._inplace_version
+
 # scaled_dot_product_attention out of single operators, what it is on a CPU
 ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
 ATTENTION = "_math_attention"

@@ -20,7 +20,7 @@ def keep(ctx, *tensors):
 def save(ctx, *tensors):
     """Save tensors, or None, for the backward pass, in any memory order that they may have by then."""
     ctx.save_for_backward(*tensors)
-    ctx.versions = [None if tensor is None else tensor.inplace_version for tensor in tensors]
+    ctx.versions = [None if tensor is None else paddle_names.inplace_version(tensor) for tensor in tensors]
 
 
 def saved(ctx):
@@ -31,7 +31,7 @@ def saved(ctx):
     """
     tensors = ctx.saved_tensor()
     for tensor, version in zip(tensors, ctx.versions, strict=True):
-        if tensor is not None and tensor.inplace_version != version:
+        if tensor is not None and paddle_names.inplace_version(tensor) != version:
             raise RuntimeError(f"a tensor {list(tensor.shape)} that the backward pass needs was written in place since")
     return tensors
 

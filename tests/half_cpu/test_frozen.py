@@ -104,8 +104,9 @@ def test_frozen_weights_are_prepared_for_the_first_batch_only(prepared):
         first = len(prepared)
         evaluate(model, precision, batches)
     assert first > 0 and len(prepared) == first
+    others = sum(key[0] != "forward" for key in prepared)  # of a convolution only what is kept is noted
     evaluate(model, precision, batches)
-    assert len(prepared) == 4 * first  # and without the promise for each
+    assert len(prepared) == first + 3 * others  # and without the promise for each
 
 
 @pytest.mark.skipif(onednn.instruction_set() is None, reason="needs bfloat16 products of oneDNN's")

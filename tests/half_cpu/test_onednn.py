@@ -7,7 +7,14 @@ import paddle
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import compiled_attention, onednn, onednn_convolution_passes, onednn_primitives
+from image_classification.half_cpu import (
+    compiled_attention,
+    onednn,
+    onednn_convolution_passes,
+    onednn_matmul,
+    onednn_memory,
+    onednn_primitives,
+)
 from tests.helpers.onednn_cases import AFTER_ROUNDING, CASES, FEWER_ROUNDINGS
 from tests.helpers.onednn_runs import (
     BFLOAT16,
@@ -46,7 +53,8 @@ def test_kernel_never_takes_the_slow_reference_code_of_onednn(case, dtype, monke
     entries = collections.OrderedDict()
     monkeypatch.setattr(onednn_primitives.cache, "_entries", entries)
     monkeypatch.setattr(compiled_attention, "SCORES", 0)
-    onednn_convolution_passes._prepared.cache_clear()
+    for prepared in (onednn_convolution_passes._prepared, onednn_matmul._prepared, onednn_memory._conversion):
+        prepared.cache_clear()
     Calls(monkeypatch, name)  # a backend that leaves no small tensors to Paddle
     run(function, tensors(shapes, dtype), "counted")
     assert entries or name in onednn.COMPILED_KERNELS or "squeeze" in name
