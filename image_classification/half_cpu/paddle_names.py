@@ -32,7 +32,7 @@ transpose = OPERATORS.transpose
 unsqueeze = OPERATORS.unsqueeze
 
 # The number of writes to a tensor; the property `inplace_version` calls it through a Python function.
-inplace_version = Tensor._inplace_version
+inplace_version = Tensor._inplace_version  # type: ignore[attr-defined]  # not annotated
 
 # scaled_dot_product_attention out of single operators, what it is on a CPU
 ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
