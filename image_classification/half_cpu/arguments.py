@@ -101,14 +101,11 @@ def replace_tensors(args, kwargs, replace):
 
 
 def replace_first_tensor(args, kwargs, replace):
-    """Return (args, kwargs) with `replace(tensor)` in place of the first tensor only."""
-    pending = True
-
-    def once(tensor):
-        nonlocal pending
-        if not pending:
-            return tensor
-        pending = False
-        return replace(tensor)
-
-    return replace_tensors(args, kwargs, once)
+    """Return (args, kwargs) with `replace(tensor)` in place of the first argument that is a tensor."""
+    for index, value in enumerate(args):
+        if KINDS[type(value)] == TENSOR:
+            return [*args[:index], replace(value), *args[index + 1 :]], kwargs
+    for key, value in kwargs.items():
+        if KINDS[type(value)] == TENSOR:
+            return args, {**kwargs, key: replace(value)}
+    return args, kwargs

@@ -37,13 +37,16 @@ class Readers:
 
     def add_alone(self, kind):
         """Note that a backward pass found one reader of a tensor."""
-        if len(self._alone) >= MOST_KNOWN:  # images of many sizes: what is still used is known again after a step
-            self._alone.clear()
-        self._alone.setdefault(kind, True)
+        self._note(kind, self._alone.get(kind, True))
 
     def add_another(self, kind):
         """Note a second reader of a tensor."""
-        self._alone[kind] = False
+        self._note(kind, False)
+
+    def _note(self, kind, alone):
+        if len(self._alone) >= MOST_KNOWN:  # images of many sizes: what is still used is known again after a step
+            self._alone.clear()
+        self._alone[kind] = alone
 
 
 readers = Readers()
@@ -54,8 +57,11 @@ def branched(scope, reader, args, kwargs, tensors):
     `reader`, or may do so."""
     if scope.fork is None or not paddle.is_grad_enabled():
         return args, kwargs
-    shared = {id(tensor) for tensor in tensors if is_inner(tensor) and not _is_alone(reader, tensor)}
-    if not shared:
+    shared = None
+    for tensor in tensors:
+        if not tensor.stop_gradient and is_inner(tensor) and not _is_alone(reader, tensor):
+            shared = {id(tensor), *(shared or ())}
+    if shared is None:
         return args, kwargs
     active.scope = None
     try:

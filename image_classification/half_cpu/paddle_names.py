@@ -121,16 +121,6 @@ def calling_layer():
 _LAYER_CALL = paddle.nn.Layer.__call__.__code__
 
 
-def names_half(value):
-    """Return the half DataType that a dtype argument names (DataType, VarType, "float16"), or None."""
-    return _HALF.get(value)
-
-
-def names_wide(value):
-    """Return float32 or float64 if a dtype argument names it, or None."""
-    return _WIDE.get(value)
-
-
 def _spellings(**vartypes):
     table = {}
     for name, vartype in vartypes.items():
@@ -139,5 +129,7 @@ def _spellings(**vartypes):
     return table
 
 
-_HALF = _spellings(float16=VarType.FP16, bfloat16=VarType.BF16)
-_WIDE = _spellings(float32=VarType.FP32, float64=VarType.FP64)
+# Functions of a dtype argument (DataType, VarType, "float16"): the half DataType that it names, float32 or float64, else
+# None.
+names_half = _spellings(float16=VarType.FP16, bfloat16=VarType.BF16).get
+names_wide = _spellings(float32=VarType.FP32, float64=VarType.FP64).get
