@@ -129,7 +129,7 @@ def _spellings(**vartypes):
     return table
 
 
-# Functions of a dtype argument (DataType, VarType, "float16"): the half DataType that it names, float32 or float64, else
-# None.
+# Functions of a dtype argument (DataType, VarType, "float16"): the half DataType that it names, or float32 or float64;
+# None for another.
 names_half = _spellings(float16=VarType.FP16, bfloat16=VarType.BF16).get
 names_wide = _spellings(float32=VarType.FP32, float64=VarType.FP64).get
