@@ -41,7 +41,7 @@ class ScaledSum(PyLayer):
         out = new_like(x, dtype)
         formats = [DATA_TYPES[tensor.dtype] for tensor in (x if addend is None else addend, x, out)]
         step = 0 if ctx.addend is not None and ctx.addend[2] else columns
-        load().scaled_sum(*formats, *ctx.sizes, step, *map(pointer, (addend, x, scale, factors, out)))
+        load().scaled_sum(*formats, *ctx.sizes, step, *pointers(addend, x, scale, factors, out))
         ctx.like = x.dtype, x.shape
         keep(ctx, x if ctx.needs[2] else None, scale, factors)
         return out
@@ -61,8 +61,7 @@ class ScaledSum(PyLayer):
         written = x_gradient, scale_sums, row_sums
         if any(tensor is not None for tensor in written):
             formats = DATA_TYPES[dtype], DATA_TYPES[gradient.dtype]
-            pointers = map(pointer, (gradient, x, scale, factors, *written))
-            load().scaled_sum_backward(*formats, *ctx.sizes, *pointers)
+            load().scaled_sum_backward(*formats, *ctx.sizes, *pointers(gradient, x, scale, factors, *written))
         results = []
         if ctx.addend is not None:
             shape, addend_dtype, _ = ctx.addend
@@ -79,9 +78,9 @@ class ScaledSum(PyLayer):
         return tuple(results)
 
 
-def pointer(tensor):
-    """Return where a tensor begins, None for None."""
-    return None if tensor is None else tensor.data_ptr()
+def pointers(*tensors):
+    """Return where each tensor begins, None for None."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _is_last(x):
@@ -108,10 +107,15 @@ def _is_gate(scale, x):
 
 def _result_dtype(*tensors):
     """Return what the tensors are promoted to, None for what has no kernel."""
-    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-    if not all(servable(tensor) for tensor in tensors if tensor is not None) or len(dtypes - {_FLOAT32}) > 1:
-        return None
-    return _FLOAT32 if _FLOAT32 in dtypes else dtypes.pop()
+    is_wide, half = False, None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        dtype = tensor.dtype
+        if not servable(tensor) or not (dtype is _FLOAT32 or half is None or dtype is half):
+            return None
+        is_wide, half = is_wide or dtype is _FLOAT32, half if dtype is _FLOAT32 else dtype
+    return _FLOAT32 if is_wide else half
 
 
 def sample_factors(drop_path, branch):

@@ -8,7 +8,7 @@ import paddle
 
 from . import paddle_names
 from .compiled_library import load
-from .compiled_residual import pointer, sample_factors
+from .compiled_residual import pointers, sample_factors
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
@@ -36,7 +36,7 @@ class ResidualNorm(PyLayer):
         mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
         ctx.numbers = DATA_TYPES[ctx.half], samples, rows // samples, columns, epsilon
         tensors = x, branch, weights, factors, scale, shift, total, out, mean, variance
-        load().residual_norm(*ctx.numbers, *map(pointer, tensors))
+        load().residual_norm(*ctx.numbers, *pointers(*tensors))
         branch = branch if ctx.needs[4:] == [True] else None
         keep(ctx, own_result(total), branch, weights, factors, mean, variance, scale)
         return total, out
@@ -50,7 +50,7 @@ class ResidualNorm(PyLayer):
         results += [new_tensor(_FLOAT32, scale.shape) for _ in range(2 if branch is None else 3)]
         results += [None] if branch is None else []
         tensors = total, branch, *others, scale, *given, *results
-        load().residual_norm_backward(*ctx.numbers, *map(pointer, tensors))
+        load().residual_norm_backward(*ctx.numbers, *pointers(*tensors))
         dtypes = _FLOAT32, ctx.half, *ctx.dtypes
         pairs = zip(results, dtypes, ctx.needs, strict=False)  # the last one may be of no tensor
         return tuple(in_dtype(result, dtype) if needed else None for result, dtype, needed in pairs)
