@@ -161,6 +161,41 @@ def test_convolution_that_moves_by_several_columns_to_one_or_two_is_that_of_padd
         assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("image", "window", "stride", "padding", "dilation"),
+    [
+        *(((16, 9, side), (3, 3), 1, 1, 1) for side in (13, 14, 15, 28, 29)),  # sums that are kept at a time
+        *(((16, 9, 20), (3, taps), 1, (1, taps // 2), 1) for taps in (1, 2, 4, 5, 6, 7, 8, 11)),  # taps side by side
+        ((35, 47, 9), (3, 3), 1, 1, 1),  # rows of one task
+        ((35, 48, 9), (3, 3), 1, 1, 1),  # and of two
+        ((16, 99, 6), (3, 3), 2, 1, 1),
+        ((16, 60, 7), (7, 3), 1, (5, 1, 2, 0), 1),
+        ((16, 60, 7), (3, 3), 1, 4, 4),
+        ((16, 23, 31), (5, 5), 2, 2, 1),
+        ((16, 23, 31), (2, 3), 4, 0, 1),  # rows and columns that nothing reads
+        ((16, 23, 31), (3, 2), 3, (2, 0, 1, 2), 2),
+    ],
+)
+def test_depthwise_convolution_and_its_gradients_are_those_of_float32(dtype, image, window, stride, padding, dilation):
+    paddle.seed(0)
+    x, weight = paddle.randn([2, *image]).astype(dtype), paddle.randn([image[0], 1, *window]).astype(dtype)
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": image[0]}
+    results, gradient = [], None
+    for inside in (True, False):
+        own = [each.astype(dtype if inside else "float32").detach() for each in (x, weight)]
+        for each in own:
+            each.stop_gradient = False
+        with half_cpu.dispatch() if inside else contextlib.nullcontext():
+            result = F.conv2d(*own, **arguments)
+        gradient = paddle.randn(result.shape).astype(dtype) if gradient is None else gradient
+        result.backward(gradient.astype(result.dtype))
+        results.append([each.astype("float32").numpy() for each in (result, *(one.grad for one in own))])
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
+    for found, expected in zip(*results, strict=True):
+        assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+
+
 @pytest.mark.parametrize(("width", "served"), [(1, False), (2, True)])
 def test_transposed_convolution_whose_gradient_needs_our_kernels_is_declined_without_them(monkeypatch, width, served):
     monkeypatch.setattr(compiled, "formats", frozenset)
