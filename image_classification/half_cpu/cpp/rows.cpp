@@ -118,7 +118,8 @@ struct Places {
     }
 };
 
-// Rows of a matrix as they are, and where their gradients go.
+// Rows of a matrix as they are, and where their gradients go. `numbers` is where rows from r on lie in float32 once they
+// were read: `kept` unless something else has them.
 template <class T>
 struct PlainRows {
     const T* from;
@@ -135,6 +136,9 @@ struct PlainRows {
         void write(long i, long count, Vector v) const { give(gradient + i, v, count); }
     };
     Row at(long r, float* = nullptr) const { return {from + r * columns, gradients + r * columns}; }
+    const float* numbers(long r, const float* kept) const {
+        return std::is_same_v<T, float> ? (const float*)from + r * columns : kept;
+    }
 };
 
 // addend + branch * weight * factor, with a weight for each column or none and a factor for each sample or none, written when
@@ -183,30 +187,71 @@ struct SummedRows {
         return {addend + n, branch + n, weights, all(factors ? factors[r / rows] : 1.0f), total + n, total_gradient + n,
                 addend_gradient + n, branch_gradient + n, sums};
     }
+    const float* numbers(long r, const float*) const { return total + r * columns; }
 };
+
+constexpr long TOGETHER = 32;  // rows at most
+
+// How many rows go through one step before the next, so that none waits for its sums, quotients and roots: as many as stay
+// in the cache beside a core.
+long rows_together(long floats) { return std::min(TOGETHER, std::max(4L, 6144 / floats / 4 * 4)); }
 
 template <class Matrix, class Out>
 void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, const float* scale, const float* shift, Out* to,
                 float* means, float* variances, const Places& place) {
-    for_rows(rows, columns, [&](long r, float* row) {
-        const auto from = matrix.at(r);
-        Out* y = to + place(r) * columns;
-        float mean = sum_over(columns, [&](long i, long count) {
-            Vector v = from.first(i, count);
-            store(row + i, v);
-            return v;
-        }) / columns;
-        float variance = sum_over(columns, [&](long i, long) {
-            Vector v = load(row + i) - all(mean);
-            return v * v;
-        }) / columns;
-        means[r] = mean;
-        variances[r] = variance;
-        Vector factor = all(1.0f / std::sqrt(variance + epsilon));
-        walk(columns, [&](long i, long count) {
-            Vector v = (load(row + i) - all(mean)) * factor;
-            give(y + i, fma(v, take(scale + i, count), take(shift + i, count)), count);
+    auto run = [=, &matrix, &place](long start, long end, float* kept, float* factors) {
+        const float* numbers = matrix.numbers(start, kept);
+        by_four(start, end, [=, &matrix](auto several, long r) {
+            constexpr int N = several;
+            typename Matrix::Row from[N];
+            float* row = kept + (r - start) * columns;
+            Vector total[N];
+            for (int k = 0; k < N; k++) from[k] = matrix.at(r + k), total[k] = all(0.0f);
+            walk(columns, [&](long i, long count) {
+                for (int k = 0; k < N; k++) {
+                    Vector v = from[k].first(i, count);  // zero beyond the end
+                    if (numbers == kept) give(row + k * columns + i, v, count);
+                    total[k] = total[k] + v;
+                }
+            });
+            give(means + r, sums(total) / all(columns), N);
         });
+        by_four(start, end, [=](auto several, long r) {
+            constexpr int N = several;
+            const float* row = numbers + (r - start) * columns;
+            Vector mean[N], total[N];
+            for (int k = 0; k < N; k++) mean[k] = all(means[r + k]), total[k] = all(0.0f);
+            walk(columns, [&](long i, long count) {
+                for (int k = 0; k < N; k++) {
+                    Vector v = within(take(row + k * columns + i, count) - mean[k], count);
+                    total[k] = fma(v, v, total[k]);
+                }
+            });
+            Vector variance = sums(total) / all(columns);
+            give(variances + r, variance, N);
+            store(factors + r - start, all(1.0f) / root(variance + all(epsilon)));
+        });
+        by_four(start, end, [=, &place](auto several, long r) {
+            constexpr int N = several;
+            const float *row = numbers + (r - start) * columns, *a = scale, *b = shift;
+            Out* y[N];
+            Vector mean[N], factor[N];
+            for (int k = 0; k < N; k++) {
+                y[k] = to + place(r + k) * columns;
+                mean[k] = all(means[r + k]), factor[k] = all(factors[r - start + k]);
+            }
+            map_rows(columns, y, [&](long i, long count, Vector* v) {
+                Vector scale = take(a + i, count), shift = take(b + i, count);
+                for (int k = 0; k < N; k++)
+                    v[k] = fma((take(row + k * columns + i, count) - mean[k]) * factor[k], scale, shift);
+            });
+        });
+    };
+    const long block = rows_together(columns);
+    for_ranges(rows, 16384 / columns / 4 * 4, [&](long first, long last) {
+        static thread_local Scratch scratch;
+        float* factors = scratch.floats(TOGETHER + W + block * columns);
+        for (; first < last; first += block) run(first, std::min(last, first + block), factors + TOGETHER + W, factors);
     });
 }
 
