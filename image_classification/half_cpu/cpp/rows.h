@@ -37,17 +37,13 @@ Vector sums(const Vector (&v)[N]) { return ::sums(v[0], v[1 % N], v[2 % N], v[3 
 // Write e^(x - the largest) of a row, and return the largest and the sum; what is further below counts as `lowest`.
 template <class T>
 std::pair<float, float> exponentials(long columns, const T* x, float* row, float lowest = -INFINITY) {
-    float largest = -INFINITY;
     Vector top = all(-INFINITY);
     walk(columns, [&](long i, long count) {
         Vector v = take(x + i, count);
         store(row + i, v);
-        if (count == W) top = maximum(v, top);
-        else for (long j = 0; j < count; j++) largest = std::max(largest, row[i + j]);
+        top = maximum(within(v, count, -INFINITY), top);
     });
-    float some[W];
-    store(some, top);
-    for (float one : some) largest = std::max(largest, one);
+    const float largest = ::largest(top);
     float total = sum_over(columns, [&](long i, long) {
         Vector e = exponential(maximum(all(lowest), load(row + i) - all(largest)));
         store(row + i, e);
