@@ -190,32 +190,24 @@ struct SummedRows {
     const float* numbers(long r, const float*) const { return total + r * columns; }
 };
 
-constexpr long TOGETHER = 32;  // rows at most
-
-// How many rows go through one step before the next, so that none waits for its sums, quotients and roots: as many as stay
-// in the cache beside a core.
-long rows_together(long floats) { return std::min(TOGETHER, std::max(4L, 6144 / floats / 4 * 4)); }
-
 template <class Matrix, class Out>
 void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, const float* scale, const float* shift, Out* to,
                 float* means, float* variances, const Places& place) {
+    // Some rows go through one step before the next, so that none waits for its sums, quotients and roots: few enough that
+    // they stay in the nearest cache, and that the next ones are read from memory meanwhile.
+    const long block = columns > 512 ? 4 : 8;
     auto run = [=, &matrix, &place](long start, long end, float* kept, float* factors) {
         const float* numbers = matrix.numbers(start, kept);
-        by_four(start, end, [=, &matrix](auto several, long r) {
-            constexpr int N = several;
-            typename Matrix::Row from[N];
+        const bool keeps = numbers == kept;
+        for (long r = start; r < end; r++) {
+            const auto from = matrix.at(r);
             float* row = kept + (r - start) * columns;
-            Vector total[N];
-            for (int k = 0; k < N; k++) from[k] = matrix.at(r + k), total[k] = all(0.0f);
-            walk(columns, [&](long i, long count) {
-                for (int k = 0; k < N; k++) {
-                    Vector v = from[k].first(i, count);  // zero beyond the end
-                    if (numbers == kept) give(row + k * columns + i, v, count);
-                    total[k] = total[k] + v;
-                }
-            });
-            give(means + r, sums(total) / all(columns), N);
-        });
+            means[r] = sum_over(columns, [=](long i, long count) {
+                Vector v = from.first(i, count);
+                if (keeps) give(row + i, v, count);
+                return v;
+            }) / columns;
+        }
         by_four(start, end, [=](auto several, long r) {
             constexpr int N = several;
             const float* row = numbers + (r - start) * columns;
@@ -229,29 +221,20 @@ void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, co
             });
             Vector variance = sums(total) / all(columns);
             give(variances + r, variance, N);
-            store(factors + r - start, all(1.0f) / root(variance + all(epsilon)));
+            give(factors + r - start, all(1.0f) / root(variance + all(epsilon)), N);
         });
-        by_four(start, end, [=, &place](auto several, long r) {
-            constexpr int N = several;
-            const float *row = numbers + (r - start) * columns, *a = scale, *b = shift;
-            Out* y[N];
-            Vector mean[N], factor[N];
-            for (int k = 0; k < N; k++) {
-                y[k] = to + place(r + k) * columns;
-                mean[k] = all(means[r + k]), factor[k] = all(factors[r - start + k]);
-            }
-            map_rows(columns, y, [&](long i, long count, Vector* v) {
-                Vector scale = take(a + i, count), shift = take(b + i, count);
-                for (int k = 0; k < N; k++)
-                    v[k] = fma((take(row + k * columns + i, count) - mean[k]) * factor[k], scale, shift);
+        for (long r = start; r < end; r++) {
+            const float* row = numbers + (r - start) * columns;
+            Vector mean = all(means[r]), factor = all(factors[r - start]);
+            map(columns, to + place(r) * columns, [=](long i, long count) {
+                return fma((take(row + i, count) - mean) * factor, take(scale + i, count), take(shift + i, count));
             });
-        });
+        }
     };
-    const long block = rows_together(columns);
-    for_ranges(rows, 16384 / columns / 4 * 4, [&](long first, long last) {
+    for_ranges(rows, 16384 / columns / block * block, [&](long first, long last) {
         static thread_local Scratch scratch;
-        float* factors = scratch.floats(TOGETHER + W + block * columns);
-        for (; first < last; first += block) run(first, std::min(last, first + block), factors + TOGETHER + W, factors);
+        float* factors = scratch.floats(W + block * columns);
+        for (; first < last; first += block) run(first, std::min(last, first + block), factors + W, factors);
     });
 }
 

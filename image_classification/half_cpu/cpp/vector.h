@@ -371,21 +371,6 @@ static inline void map(long n, T* to, F f) {
     }
     walk(n - i, [&](long j, long count) { give(to + i + j, f(i + j, count), count); });
 }
-// The same for N rows: f(index, count, results).
-template <int N, class T, class F>
-static inline void map_rows(long n, T* const (&to)[N], F f) {
-    Vector a[N], b[N];
-    long i = 0;
-    for (; i + 2 * W <= n; i += 2 * W) {
-        f(i, (long)W, a);
-        f(i + W, (long)W, b);
-        for (int k = 0; k < N; k++) store(to[k] + i, a[k], b[k]);
-    }
-    walk(n - i, [&](long j, long count) {
-        f(i + j, count, a);
-        for (int k = 0; k < N; k++) give(to[k] + i + j, a[k], count);
-    });
-}
 
 // p with exp(r) = 1 + r + r r p, where r is what a whole number n of halvings leaves of x.
 struct Series {
