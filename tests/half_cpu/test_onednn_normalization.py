@@ -12,6 +12,7 @@ from tests.helpers.onednn_runs import (
     BFLOAT16,
     FLOAT32,
     HALVES,
+    ROUNDING,
     needs_onednn,
     run,
     statistics,
@@ -154,3 +155,57 @@ def test_gradient_of_a_norm_by_its_batch_is_the_same_in_evaluation():
     ]  # fmt: skip
     for one, other in zip(*gradients, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+# Rows of less than a vector and more, of which a block keeps 32 or four, and long ones that oneDNN has; rows that go by
+# four, that are left over, and of more than one block.
+@pytest.mark.parametrize("columns", [1, 7, 8, 15, 16, 17, 31, 33, 48, 200, 1600, 4096, 4097])
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 32, 75])
+def test_layer_norm_of_rows_of_every_kind_is_float64s(rows, columns):
+    for dtype in ALL:
+        inputs = tensors([(rows, columns), (columns,), (columns,)], dtype)
+        inputs[0].set_value((inputs[0] * 0.5 + 3).astype(dtype))
+        actual, gradients = run(lambda x, w, b: F.layer_norm(x, x.shape[1:], w, b, 1e-3), inputs, "onednn")
+        x, scale, shift = (tensor.astype(FLOAT32).numpy().astype(np.float64) for tensor in inputs)
+        seed = np.random.default_rng(1).standard_normal(x.shape).astype("float32")
+        seed = paddle.to_tensor(seed).astype(dtype).astype(FLOAT32).numpy().astype(np.float64)
+        factor = 1 / np.sqrt(x.var(1, keepdims=True) + 1e-3)
+        v, slope = (x - x.mean(1, keepdims=True)) * factor, seed * scale
+        slope = slope - slope.mean(1, keepdims=True) - v * (slope * v).mean(1, keepdims=True)
+        expected = [v * scale + shift, slope * factor, (seed * v).sum(0), seed.sum(0)]
+        for found, exact in zip([actual, *gradients], expected, strict=True):
+            # One rounding, and float32's of numbers around 3 that are 0.5 apart, times the factors.
+            bound = ROUNDING.get(dtype, 0) / 2 * np.abs(exact) + 1e-5 * max(np.abs(exact).max(), factor.max())
+            assert (np.abs(found.astype(FLOAT32).numpy() - exact) <= bound).all(), (dtype, rows, columns)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_layer_norm_of_a_row_depends_on_no_other_row(dtype):
+    def outcome(rows):
+        inputs = [paddle.concat([x[r : r + 1] for r in rows]).detach(), *tensors([(40,), (40,)], dtype, 1)]
+        inputs[0].stop_gradient = False
+        with half_cpu.dispatch(backend="onednn"):
+            result = F.layer_norm(inputs[0], 40, *inputs[1:])
+        paddle.autograd.backward([result], [result.detach()])
+        return [tensor.astype(FLOAT32).numpy() for tensor in (result, inputs[0].grad)]
+
+    (x,) = tensors([(40, 40)], dtype)
+    x = x.detach()
+    x[5, 38], x[6, 39] = float("inf"), float("nan")
+    together = outcome(range(40))
+    for r in range(40):
+        for whole, alone in zip(together, outcome([r]), strict=True):
+            np.testing.assert_array_equal(whole[r], alone[0])
+            assert np.isnan(alone).all() == (r in (5, 6))
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_gradient_of_layer_norm_of_equal_large_numbers_is_finite(dtype):
+    """Lanes beyond the end of a row would be an infinite number of deviations away from its mean."""
+    x = paddle.full([5, 3], 2.0**70).astype(dtype)
+    x.stop_gradient = False
+    _, (gradient,) = run(lambda x: F.layer_norm(x, 3, paddle.ones([3], dtype), None, 1e-37), [x], "onednn")
+    seed = np.random.default_rng(1).standard_normal([5, 3]).astype("float32")
+    seed = paddle.to_tensor(seed).astype(dtype).astype(FLOAT32).numpy()
+    exact = (seed - seed.mean(1, keepdims=True)) / 1e-37**0.5
+    np.testing.assert_allclose(gradient.astype(FLOAT32).numpy(), exact, rtol=2.0**-8, atol=1e12)  # of 1e18

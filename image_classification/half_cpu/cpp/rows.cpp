@@ -118,7 +118,8 @@ struct Places {
     }
 };
 
-// Rows of a matrix as they are, and where their gradients go.
+// Rows of a matrix as they are, and where their gradients go. `numbers` is where rows from r on lie in float32 once they
+// were read: `kept` unless something else has them.
 template <class T>
 struct PlainRows {
     const T* from;
@@ -135,6 +136,9 @@ struct PlainRows {
         void write(long i, long count, Vector v) const { give(gradient + i, v, count); }
     };
     Row at(long r, float* = nullptr) const { return {from + r * columns, gradients + r * columns}; }
+    const float* numbers(long r, const float* kept) const {
+        return std::is_same_v<T, float> ? (const float*)from + r * columns : kept;
+    }
 };
 
 // addend + branch * weight * factor, with a weight for each column or none and a factor for each sample or none, written when
@@ -183,30 +187,54 @@ struct SummedRows {
         return {addend + n, branch + n, weights, all(factors ? factors[r / rows] : 1.0f), total + n, total_gradient + n,
                 addend_gradient + n, branch_gradient + n, sums};
     }
+    const float* numbers(long r, const float*) const { return total + r * columns; }
 };
 
 template <class Matrix, class Out>
 void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, const float* scale, const float* shift, Out* to,
                 float* means, float* variances, const Places& place) {
-    for_rows(rows, columns, [&](long r, float* row) {
-        const auto from = matrix.at(r);
-        Out* y = to + place(r) * columns;
-        float mean = sum_over(columns, [&](long i, long count) {
-            Vector v = from.first(i, count);
-            store(row + i, v);
-            return v;
-        }) / columns;
-        float variance = sum_over(columns, [&](long i, long) {
-            Vector v = load(row + i) - all(mean);
-            return v * v;
-        }) / columns;
-        means[r] = mean;
-        variances[r] = variance;
-        Vector factor = all(1.0f / std::sqrt(variance + epsilon));
-        walk(columns, [&](long i, long count) {
-            Vector v = (load(row + i) - all(mean)) * factor;
-            give(y + i, fma(v, take(scale + i, count), take(shift + i, count)), count);
+    // Some rows go through one step before the next, so that none waits for its sums, quotients and roots: few enough that
+    // they stay in the nearest cache, and that the next ones are read from memory meanwhile.
+    const long block = columns > 512 ? 4 : 8;
+    auto run = [=, &matrix, &place](long start, long end, float* kept, float* factors) {
+        const float* numbers = matrix.numbers(start, kept);
+        const bool keeps = numbers == kept;
+        for (long r = start; r < end; r++) {
+            const auto from = matrix.at(r);
+            float* row = kept + (r - start) * columns;
+            means[r] = sum_over(columns, [=](long i, long count) {
+                Vector v = from.first(i, count);
+                if (keeps) give(row + i, v, count);
+                return v;
+            }) / columns;
+        }
+        by_four(start, end, [=](auto several, long r) {
+            constexpr int N = several;
+            const float* row = numbers + (r - start) * columns;
+            Vector mean[N], total[N];
+            for (int k = 0; k < N; k++) mean[k] = all(means[r + k]), total[k] = all(0.0f);
+            walk(columns, [&](long i, long count) {
+                for (int k = 0; k < N; k++) {
+                    Vector v = within(take(row + k * columns + i, count) - mean[k], count);
+                    total[k] = fma(v, v, total[k]);
+                }
+            });
+            Vector variance = sums(total) / all(columns);
+            give(variances + r, variance, N);
+            give(factors + r - start, all(1.0f) / root(variance + all(epsilon)), N);
         });
+        for (long r = start; r < end; r++) {
+            const float* row = numbers + (r - start) * columns;
+            Vector mean = all(means[r]), factor = all(factors[r - start]);
+            map(columns, to + place(r) * columns, [=](long i, long count) {
+                return fma((take(row + i, count) - mean) * factor, take(scale + i, count), take(shift + i, count));
+            });
+        }
+    };
+    for_ranges(rows, 16384 / columns / block * block, [&](long first, long last) {
+        static thread_local Scratch scratch;
+        float* factors = scratch.floats(W + block * columns);
+        for (; first < last; first += block) run(first, std::min(last, first + block), factors + W, factors);
     });
 }
 

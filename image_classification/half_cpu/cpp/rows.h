@@ -19,32 +19,31 @@ void for_rows(long rows, long columns, F f) {
 template <class F>
 float sum_over(long n, F f) {
     Vector total = all(0.0f);
-    walk(n, [&](long i, long count) {
-        Vector x = f(i, count);
-        if (count < W) {  // lanes beyond the end count as zero
-            float some[W] = {};
-            store(some, x, count);
-            x = load(some);
-        }
-        total = total + x;
-    });
+    walk(n, [&](long i, long count) { total = total + within(f(i, count), count); });
     return sum(total);
 }
+
+// Call f(N, row), N a constant: for four rows at a time, whose sums do not wait for one another, then for single ones.
+template <class F>
+void by_four(long first, long last, F f) {
+    for (; first + 4 <= last; first += 4) f(std::integral_constant<int, 4>{}, first);
+    for (; first < last; first++) f(std::integral_constant<int, 1>{}, first);
+}
+
+// The sums of N vectors in the first lanes, each by the same steps whatever N is.
+template <int N>
+Vector sums(const Vector (&v)[N]) { return ::sums(v[0], v[1 % N], v[2 % N], v[3 % N]); }
 
 // Write e^(x - the largest) of a row, and return the largest and the sum; what is further below counts as `lowest`.
 template <class T>
 std::pair<float, float> exponentials(long columns, const T* x, float* row, float lowest = -INFINITY) {
-    float largest = -INFINITY;
     Vector top = all(-INFINITY);
     walk(columns, [&](long i, long count) {
         Vector v = take(x + i, count);
         store(row + i, v);
-        if (count == W) top = maximum(v, top);
-        else for (long j = 0; j < count; j++) largest = std::max(largest, row[i + j]);
+        top = maximum(within(v, count, -INFINITY), top);
     });
-    float some[W];
-    store(some, top);
-    for (float one : some) largest = std::max(largest, one);
+    const float largest = ::largest(top);
     float total = sum_over(columns, [&](long i, long) {
         Vector e = exponential(maximum(all(lowest), load(row + i) - all(largest)));
         store(row + i, e);

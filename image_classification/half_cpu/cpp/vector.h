@@ -75,6 +75,12 @@ static inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm512_ma
 static inline bool any(Mask mask) { return mask; }
 static inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
 static inline float sum(Vector a) { return _mm512_reduce_add_ps(a); }
+static inline __m256 halves(Vector a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
+// The sums of four vectors, in the first lanes.
+static inline Vector sums(Vector a, Vector b, Vector c, Vector d) {
+    __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(halves(a), halves(b)), _mm256_hadd_ps(halves(c), halves(d)));
+    return _mm512_zextps128_ps512(_mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+}
 static inline float largest(Vector a) { return _mm512_reduce_max_ps(a); }
 static inline Vector nearest(Vector a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -214,6 +220,10 @@ static inline float sum(Vector a) {
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
+static inline Vector sums(Vector a, Vector b, Vector c, Vector d) {
+    Vector pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm256_zextps128_ps256(_mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+}
 static inline float largest(Vector a) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
@@ -271,10 +281,11 @@ static inline Vector load(const T* p, long n) {
     if (n == 1 || n == 3) low |= (uint64_t)from[n - 1] << 16 * (n - 1);
     return widened(_mm_set_epi64x(high, low), p);
 }
-static inline Vector load(const float* p, long n) {
-    static const int lanes[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
-    return _mm256_maskload_ps(p, _mm256_loadu_si256((const __m256i*)(lanes + W - n)));
+static inline Mask lanes(long n) {
+    static const int ones[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_ps((const float*)(ones + W - n));
 }
+static inline Vector load(const float* p, long n) { return _mm256_maskload_ps(p, _mm256_castps_si256(lanes(n))); }
 template <class T>
 static inline void store(T* p, Vector v, long n) {
     T some[W];
@@ -339,6 +350,10 @@ template <class T>
 static inline void give(T* p, Vector v, long count) {
     if (count == W) store(p, v);
     else store(p, v, count);
+}
+// v with another number in the lanes beyond `count`.
+static inline Vector within(Vector v, long count, float beyond = 0.0f) {
+    return count == W ? v : choose(lanes(count), v, all(beyond));
 }
 
 template <class T>
