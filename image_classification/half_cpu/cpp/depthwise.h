@@ -62,10 +62,7 @@ void widen(const T* image, long height, long width, long C, long count, long h, 
     long begin = std::clamp(-left, 0L, columns), end = std::clamp(width - left, begin, columns);
     const T* row = image + (h * width + left) * C;
     for (long w = 0; w < begin; w++) store(to + w * W, all(0.0f));
-    if (count == W)
-        for (long w = begin; w < end; w++) {
-            store(to + w * W, load(row + w * C));
-        }
+    if (count == W) for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C));
     else for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C, count));
     for (long w = end; w < columns; w++) store(to + w * W, all(0.0f));
 }
