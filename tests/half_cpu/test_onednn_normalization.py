@@ -157,8 +157,8 @@ def test_gradient_of_a_norm_by_its_batch_is_the_same_in_evaluation():
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-# Rows of less than a vector and more, of which a block keeps eight, or of long ones four, and those that oneDNN has; rows
-# that go by four, that are left over, and of more than one block.
+# Rows of less than a vector and more, of which a block keeps eight, or of long ones four, and those that oneDNN has;
+# rows that go by four, that are left over, and of more than one block.
 @pytest.mark.parametrize("columns", [1, 7, 8, 15, 16, 17, 31, 33, 48, 200, 1600, 4096, 4097])
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 32, 75])
 def test_layer_norm_of_rows_of_every_kind_is_float64s(rows, columns):
