@@ -66,7 +66,7 @@ class Scope:
 
     def casts_one(self, kernel, wanted, tensors):
         """Return whether the first tensor alone is to be cast, because the kernel rounds the second one itself."""
-        return wanted != "float32" and tensors[0].dtype is not DTYPES[wanted] and self._rounds(kernel, tensors)
+        return tensors[0].dtype is not DTYPES[wanted] and self._rounds(kernel, tensors)
 
     def _rounds(self, kernel, tensors):
         return kernel in self.rounding and len(tensors) > 1 and tensors[1].dtype is FLOAT32

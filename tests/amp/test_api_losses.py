@@ -6,6 +6,7 @@ import pytest
 from paddle.nn import functional as F
 
 from image_classification import amp
+from image_classification.amp.gradients import gradients_of
 from tests.helpers.amp_models import batch, bits, network
 from tests.helpers.amp_scripts import iterate, loss_of, start, trained
 
@@ -93,6 +94,15 @@ def test_sparse_gradients_of_an_embedding_train_as_dense_ones_do(level, optimize
             made.clear_grad()
         ends.append(model.state_dict()["0.weight"].numpy())
     np.testing.assert_allclose(ends[1], ends[0], atol=1e-6)
+
+
+def test_list_of_gradients_has_dense_ones_alone():
+    embedding = paddle.nn.Embedding(10, 4, sparse=True)
+    embedding(paddle.to_tensor([1, 2, 2])).sum().backward()
+    assert not embedding.weight.grad.is_dense()
+    (gradient,) = gradients_of([("weight", embedding.weight)])
+    assert gradient.is_dense()
+    np.testing.assert_array_equal(gradient.numpy()[:4, 0], [0, 1, 2, 0])
 
 
 def test_losses_with_scales_of_their_own():

@@ -203,6 +203,31 @@ def test_kind_that_is_read_once_and_twice_is_viewed_in_every_step(sums):
         assert hasattr(step("float32")[0], "rest_of_branches")
 
 
+@pytest.mark.parametrize(("first", "shape", "dtype"), [
+    (F.relu, SHAPE, "float32"), (F.tanh, SHAPE, "float32"), (F.relu, [4, *SHAPE[1:]], "float32"),
+    (F.relu, SHAPE, DTYPES[-1]),
+])  # fmt: skip
+def test_first_readers_are_told_apart_by_operator_shape_and_format(first, shape, dtype):
+    step("float32")
+    with half_cpu.dispatch(backend="onednn"):
+        leaf = paddle.ones(shape, dtype)
+        leaf.stop_gradient = False
+        x = leaf * 1
+        first(x)
+    is_known = (first, shape, dtype) == (F.relu, SHAPE, "float32")
+    assert hasattr(x, "rest_of_branches") is not is_known
+
+
+def test_second_reader_that_is_alone_elsewhere_reads_a_view(sums):
+    step("float32")
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features()
+        results = [x * 2, F.relu(x)]
+    paddle.autograd.backward(results, [paddle.ones(SHAPE)] * 2)
+    np.testing.assert_array_equal(leaf.grad.numpy(), 2 + positive(leaf))
+    assert len(sums) == 1
+
+
 def test_only_reader_that_reads_twice_is_two(sums):
     """`x * x` is one call with the tensor in two places."""
     for expected in (1, 1):

@@ -11,7 +11,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from image_classification import half_cpu
+from image_classification import half_cpu, layers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +75,34 @@ def test_composite_is_told_the_half_dtype_of_what_reads_its_result():
                           (Policy(linear=lambda tensor, operand: tensor), "float32"), (None, "float32")):  # fmt: skip
         with half_cpu.dispatch(policy):
             assert half_of(x).dtype == getattr(paddle, dtype)
+
+
+@half_cpu.composite(lambda original, args, kwargs: args[0] * 7, casts_as="linear", then=("scale",))
+def scaled(x, activation):
+    return activation(x * 2)
+
+
+@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="needs a backend with half kernels")
+def test_composite_with_an_activation_that_is_not_known_is_the_function():
+    def halved(x):
+        return x / 2
+
+    with half_cpu.dispatch(Policy()):
+        assert scaled(paddle.ones([2]), F.relu).tolist() == [7, 7]
+        assert scaled(paddle.ones([2]), halved).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "bfloat16"),
+                                    ("float16", "float32"), ("float32", "float32")])  # fmt: skip
+def test_residual_of_two_formats_is_the_promoted_sum(dtypes):
+    x, branch = (paddle.to_tensor([[0.5, -1.25, 3.0]] * 2).astype(dtype) for dtype in dtypes)
+    scale = paddle.to_tensor([2.0, 0.5, 1.0]).astype(dtypes[1])
+    results = []
+    for backend in ("auto", "reference"):
+        with half_cpu.dispatch(backend=backend):
+            results.append(layers.residual(x, branch, scale))
+    assert [result.dtype for result in results] == [paddle.float32] * 2
+    assert results[0].tolist() == results[1].tolist() == [[1.5, -1.875, 6.0]] * 2
 
 
 def test_composite_by_name_computes_what_the_function_computes():

@@ -94,6 +94,21 @@ def test_views_of_a_frozen_weight_are_not_taken_for_each_other(mode, dtype):
     assert all((a == b).all() for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_filters_of_two_frozen_convolutions_are_not_taken_for_each_other(mode, dtype):
+    """What is rearranged for one call lies where the next one's does; what is kept must not."""
+    paddle.seed(0)
+    precision = amp.build_precision(mode, dtype)
+    layers = [nn.Conv2D(48, 48, window, stride=2, padding=window // 2) for window in (5, 3)]
+    model = precision.convert_model(nn.Sequential(*layers))
+    model.eval()
+    batches = [paddle.randn([2, 48, 17, 17])] * 3
+    expected = evaluate(model, precision, batches)
+    with half_cpu.frozen(model):
+        found = evaluate(model, precision, batches)
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
 def test_frozen_weights_are_prepared_for_the_first_batch_only(prepared):
     mode, dtype = FORMATS[1] if len(FORMATS) > 1 else FORMATS[0]
     precision = amp.build_precision(mode, dtype)

@@ -74,14 +74,14 @@ def test_weights_that_a_product_rounds_itself_are_those_of_a_cast_and_so_are_the
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["linear", "matmul", "convolution"])
+@pytest.mark.parametrize("name", ["linear", "matmul", "convolution", "by name"])
 def test_product_of_float32_images_rounds_its_weights_itself(name, dtype):
     """So nothing stands between a product and its weights, whose gradients a cast would have to widen."""
 
     def convolution(x, weight, bias):
         return F.conv2d(x[..., None, None], weight.T[..., None, None])
 
-    products = PRODUCTS | {"convolution": convolution}
+    products = PRODUCTS | {"convolution": convolution, "by name": lambda x, weight, bias: paddle.matmul(x=x, y=weight)}
     results, behind = [], []
     for cast in (lambda x: x, lambda x: x.astype(dtype)):
         x, weight, bias = tensors([(6, 5), (5, 3), (3,)], FLOAT32)
