@@ -228,6 +228,24 @@ def test_second_reader_that_is_alone_elsewhere_reads_a_view(sums):
     assert len(sums) == 1
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_that_know_the_readers_have_the_bits_of_the_first_one(dtype):
+    """As a resumed training, which knows nothing at first, has those of one that was never stopped."""
+    paddle.seed(0)
+    values, seed = paddle.randn(SHAPE).astype(dtype), paddle.randn(SHAPE).astype(dtype)
+    found = []
+    for _ in range(3):
+        leaf = values.detach()
+        leaf.stop_gradient = False
+        with half_cpu.dispatch(backend="onednn"):
+            x = F.tanh(leaf * 1)  # read once, then three times
+            total = F.relu(F.silu(x)) + F.sigmoid(x) * x
+        paddle.autograd.backward([total], [seed])
+        found.append(widened(leaf.grad))
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
 def test_only_reader_that_reads_twice_is_two(sums):
     """`x * x` is one call with the tensor in two places."""
     for expected in (1, 1):
