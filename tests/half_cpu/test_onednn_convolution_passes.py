@@ -121,6 +121,23 @@ def test_strided_pixels_have_the_filter_gradient_of_paddle(channels, stride, sid
     assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-16 * np.abs(gradients[1]).max()
 
 
+def assert_is_paddles_float32(x, weight, **arguments):
+    """A convolution and its gradients are those of stock Paddle's on float32 copies, but for one rounding."""
+    dtype, results, gradient = x.dtype.name.lower(), [], None
+    for inside in (True, False):
+        own = [each.astype(dtype if inside else "float32").detach() for each in (x, weight)]
+        for each in own:
+            each.stop_gradient = False
+        with half_cpu.dispatch() if inside else contextlib.nullcontext():
+            result = F.conv2d(*own, **arguments)
+        gradient = paddle.randn(result.shape).astype(dtype) if gradient is None else gradient
+        result.backward(gradient.astype(result.dtype))
+        results.append([each.astype("float32").numpy() for each in (result, *(one.grad for one in own))])
+    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
+    for found, expected in zip(*results, strict=True):
+        assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("image", "filters", "stride", "padding", "dilation", "groups"),
@@ -146,19 +163,7 @@ def test_convolution_that_moves_by_several_columns_to_one_or_two_is_that_of_padd
     paddle.seed(0)
     x, weight = paddle.randn(image).astype(dtype), paddle.randn(filters).astype(dtype)
     leave_large_numbers_in_memory()
-    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    results = []
-    for inside in (True, False):
-        own = [each.astype(dtype if inside else "float32").detach() for each in (x, weight)]
-        for each in own:
-            each.stop_gradient = False
-        with half_cpu.dispatch() if inside else contextlib.nullcontext():
-            result = F.conv2d(*own, **arguments)
-        result.backward(paddle.ones_like(result))
-        results.append([each.astype("float32").numpy() for each in (result, *(one.grad for one in own))])
-    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
-    for found, expected in zip(*results, strict=True):
-        assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+    assert_is_paddles_float32(x, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -180,20 +185,7 @@ def test_convolution_that_moves_by_several_columns_to_one_or_two_is_that_of_padd
 def test_depthwise_convolution_and_its_gradients_are_those_of_float32(dtype, image, window, stride, padding, dilation):
     paddle.seed(0)
     x, weight = paddle.randn([2, *image]).astype(dtype), paddle.randn([image[0], 1, *window]).astype(dtype)
-    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": image[0]}
-    results, gradient = [], None
-    for inside in (True, False):
-        own = [each.astype(dtype if inside else "float32").detach() for each in (x, weight)]
-        for each in own:
-            each.stop_gradient = False
-        with half_cpu.dispatch() if inside else contextlib.nullcontext():
-            result = F.conv2d(*own, **arguments)
-        gradient = paddle.randn(result.shape).astype(dtype) if gradient is None else gradient
-        result.backward(gradient.astype(result.dtype))
-        results.append([each.astype("float32").numpy() for each in (result, *(one.grad for one in own))])
-    bound = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-17}[dtype]  # one rounding of the result
-    for found, expected in zip(*results, strict=True):
-        assert (np.abs(found - expected) <= bound * np.abs(expected) + 2.0**-16 * np.abs(expected).max()).all()
+    assert_is_paddles_float32(x, weight, stride=stride, padding=padding, dilation=dilation, groups=image[0])
 
 
 @pytest.mark.parametrize(("width", "served"), [(1, False), (2, True)])
