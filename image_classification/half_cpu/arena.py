@@ -1,52 +1,78 @@
-"""The memory of a forward pass, and where it goes when the pass is played again."""
+"""The memory of a recorded pass, and where it goes when the pass is played again."""
+
+from bisect import bisect_left, bisect_right, insort
 
 import paddle
 
 from .onednn_primitives import new_tensor
+from .paddle_names import as_strided, view_dtype
 
 _ALIGNMENT = 64  # bytes, a line of the cache
 _UINT8 = paddle.uint8
 
 
 class Block:
-    """Memory of a pass: where it begins and ends, the tensors that hold it, whether its content comes from outside of
-    the pass, whether it has to stay where it is, the step before which it is had, the first and the last step that uses
-    it, the block in whose place it is made, and where it goes."""
+    """Memory of a pass: where it begins and ends while that is recorded, whether its content comes from outside of the
+    pass, whether it is no part of the arena, the first and the last step that uses it, the block in whose place it is
+    made, and where it is when the pass is played."""
 
-    __slots__ = ("start", "end", "tensors", "given", "stays", "had", "first", "last", "below", "place")
+    __slots__ = ("start", "end", "given", "apart", "first", "last", "below", "place", "_arena")
 
-    def __init__(self, tensor, given, had=0):
+    def __init__(self, tensor, given=False):
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
-        self.start = tensor.data_ptr()
+        self.start = self.place = tensor.data_ptr()
         self.end = self.start + max(reach, 1) * tensor.element_size()
-        self.tensors = [tensor]
-        self.given = self.stays = given
-        self.had = had
-        self.first = self.last = self.below = self.place = None
+        self.given = self.apart = given
+        self.first = self.last = self.below = None
 
-    def merge(self, other):
-        """Add a block that begins inside of this one."""
-        self.end = max(self.end, other.end)
-        self.tensors += other.tensors
-        self.given |= other.given
-        self.had = min(self.had, other.had)
-        self.stays = True
+    @property
+    def bytes(self):
+        return self.end - self.start
+
+    def use(self, number):
+        """Note a step that reads or writes it."""
+        self.first = number if self.first is None else self.first
+        self.last = number
 
     def take_place(self, other):
         """Go where another block of the same size is, which is not used any more when this one is made."""
         self.below = other = other.below or other
         other.last = self.last
 
+    def put(self, arena, place):
+        """Be a part of an arena from now on."""
+        self._arena, self.place = arena, place
 
-def merged(blocks):
-    """Return the blocks by their beginnings, those that overlap as one."""
-    apart: list[Block] = []
-    for block in sorted(blocks, key=lambda block: block.start):
-        if apart and block.start < apart[-1].end:
-            apart[-1].merge(block)
-        else:
-            apart.append(block)
-    return apart
+    def tensor(self, offset, shape, strides, dtype):
+        """Return a tensor of its memory in the arena."""
+        offset += self.place - self._arena.data_ptr()
+        return as_strided(view_dtype(self._arena, dtype), shape, strides, offset)
+
+
+class Memory:
+    """Which block an address belongs to: of those that had it, the latest, because the others are free since."""
+
+    def __init__(self):
+        self._starts: list[int] = []
+        self._blocks: list[Block] = []
+
+    def add(self, block):
+        """Put a block where others may have been. What overlaps given memory, which stays, is part of it."""
+        first, end = bisect_right(self._starts, block.start), bisect_left(self._starts, block.end)
+        first -= first > 0 and self._blocks[first - 1].end > block.start
+        given = [other for other in self._blocks[first:end] if other.given]
+        if given:
+            block.start = min(block.start, *(other.start for other in given))
+            block.end = max(block.end, *(other.end for other in given))
+            block.given = block.apart = True
+            block.place = block.start
+        self._starts[first:end] = [block.start]
+        self._blocks[first:end] = [block]
+
+    def find(self, pointer):
+        """Return the block that an address belongs to, or None."""
+        block = self._blocks[bisect_right(self._starts, pointer) - 1] if self._blocks else None
+        return block if block is not None and block.start <= pointer < block.end else None
 
 
 def arena(blocks):
@@ -56,19 +82,19 @@ def arena(blocks):
     own = [block for block in blocks if block.below is None]
     for block in sorted(own, key=lambda block: block.start - block.end):  # the largest first
         size, offset = -(-(block.end - block.start) // _ALIGNMENT) * _ALIGNMENT, 0
-        for begin, end, other in sorted(placed, key=lambda one: one[0]):
+        for begin, end, other in placed:
             if other.last < block.first or block.last < other.first:
                 continue
             if offset + size <= begin:
                 break
             offset = max(offset, end)
-        placed.append((offset, offset + size, block))
+        insort(placed, (offset, offset + size, block), key=lambda one: one[0])
         total = max(total, offset + size)
     holder = new_tensor(_UINT8, [total + _ALIGNMENT])
     base = -(-holder.data_ptr() // _ALIGNMENT) * _ALIGNMENT
     for offset, _, block in placed:
-        block.place = base + offset
+        block.put(holder, base + offset)
     for block in blocks:
         if block.below is not None:
-            block.place = block.below.place
+            block.put(holder, block.below.place)
     return holder

@@ -19,6 +19,7 @@ VarType = core.VarDesc.VarType
 
 # The operators themselves: a dispatch replaces every module's references to them but this package's.
 add_ = OPERATORS.add_
+as_strided = OPERATORS.as_strided
 assign_out_ = OPERATORS.assign_out_
 cast = OPERATORS.cast
 empty = OPERATORS.empty
@@ -30,6 +31,7 @@ scale_ = OPERATORS.scale_  # type: ignore[attr-defined]  # Paddle's annotations 
 squeeze = OPERATORS.squeeze
 transpose = OPERATORS.transpose
 unsqueeze = OPERATORS.unsqueeze
+view_dtype = OPERATORS.view_dtype
 
 # The number of writes to a tensor; the property `inplace_version` calls it through a Python function.
 inplace_version = Tensor._inplace_version  # type: ignore[attr-defined]  # not annotated

@@ -12,13 +12,15 @@ import paddle
 
 from . import paddle_names
 from .compiled_library import CompiledError
-from .recording import Recorder, Refused, mapped
+from .recorded_calls import Refused
+from .recording import Pass, Recorder, flat, mapped
 from .scope import active
 
 logger = logging.getLogger(__name__)
 
 RECORDED = 3  # the call of a shape that records: the last batch of an evaluation, which may be smaller, comes once
 KEPT = 8  # shapes
+_NOTHING = paddle.empty([0])  # stands for a tensor
 
 
 def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
@@ -110,13 +112,30 @@ def _recorded(model, inputs, expected):
             result = mapped(_itself, model(*own))
         if versions != [tensor.inplace_version for tensor in (*constants, *own)]:
             raise Refused("it writes its inputs, weights or buffers in place")
-        found = recorder.finish(result)
-        found.poison()
+        found = Evaluation(recorder.finish(flat(result)), result)
+        found.played.poison()
         if not _same_bits(_played(found, inputs), expected):
             raise Refused("played again, it gives other results")
     except Refused as error:
         return _refuse(model, error), expected
     return found, expected
+
+
+class Evaluation:
+    """A recorded forward pass; call it with inputs of the recorded shapes."""
+
+    def __init__(self, played: Pass, result):
+        self.played = played
+        self._structure = mapped(lambda tensor: _NOTHING, result)
+
+    @property
+    def bytes(self):
+        """Those of the intermediate results that are in use at a time."""
+        return self.played.bytes
+
+    def __call__(self, inputs):
+        results = iter(self.played(inputs))
+        return mapped(lambda _: next(results), self._structure)
 
 
 def _itself(tensor):
