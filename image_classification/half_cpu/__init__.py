@@ -16,10 +16,12 @@ from .pieces import replay_images
 from .products import Operand
 from .reference import UnsupportedOperator
 from .replay import computes_only, replay
+from .training_replay import Replayed
 from .updates import multiplies_gradients, reads_half_gradients, update, widens_gradients, writes_weights_last
 
 __all__ = [
     "Operand",
+    "Replayed",
     "UnsupportedOperator",
     "backend_name",
     "composite",

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right, insort
 import paddle
 
 from .onednn_primitives import new_tensor
-from .paddle_names import as_strided, view_dtype
+from .paddle_names import as_strided, separate, view_dtype
 
 _ALIGNMENT = 64  # bytes, a line of the cache
 _UINT8 = paddle.uint8
@@ -46,7 +46,8 @@ class Block:
     def tensor(self, offset, shape, strides, dtype):
         """Return a tensor of its memory in the arena."""
         offset += self.place - self._arena.data_ptr()
-        return as_strided(view_dtype(self._arena, dtype), shape, strides, offset)
+        view = as_strided(view_dtype(self._arena, dtype), shape, strides, offset)
+        return separate(view)
 
 
 class Memory:

@@ -12,7 +12,7 @@ import math
 import paddle
 
 from . import paddle_names
-from .arguments import BFLOAT16, FLOAT16, FLOAT32, replace_tensors
+from .arguments import BFLOAT16, FLOAT16, FLOAT32, FLOATING, replace_tensors
 from .scope import active
 
 # Elements from which on the sum of the engine takes longer than making the views: of half tensors, of float32 images.
@@ -59,7 +59,7 @@ def branched(scope, reader, args, kwargs, tensors):
         return args, kwargs
     shared = None
     for tensor in tensors:
-        if not tensor.stop_gradient and is_inner(tensor) and not _is_alone(reader, tensor):
+        if is_inner(tensor) and (active.recorder is not None or not _is_alone(reader, tensor)):
             shared = {id(tensor), *(shared or ())}
     if shared is None:
         return args, kwargs
@@ -96,6 +96,8 @@ def is_inner(tensor):
     if tensor.stop_gradient or tensor.is_leaf:
         return False
     size, dtype = math.prod(tensor.shape), tensor.dtype
+    if active.recorder is not None:  # which does not see what the engine does
+        return dtype in FLOATING
     if dtype is FLOAT16 or dtype is BFLOAT16:
         return size >= LARGE_HALF
     return size >= LARGE and dtype is FLOAT32 and tensor.ndim == 4  # of others the engine's sum is as fast

@@ -11,7 +11,7 @@ from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
-from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, noted, numel, servable
 from .recorded import PyLayer
 
 _CPU = paddle.CPUPlace()
@@ -115,7 +115,7 @@ class Split(PyLayer):
         """Return the gradient of the whole."""
         axis, last, dtype, shapes = ctx.constants
         parts = [
-            paddle_names.full(shape, 0.0, dtype, _CPU) if gradient is None else gradient
+            noted(paddle_names.full, shape, 0.0, dtype, _CPU) if gradient is None else gradient
             for gradient, shape in zip(gradients, shapes, strict=True)
         ]
         return joined(axis, last, parts)

@@ -1,11 +1,11 @@
-"""Dropout in one pass over memory, with random numbers of its own: Paddle's are drawn one by one in one thread."""
+"""Dropout in one pass over memory, with random numbers of its own: Paddle's are noted one by one in one thread."""
 
 import paddle
 
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import contiguous
-from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .onednn_primitives import bound, data_type, noted, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 
@@ -22,7 +22,7 @@ class Dropout(PyLayer):
         x = contiguous(x)
         out, kept = new_tensor(x.dtype, x.shape), new_tensor(_UINT8, x.shape)
         # Two numbers of Paddle's generator begin a stream: its state is that of a run, and of what is computed again.
-        key = paddle_names.randint(-_LARGEST - 1, _LARGEST, [2], _INT32, _CPU)
+        key = noted(paddle_names.randint, -_LARGEST - 1, _LARGEST, [2], _INT32, _CPU)
         below = min(round(p * (1 << 32)), (1 << 32) - 1)
         ctx.factor = 1 / (1 - p)
         load().dropout(data_type(x), numel(x), key.data_ptr(), below, ctx.factor,

@@ -26,7 +26,7 @@ class GroupNorm(PyLayer):
         x = settled(x)
         batch, channels, *rest = x.shape
         scale, shift = (
-            constant(paddle.full([channels], value, _FLOAT32)) if tensor is None else in_float32(tensor)
+            constant(paddle.full, [channels], value, _FLOAT32) if tensor is None else in_float32(tensor)
             for tensor, value in ((scale, 1.0), (shift, 0.0))
         )
         ctx.numbers = numbers(batch, channels, math.prod(rest), groups, not x.is_contiguous())

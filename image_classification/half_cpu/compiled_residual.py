@@ -11,7 +11,7 @@ import paddle
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like, passed_on
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, constant, new_tensor, noted, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 
@@ -122,8 +122,8 @@ def sample_factors(drop_path, branch):
     """Return what `drop_path`, which may be None, multiplies each sample of a branch by, [B, 1, ...], or None."""
     if drop_path is None:
         return None
-    ones = paddle_names.full([branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, _FLOAT32, _CPU)
-    factors = drop_path(ones)
+    ones = constant(paddle_names.full, [branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, _FLOAT32, _CPU)
+    factors = noted(drop_path, ones)
     return None if factors is ones else factors
 
 

@@ -13,7 +13,7 @@ from .compiled_places import items
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import contiguous, reorder_like
-from .onednn_primitives import bound, numel, servable
+from .onednn_primitives import bound, noted, numel, servable
 
 _CPU = paddle.CPUPlace()
 
@@ -68,7 +68,7 @@ def get_item(original, args, kwargs):
     shape = x.shape
 
     def back(gradient):  # zero beside the part
-        out = paddle_names.full(shape, 0.0, gradient.dtype, _CPU)
+        out = noted(paddle_names.full, shape, 0.0, gradient.dtype, _CPU)
         reorder_like(gradient, original(out, index))
         return out
 

@@ -68,8 +68,7 @@ def _rule(name):
 
 def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
-    if active.recorder is not None:
-        original = active.recorder.noted(original, operator.writes)
+    original = _noted(operator, original)
     rule, policy_cast = scope.left.get(operator.kernel_name), scope.policy_cast
     if rule is not None and args and (policy_cast is None or operator.policy_name is None):
         result = rule(original, args, kwargs)
@@ -124,6 +123,11 @@ def _serve(scope, operator, original, args, kwargs):
         active.scope = scope
 
 
+def _noted(operator, original):
+    """Return Paddle's operator, whose calls a pass that is recorded consists of."""
+    return original if active.recorder is None else active.recorder.noted(original, operator.writes)
+
+
 def _serve_product(scope, operator, original, args, kwargs, cast):
     """Return a product whose operands the policy rounds itself."""
 
@@ -144,7 +148,7 @@ def _operator(name, original, legacy=False):
     def wrapper(*args, **kwargs):
         scope = active.scope
         if scope is None:
-            return original(*args, **kwargs)
+            return _noted(operator, original)(*args, **kwargs)
         return _serve(scope, operator, served, args, kwargs)
 
     return wrapper
@@ -162,7 +166,7 @@ def _arithmetic_method(method_name, original):
     def method(self, other):
         scope = active.scope
         if scope is None:
-            return original(self, other)
+            return _noted(with_tensor, original)(self, other)
         kind = type(other)
         if KINDS[kind] == TENSOR:
             return _serve(scope, with_tensor, original, (self, other), {})
@@ -182,7 +186,7 @@ def _index_method(method_name, original):
     def method(self, index, *value):
         scope = active.scope
         if scope is None or not value and is_whole(index, self.shape):  # all of a tensor is, to autograd, the tensor
-            return original(self, index, *value)
+            return _noted(operator, original)(self, index, *value)
         if is_basic(index):
             return _serve(scope, operator, original, (self, index, *value), {})
         plain = _dense(scope, self)

@@ -138,7 +138,7 @@ def sum_rows(tensor, rows, columns, dtype):
     if compiled.formats():
         compiled.sum_rows(dense(tensor.dtype, rows, columns), DATA_TYPES[dtype], tensor.data_ptr(), result.data_ptr())
     else:
-        ones = constant(paddle_names.full([1, rows], 1.0, tensor.dtype, _CPU))
+        ones = constant(paddle_names.full, [1, rows], 1.0, tensor.dtype, _CPU)
         multiply(matrix(ones, 1, rows), matrix(tensor, rows, columns), matrix(result, 1, columns))
     return result
 

@@ -180,7 +180,7 @@ def layer_norm(original, args, kwargs):
     x, scale, shift, epsilon, _ = values
     if not servable(x) or scale is None:
         return NotImplemented
-    shift = constant(paddle.zeros_like(scale)) if shift is None else shift
+    shift = constant(paddle.zeros_like, scale) if shift is None else shift
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented
     return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)

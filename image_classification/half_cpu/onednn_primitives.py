@@ -138,11 +138,22 @@ def new_tensor(dtype, shape):
     return tensor
 
 
-def constant(tensor):
-    """Return a tensor that was made of no other and stays as it is."""
-    if active.recorder is not None:
-        active.recorder.constant(tensor)
+def constant(make, *args):
+    """Return `make(*args)`, a tensor that is made of no other and stays as it is."""
+    recorder, active.recorder = active.recorder, None
+    try:
+        tensor = make(*args)
+    finally:
+        active.recorder = recorder
+    if recorder is not None:
+        recorder.constant(tensor)
     return tensor
+
+
+def noted(function, *args):
+    """Return `function(*args)`, tensors, which it makes again whenever what is recorded here is played: zeros to be
+    written to, or random numbers."""
+    return (function if active.recorder is None else active.recorder.noted(function))(*args)
 
 
 class _Scratch(threading.local):
@@ -154,10 +165,8 @@ _scratch = _Scratch()
 
 def scratch(size):
     """Return a tensor of so many bytes or more, which are this thread's until it asks again."""
-    if active.recorder is not None:
-        return new_tensor(_UINT8, [size])
     tensor = _scratch.tensor
-    if tensor is None or tensor.shape[0] < size:
+    if tensor is None or tensor.shape[0] < size or active.recorder is not None:  # each time anew in what is recorded
         tensor = _scratch.tensor = new_tensor(_UINT8, [size])
     return tensor
 

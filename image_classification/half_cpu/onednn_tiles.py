@@ -136,7 +136,7 @@ class Tiles:
             return None
         (first, rows), (_, keys) = block[2:]
         if first not in self._unseen:
-            later = constant(paddle.triu(paddle.full([rows, keys], -math.inf, _FLOAT32), first + 1))
+            later = constant(lambda: paddle.triu(paddle.full([rows, keys], -math.inf, _FLOAT32), first + 1))
             self._unseen[first] = in_dtype(later, self.dtype)
         unseen = self._unseen[first]
         return View(unseen.data_ptr(), dense(self.dtype, 1, 1, rows, keys), unseen)

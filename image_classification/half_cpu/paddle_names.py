@@ -107,6 +107,13 @@ def bump_version(tensor):
     tensor._bump_inplace_version()
 
 
+def separate(tensor):
+    """Return another tensor of the same memory, whose writes are not the first one's."""
+    other = empty([0], tensor.dtype, paddle.CPUPlace())
+    other.get_tensor()._share_data_with(tensor.get_tensor())
+    return other
+
+
 def is_parameter(tensor):
     """Return whether the tensor is a parameter of a layer."""
     return isinstance(tensor, EagerParamBase)

@@ -1,8 +1,8 @@
 """The calls that a recorded pass consists of: of kernels, where memory is all that changes, and of Paddle's operators."""
 
+import contextlib
 import ctypes
 import functools
-import math
 
 import paddle
 
@@ -59,13 +59,14 @@ class Operator:
 
     Args:
         results: [(index, tensor)] of its results that get memory of their own.
+        kept: the `uses` of a step whose memory has to be as it was then.
     """
 
     replaced = ()
 
-    def __init__(self, name, function, args, kwargs, results, find):
+    def __init__(self, name, function, args, kwargs, results, kept, find):
         self.name, self._function = name, function
-        self.uses, self._places = [], {}
+        self.uses, self._places = list(kept), {}
         self._args, self._kwargs = replace_tensors(args, kwargs, functools.partial(self._place, find))
         self._made = []
         for index, tensor in results:
@@ -117,16 +118,17 @@ class Noted:
 
     def __init__(self, recorder, original, writes):
         self._recorder, self._original, self._writes = recorder, original, writes
+        self._name = getattr(original, "__name__", None) or type(original).__name__
 
     def __call__(self, *args, **kwargs):
         args, kwargs = replace_tensors(args, kwargs, lambda tensor: tensor)  # lists grow when the call is over
         tensors, _ = scan(args, kwargs)
-        if paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors):
-            return self._with_gradients(args, kwargs, tensors)
-        return self._without_gradients(args, kwargs, tensors)
+        learns = paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
+        with as_one(self._recorder):
+            return (self._with_gradients if learns else self._without_gradients)(args, kwargs, tensors)
 
     def _without_gradients(self, args, kwargs, tensors):
-        name = self._original.__name__
+        name = self._name
         layouts = [(tensor.shape, tensor.strides) for tensor in tensors]
         result = self._original(*args, **kwargs)
         # one that is empty need not be so the next time
@@ -143,30 +145,25 @@ class Noted:
         return result
 
     def _with_gradients(self, args, kwargs, tensors):
-        scope, active.scope = active.scope, None  # what is called here is noted as one
-        try:
-            return self._differentiated(args, kwargs, tensors)
-        finally:
-            active.scope = scope
-
-    def _differentiated(self, args, kwargs, tensors):
-        name, own = self._original.__name__, {id(tensor): _leaf(tensor) for tensor in tensors}
-        call = Differentiated(self._original)
-        args_of_leaves = replace_tensors(args, kwargs, lambda tensor: own[id(tensor)])
-        results = call.forward(*args_of_leaves[0], **args_of_leaves[1])
+        name, call = self._name, Differentiated(self._original)
+        results = call.forward(*args, **kwargs)
         made = tensors_of(results)
+        is_list = isinstance(results, (list, tuple))
         if all(one.stop_gradient for one in made):
             return self._without_gradients(args, kwargs, tensors)
-        if all(any(_is_all_of(tensor, one) for tensor in tensors) for one in made):
-            return self._original(*args, **kwargs)  # its gradient is a view as well
-        is_list = isinstance(results, (list, tuple))
         if self._writes or is_list and len(made) != len(results) or any(one.stop_gradient for one in made):
             self._recorder.reason = f"{name} writes what has a gradient, or has a result without one"
             return self._original(*args, **kwargs)
-        made = _apart(made, tensors)
-        self._recorder.operator(name, call.forward, *args_of_leaves, list(enumerate(made)))
         learning = [tensor for tensor in tensors if not tensor.stop_gradient]
-        found = _Segment.apply(self._recorder, name, call, made, *learning)
+        if len(tensors) == 1 and all(_is_part(one, tensors) for one in made):
+            call = _view_gradient(self._original, args, kwargs, *tensors)
+            made, kept = [one.detach() for one in made], ()
+        else:
+            made = _apart(made, tensors)
+            kept = self._recorder.operator(name, call.forward, args, kwargs, list(enumerate(made)))
+            call = call.backward
+        gradient = functools.partial(_noted_gradient, self._recorder, name, call, kept)
+        found = _Segment.apply(gradient, lambda: made, *learning)
         return type(results)(found) if is_list else found[0]
 
 
@@ -176,16 +173,23 @@ def _slices_by_tensors(args):
     return any(isinstance(bound, paddle.Tensor) for bound in bounds)
 
 
-def _is_all_of(tensor, view):
-    """Return whether a result is another view of all of a tensor."""
-    return pointer_of(tensor) == pointer_of(view) and math.prod(tensor.shape) == math.prod(view.shape)
+def _view_gradient(original, args, kwargs, tensor):
+    """Return the function of the gradient of an operator that shows a part of a tensor, by its layout alone."""
+    shape, strides, dtype = tensor.shape, tensor.strides, tensor.dtype
+    size = Block(tensor).bytes // tensor.element_size()
+    nothing = paddle_names.empty([0], dtype, _CPU)
+    args, kwargs = replace_tensors(args, kwargs, lambda _: nothing)
 
+    def backward(*gradients):
+        memory = paddle_names.empty([size], dtype, _CPU)
+        leaf = paddle_names.separate(paddle_names.as_strided(memory, shape, strides, 0))
+        leaf.stop_gradient = False
+        call = Differentiated(original)
+        here, named = replace_tensors(args, kwargs, lambda _: leaf)
+        call.forward(*here, **named)
+        return call.backward(*gradients)
 
-def _leaf(tensor):
-    """Return a tensor of the same memory, whose gradient ends there."""
-    leaf = tensor.detach()
-    leaf.stop_gradient = tensor.stop_gradient
-    return leaf
+    return backward
 
 
 class Differentiated:
@@ -193,40 +197,89 @@ class Differentiated:
 
     def __init__(self, original):
         self._original = original
-        self.results = self._leaves = None
+        self._results = self._found = None
 
     def forward(self, *args, **kwargs):
-        """Return what the operator returns for tensors whose gradients end there."""
-        self._leaves = [tensor for tensor in scan(args, kwargs)[0] if not tensor.stop_gradient]
+        """Return what the operator returns; the gradients end at its arguments."""
+        tensors = [tensor for tensor in scan(args, kwargs)[0] if not tensor.stop_gradient]
+        self._found = [None] * len(tensors)
         with paddle.enable_grad():
-            self.results = self._original(*args, **kwargs)
-        return self.results
+            start = paddle_names.empty([1], FLOAT32, _CPU)
+            start.stop_gradient = False
+            starts = {id(each): _Start.apply(self._found, index, start, each.detach) for index, each in enumerate(tensors)}
+            args, kwargs = replace_tensors(args, kwargs, lambda tensor: starts.get(id(tensor), tensor))
+            self._results = self._original(*args, **kwargs)
+        return self._results
 
     def backward(self, *gradients):
         """Return the gradients of what has one, None for what the results do not depend on."""
-        results, self.results = tensors_of(self.results), None
-        return paddle.grad(results, self._leaves, list(gradients), allow_unused=True)
+        results, found = tensors_of(self._results), self._found
+        self._results = self._found = None
+        with paddle.enable_grad():
+            end = End.apply(lambda: gradients, *results)
+        end.backward()  # paddle.grad cannot be called while it runs
+        return found
+
+
+class End(PyLayer):
+    """The end of a forward pass. The gradients of its results are given ones, of which Paddle would make copies."""
+
+    @staticmethod
+    def forward(ctx, gradients, *results):
+        ctx.gradients = gradients
+        return paddle_names.empty([1], FLOAT32, _CPU)
+
+    @staticmethod
+    def backward(ctx, _):
+        return tuple(ctx.gradients())
+
+
+class _Start(PyLayer):
+    """A tensor, whose gradient is found; at a leaf it would be copied."""
+
+    @staticmethod
+    def forward(ctx, found, index, start, make):
+        ctx.found, ctx.index, ctx.start = found, index, start.detach()
+        return make()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.found[ctx.index] = gradient
+        return ctx.start
+
+
+def _noted_gradient(recorder, name, function, kept, *gradients):
+    with as_one(recorder):
+        found = function(*gradients)
+        made = [one for one in found if one is not None]
+        if not all(_is_part(one, gradients) for one in made):  # or else there is nothing to do
+            made = _apart(made, gradients)
+            recorder.operator(name, function, gradients, {}, list(enumerate(made)), kept)
+    rest = iter(made)
+    return tuple(None if one is None else next(rest) for one in found)
 
 
 class _Segment(PyLayer):
     """What an operator computed, with a backward pass that is noted."""
 
     @staticmethod
-    def forward(ctx, recorder, name, call, made, *tensors):
-        ctx.recorder, ctx.name, ctx.call = recorder, name, call
-        return tuple(made)
+    def forward(ctx, gradient, made, *tensors):
+        ctx.gradient = gradient
+        return tuple(made())
 
     @staticmethod
     def backward(ctx, *gradients):
-        found = ctx.call.backward(*gradients)
-        made = iter(_apart([one for one in found if one is not None], gradients))
-        made = [None if one is None else next(made) for one in found]
-        ctx.recorder.operator(ctx.name, ctx.call.backward, gradients, {}, list(enumerate(filter(_is_there, made))))
-        return tuple(made)
+        return ctx.gradient(*gradients)
 
 
-def _is_there(tensor):
-    return tensor is not None
+@contextlib.contextmanager
+def as_one(recorder):
+    """Neither note nor dispatch what is called inside."""
+    scope, active.scope, active.recorder = active.scope, None, None
+    try:
+        yield
+    finally:
+        active.scope, active.recorder = scope, recorder
 
 
 def _is_part(result, tensors):

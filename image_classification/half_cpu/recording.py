@@ -25,7 +25,7 @@ class Recorder:
 
     Args:
         constants: tensors whose content is not the pass's own: weights, and what was made of them.
-        inputs: dense tensors, of whose content each pass gets another.
+        inputs: see `input`.
 
     Attributes:
         steps: the calls.
@@ -35,10 +35,17 @@ class Recorder:
     def __init__(self, constants, inputs):
         self.reason = None
         self.steps: list[Kernel | Operator] = []
-        self._inputs, self._made, self._memory = inputs, [], Memory()
-        for tensor in (*constants, *inputs):
-            if pointer_of(tensor):
-                self._memory.add(Block(tensor, True))
+        self._inputs, self._made, self._memory = [], [], Memory()
+        for tensor in filter(pointer_of, constants):
+            self._memory.add(Block(tensor, True))
+        for tensor in inputs:
+            self.input(tensor)
+
+    def input(self, tensor):
+        """Note a dense tensor, of whose content each pass gets another."""
+        self._inputs.append(tensor)
+        if pointer_of(tensor):
+            self._memory.add(Block(tensor, True))
 
     @contextlib.contextmanager
     def recording(self):
@@ -71,22 +78,23 @@ class Recorder:
         """Note a call of a kernel."""
         self._add(Kernel, call, arguments, pointers)
 
-    def operator(self, name, function, args, kwargs, results):
-        """Note a call of an operator; `results`: [(index, tensor)] of those that got memory of their own."""
+    def operator(self, name, function, args, kwargs, results, kept=()):
+        """Note a call of an operator, see :class:`Operator`; return its `uses`."""
         for _, tensor in results:
             if pointer_of(tensor):
                 self.allocated(tensor)
-        self._add(Operator, name, function, args, kwargs, results)
+        return self._add(Operator, name, function, args, kwargs, results, kept)
 
     def _add(self, kind, *arguments):
         try:
             step = kind(*arguments, self._find)
         except Refused as error:
             self.reason = str(error)
-            return
+            return ()
         for block, _, _ in step.uses:
             block.use(len(self.steps))
         self.steps.append(step)
+        return step.uses
 
     def _find(self, pointer, name):
         """Return (block, offset) of an address."""

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 RECORDED = 3  # the call of a shape that records: the last batch of an evaluation, which may be smaller, comes once
 KEPT = 8  # shapes
-_NOTHING = paddle.empty([0])  # stands for a tensor
+NOTHING = paddle.empty([0])  # stands for a tensor
 
 
 def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
@@ -126,7 +126,7 @@ class Evaluation:
 
     def __init__(self, played: Pass, result):
         self.played = played
-        self._structure = mapped(lambda tensor: _NOTHING, result)
+        self._structure = mapped(lambda tensor: NOTHING, result)
 
     @property
     def bytes(self):

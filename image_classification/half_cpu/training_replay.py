@@ -1,0 +1,291 @@
+"""Training passes without layers: the calls of kernels that a forward and a backward pass were made of, made again.
+
+What holds for a pass of an evaluation (`replay.py`) holds for both passes of a training: from the second batch of a
+shape on, layers, operators and the engine of gradients lead to the same calls with other pointers.
+"""
+
+import contextlib
+import hashlib
+import logging
+import random
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import paddle
+
+from . import paddle_names
+from .arguments import FLOATING
+from .recorded import PyLayer
+from .recorded_calls import End, Refused, as_one, pointer_of
+from .recording import Pass, Recorder, flat, mapped
+from .replay import NOTHING, has_hooks
+from .saved import save, saved
+from .scope import active
+
+logger = logging.getLogger(__name__)
+
+RECORDED = 4  # the call of a shape that records, the first time; each time that something is recorded it is twice as late
+KEPT = 2  # shapes
+
+
+class Replayed:
+    """A model to be trained: call it as the model; from the fifth call of a shape on without its layers.
+
+        model = half_cpu.Replayed(network)
+        with half_cpu.dispatch(policy):
+            loss = criterion(model(images), labels)
+        loss.backward()
+
+    The promise: what the layers do depends on their mode, on the shapes and formats of their inputs, on the numbers of
+    their parameters and buffers and on Paddle's random numbers, and on nothing else that changes. Results, gradients,
+    running statistics and random numbers are bit for bit those of the layers. Where passes cannot be recorded the log
+    says why, and the layers run; they run as well without gradients or a dispatch, where an input asks for a gradient,
+    where hooks hang on layers, and while the result of a call waits for its backward pass, of which there is one.
+
+    Args:
+        model: it returns a tensor, or a list, tuple or dict of tensors.
+    """
+
+    def __init__(self, model: paddle.nn.Layer):
+        self._model = model
+        self._layers = model.sublayers(include_self=True)
+        self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
+        self._wait = RECORDED
+
+    def __call__(self, *inputs: paddle.Tensor) -> Any:
+        """Return `model(*inputs)`."""
+        if not _can_record(inputs):
+            return self._model(*inputs)
+        weights, buffers = [], self._model.buffers()
+        for weight in self._model.parameters():  # running statistics, too
+            (buffers if weight.stop_gradient else weights).append(weight)
+        key = self._key(inputs, weights, buffers)
+        known = self._known.pop(key, 1)
+        if known == self._wait and all(_is_free(other) for other in self._known.values()):
+            self._wait *= 2
+            known = self._record(inputs, weights, buffers)
+        elif isinstance(known, int):
+            known += known > 0
+        self._known[key] = known
+        if len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return known(inputs) if isinstance(known, Training) and known.is_free() else self._model(*inputs)
+
+    def _key(self, inputs, weights, buffers):
+        scope: Any = active.scope
+        return (
+            threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
+            tuple(layer.training for layer in self._layers),
+            tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
+            tuple((weight.data_ptr(), weight.dtype) for weight in weights),
+            tuple(buffer.data_ptr() for buffer in buffers),
+        )  # fmt: skip
+
+    def _record(self, inputs, weights, buffers):
+        """Return the passes for inputs of these shapes, or 0. They are believed where they are closed (see
+        `Recorder.finish`) and, played with NaN in all memory of their own, give the bits of the layers."""
+        name, shapes = type(self._model).__name__, [list(tensor.shape) for tensor in inputs]
+        try:
+            if has_hooks(self._model):
+                raise Refused("it has hooks")
+            state, frozen = _State(buffers), active.frozen
+            active.frozen = None  # nothing that was made of the weights before
+            try:
+                recorded = _recorded(self._model, inputs, weights, buffers, state)
+            finally:
+                active.frozen = frozen
+                state.restore()
+        except Refused as error:
+            logger.info("half_cpu: the layers of %s are trained one by one: %s", name, error)
+            return 0
+        logger.info("half_cpu: %s is trained for %s without its layers, by %d calls in %d MiB",
+                    name, shapes, len(recorded.played), recorded.played.bytes >> 20)  # fmt: skip
+        return recorded
+
+
+def _can_record(inputs):
+    if active.scope is None or active.recorder is not None or not paddle.is_grad_enabled():
+        return False
+    return all(tensor.stop_gradient and tensor.is_contiguous() for tensor in inputs)
+
+
+def _is_free(known):
+    return not isinstance(known, Training) or known.is_free()
+
+
+class _State:
+    """The numbers of a model's buffers, and where the random generators stand."""
+
+    def __init__(self, buffers):
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers if pointer_of(buffer)]
+        self._random = paddle.get_rng_state(), random.getstate(), np.random.get_state()
+
+    def restore(self):
+        for buffer, value in self._buffers:
+            paddle_names.assign_out_(value, buffer)
+        paddle_state, python_state, numpy_state = self._random
+        paddle.set_rng_state(paddle_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _both_passes(model, inputs, weights, gradients_of):
+    """Return (what a model returns, the gradients of its weights, None for those without one)."""
+    result = mapped(lambda tensor: tensor, model(*inputs))
+    with _plain():
+        gradients = gradients_of(flat(result))
+        return result, paddle.grad([End.apply(lambda: gradients, *flat(result))], weights, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _plain():
+    """Leave operators to Paddle, as in a backward pass."""
+    scope, active.scope = active.scope, None
+    try:
+        yield
+    finally:
+        active.scope = scope
+
+
+def _recorded(model, inputs, weights, buffers, state):
+    """Return the recorded passes; `state.restore` makes it what it was before each of them.
+
+    Raises:
+        Refused: there are none, or they are not those of the layers.
+    """
+    own = [tensor.clone() for tensor in inputs]
+    recorder = Recorder([*weights, *buffers], own)
+    versions = [buffer.inplace_version for buffer in buffers]
+    gradients: list[paddle.Tensor] = []
+    forward_steps = 0
+
+    def gradients_of(results):
+        nonlocal forward_steps
+        if any(one.stop_gradient or one.dtype not in FLOATING or not one.is_contiguous() for one in results):
+            raise Refused("a result has no gradient or is not dense")
+        forward_steps = len(recorder.steps)
+        with as_one(recorder):
+            gradients.extend(map(_random_like, results))
+        for gradient in gradients:
+            recorder.input(gradient)
+        return gradients
+
+    with recorder.recording():
+        result, found = _both_passes(model, own, weights, gradients_of)
+    written = [buffer for buffer, version in zip(buffers, versions, strict=True) if buffer.inplace_version != version]
+    learning = [number for number, gradient in enumerate(found) if gradient is not None]
+    played = recorder.finish([*flat(result), *(found[number] for number in learning)])
+    recorded = Training(played, forward_steps, result, [weights[number] for number in learning], written)
+    del result, found, recorder
+    state.restore()
+    played.poison()
+    marks = [*map(_mark, [*recorded.forward(inputs), *recorded.backward(gradients)]), *_marks_of_state(buffers)]
+    state.restore()
+    result, found = _both_passes(model, inputs, weights, lambda results: gradients)
+    found = [found[number] for number in learning]
+    if marks != [*map(_mark, [*flat(result), *found]), *_marks_of_state(buffers)]:
+        raise Refused("played again, they give other results")
+    return recorded
+
+
+def _random_like(tensor):
+    numbers = np.random.default_rng(0).standard_normal(tensor.shape, "float32") / 64
+    return paddle.to_tensor(numbers).astype(tensor.dtype)
+
+
+def _mark(tensor):
+    return hashlib.sha256(tensor.numpy()).digest()
+
+
+def _marks_of_state(buffers):
+    with _plain():
+        return [*map(_mark, filter(pointer_of, buffers)), _mark(paddle.rand([4]))]
+
+
+class Training:
+    """A recorded forward pass and its backward pass; call it with inputs of the recorded shapes.
+
+    Args:
+        played: its results are those of the model, then the gradients of the weights; its inputs are those of the
+            model, then the gradients of the results.
+        forward_steps: how many of its steps are the forward pass.
+        result: what the model returned, whose structure it has.
+        weights: those that have a gradient.
+        written: the buffers that a forward pass writes.
+    """
+
+    def __init__(self, played: Pass, forward_steps: int, result: Any, weights: list, written: list):
+        self.played, self._forward_steps = played, forward_steps
+        self._structure = mapped(lambda tensor: NOTHING, result)
+        self._outputs = len(flat(result))
+        self._weights, self._written = weights, written
+        self._waiting = lambda: None
+
+    def is_free(self):
+        """Return whether no result of a call waits for its backward pass."""
+        return self._waiting() is None
+
+    def __call__(self, inputs):
+        results = _Played.apply(self, *inputs, *self._weights)
+        rest = iter([results] if isinstance(results, paddle.Tensor) else results)
+        return mapped(lambda _: next(rest), self._structure)
+
+    def begin(self):
+        """Return what says that a backward pass may follow, while it lives."""
+        token = _Token()
+        self._waiting = weakref.ref(token)
+        return token
+
+    def end(self, token):
+        """Note that the backward pass comes.
+
+        Raises:
+            RuntimeError: it came before.
+        """
+        if self._waiting() is not token:
+            raise RuntimeError("half_cpu.Replayed has one backward pass for each call, and this one was made before: "
+                               "call the model itself for more")  # fmt: skip
+        self._waiting = lambda: None
+
+    def forward(self, inputs):
+        """Return the results of the model in new tensors."""
+        slots = self.played.inputs[: len(self.played.inputs) - self._outputs], self.played.results[: self._outputs]
+        results = self._play(*slots, inputs, 0, self._forward_steps)
+        for buffer in self._written:
+            paddle_names.bump_version(buffer)
+        return results
+
+    def backward(self, gradients):
+        """Return the gradients of the weights in new tensors."""
+        inputs, results = self.played.inputs[-self._outputs :], self.played.results[self._outputs :]
+        return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
+
+    def _play(self, inputs, results, tensors, first, last):
+        for slot, tensor in zip(inputs, tensors, strict=True):
+            self.played.read(slot, tensor)
+        new = [self.played.write(slot) for slot in results]
+        self.played.play(first, last)
+        return [self.played.written(slot, tensor) for slot, tensor in zip(results, new, strict=True)]
+
+
+class _Token:
+    """Lives as long as something may ask for a backward pass."""
+
+
+class _Played(PyLayer):
+    @staticmethod
+    def forward(ctx, recorded, *tensors):
+        ctx.recorded, ctx.inputs = recorded, len(tensors) - len(recorded._weights)
+        save(ctx, *tensors)
+        results = recorded.forward(tensors[: ctx.inputs])
+        ctx.token = recorded.begin()
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        saved(ctx)
+        ctx.recorded.end(ctx.token)
+        found = ctx.recorded.backward([gradient.contiguous() for gradient in gradients])
+        return *[None] * ctx.inputs, *found
