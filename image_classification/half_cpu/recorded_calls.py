@@ -9,7 +9,9 @@ import paddle
 from . import paddle_names
 from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
+from .branches import branched
 from .compiled_library import addresses
+from .onednn_primitives import noted
 from .recorded import PyLayer
 from .scope import active
 
@@ -124,6 +126,9 @@ class Noted:
         args, kwargs = replace_tensors(args, kwargs, lambda tensor: tensor)  # lists grow when the call is over
         tensors, _ = scan(args, kwargs)
         learns = paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
+        if learns and active.scope is not None:
+            args, kwargs = branched(active.scope, self._name, args, kwargs, tensors)
+            tensors, _ = scan(args, kwargs)
         with as_one(self._recorder):
             return (self._with_gradients if learns else self._without_gradients)(args, kwargs, tensors)
 
@@ -135,13 +140,13 @@ class Noted:
         made = [(index, each) for index, each in enumerate(tensors_of(result)) if not _is_part(each, tensors)]
         made = [] if self._writes else made
         if any(tensor.is_sparse() for tensor in tensors_of(result)):
-            self._recorder.reason = f"a result of {name} is not dense"
+            self._recorder.refuse(f"a result of {name} is not dense")
         if made or self._writes:
             self._recorder.operator(name, self._original, args, kwargs, made)
         elif len(tensors) > 1 or _slices_by_tensors(args):
-            self._recorder.reason = f"what {name} shows of a tensor depends on its data"
+            self._recorder.refuse(f"what {name} shows of a tensor depends on its data")
         if layouts != [(tensor.shape, tensor.strides) for tensor in tensors]:
-            self._recorder.reason = f"{name} gives a tensor another shape in place"
+            self._recorder.refuse(f"{name} gives a tensor another shape in place")
         return result
 
     def _with_gradients(self, args, kwargs, tensors):
@@ -151,20 +156,25 @@ class Noted:
         is_list = isinstance(results, (list, tuple))
         if all(one.stop_gradient for one in made):
             return self._without_gradients(args, kwargs, tensors)
-        if self._writes or is_list and len(made) != len(results) or any(one.stop_gradient for one in made):
-            self._recorder.reason = f"{name} writes what has a gradient, or has a result without one"
+        if self._writes or is_list and len(made) != len(results):
+            self._recorder.refuse(f"{name} writes what has a gradient, or has a result that is no tensor")
             return self._original(*args, **kwargs)
-        learning = [tensor for tensor in tensors if not tensor.stop_gradient]
         if len(tensors) == 1 and all(_is_part(one, tensors) for one in made):
-            call = _view_gradient(self._original, args, kwargs, *tensors)
-            made, kept = [one.detach() for one in made], ()
+            gradient, kept, shown = _view_gradient(self._original, args, kwargs, *tensors), (), made
         else:
-            made = _apart(made, tensors)
-            kept = self._recorder.operator(name, call.forward, args, kwargs, list(enumerate(made)))
-            call = call.backward
-        gradient = functools.partial(_noted_gradient, self._recorder, name, call, kept)
-        found = _Segment.apply(gradient, lambda: made, *learning)
-        return type(results)(found) if is_list else found[0]
+            shown = _apart(made, tensors)
+            kept = self._recorder.operator(name, call.forward, args, kwargs, list(enumerate(shown)))
+            gradient = call.backward
+        gradient = functools.partial(_noted_gradient, self._recorder, name, gradient, kept)
+        outputs = [one.detach() for one, result in zip(shown, made, strict=True) if not result.stop_gradient]
+        found = iter(_Segment.apply(gradient, lambda: outputs, *_learning(tensors)))
+        shown = [one if result.stop_gradient else next(found) for one, result in zip(shown, made, strict=True)]
+        return type(results)(shown) if is_list else shown[0]
+
+
+def _learning(tensors):
+    """Return those of the tensors that have a gradient, each once."""
+    return list({id(tensor): tensor for tensor in tensors if not tensor.stop_gradient}.values())
 
 
 def _slices_by_tensors(args):
@@ -201,7 +211,7 @@ class Differentiated:
 
     def forward(self, *args, **kwargs):
         """Return what the operator returns; the gradients end at its arguments."""
-        tensors = [tensor for tensor in scan(args, kwargs)[0] if not tensor.stop_gradient]
+        tensors = _learning(scan(args, kwargs)[0])
         self._found = [None] * len(tensors)
         with paddle.enable_grad():
             start = paddle_names.empty([1], FLOAT32, _CPU)
@@ -213,7 +223,7 @@ class Differentiated:
 
     def backward(self, *gradients):
         """Return the gradients of what has one, None for what the results do not depend on."""
-        results, found = tensors_of(self._results), self._found
+        results, found = [one for one in tensors_of(self._results) if not one.stop_gradient], self._found
         self._results = self._found = None
         with paddle.enable_grad():
             end = End.apply(lambda: gradients, *results)
@@ -264,12 +274,18 @@ class _Segment(PyLayer):
 
     @staticmethod
     def forward(ctx, gradient, made, *tensors):
-        ctx.gradient = gradient
-        return tuple(made())
+        made = made()
+        ctx.set_materialize_grads(False)
+        ctx.gradient, ctx.layouts = gradient, [(one.shape, one.dtype) for one in made]
+        return tuple(made)
 
     @staticmethod
     def backward(ctx, *gradients):
-        return ctx.gradient(*gradients)
+        """Return the gradients; those of results that nobody reads are zeros which are noted, unlike the engine's."""
+        pairs = zip(gradients, ctx.layouts, strict=True)
+        return ctx.gradient(*(
+            noted(paddle_names.full, shape, 0.0, dtype, _CPU) if one is None else one for one, (shape, dtype) in pairs
+        ))  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -41,6 +41,10 @@ class Recorder:
         for tensor in inputs:
             self.input(tensor)
 
+    def refuse(self, reason):
+        """Note why this pass cannot be played again; the first reason counts."""
+        self.reason = self.reason or reason
+
     def input(self, tensor):
         """Note a dense tensor, of whose content each pass gets another."""
         self._inputs.append(tensor)
@@ -59,7 +63,7 @@ class Recorder:
             active.recorder = None
             _past_operators().restore(self)
         if drawn != _draws():
-            self.reason = "Python draws random numbers"
+            self.refuse("Python draws random numbers")
 
     def noted(self, original, writes=False):
         """Return Paddle's operator, noting its calls; `writes`: whether it writes to what it is given."""
@@ -89,7 +93,7 @@ class Recorder:
         try:
             step = kind(*arguments, self._find)
         except Refused as error:
-            self.reason = str(error)
+            self.refuse(str(error))
             return ()
         for block, _, _ in step.uses:
             block.use(len(self.steps))
@@ -148,7 +152,7 @@ def _method_past_operators(original):
     @functools.wraps(original)
     def method(*args, **kwargs):
         if active.recorder is not None:
-            active.recorder.reason = "Python reads or writes a tensor, on which its path may depend"
+            active.recorder.refuse("Python reads or writes a tensor, on which its path may depend")
         return original(*args, **kwargs)
 
     return method
