@@ -36,7 +36,7 @@ class TrainingError(RuntimeError):
 
 
 def forward_backward(
-    model: paddle.nn.Layer, criterion: Callable, precision: Precision, micro_batches: MicroBatches,
+    model: Callable, criterion: Callable, precision: Precision, micro_batches: MicroBatches,
     teacher: Callable | None = None,
 ) -> Iterator[tuple[paddle.Tensor, Any, int]]:
     """Add the gradients of a window's mean loss; yield (loss, correctly classified images, images) of each micro-batch.
@@ -76,6 +76,8 @@ class Trainer:
         self.parallel: Parallel = parts.parallel
         self.train_loader = parts.train_loader
         self.eval_loader = parts.eval_loader
+        # a recorded pass has no collectives
+        self.forward = half_cpu.Replayed(self.model) if self.parallel.world_size == 1 else self.model
         self.steps_per_epoch = steps_per_epoch(parts)
         self.optimizer = optimizer
         self.schedule = schedule
@@ -209,7 +211,7 @@ class Trainer:
         """Add the gradients of a window, by the pipeline's schedule where the model is spread over one."""
         run = self.parallel.pipeline_schedule or forward_backward
         with half_cpu.rounded_once(self.model) if len(micro_batches) > 1 else contextlib.nullcontext():
-            yield from run(self.model, self.criterion, self.precision, micro_batches, self.teacher)
+            yield from run(self.forward, self.criterion, self.precision, micro_batches, self.teacher)
 
     def _count(self, result: StepResult) -> None:
         progress, self.last_result = self.progress, result

@@ -11,8 +11,9 @@ from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
-from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, noted, numel, servable
+from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 from .recorded import PyLayer
+from .scope import noted
 
 _CPU = paddle.CPUPlace()
 
@@ -107,6 +108,7 @@ class Split(PyLayer):
         """Return the parts, dense; channels of images that lie as [B, H, W, C] stay so."""
         last = axis == 1 and is_channels_last(x) and not x.is_contiguous()
         shapes = [[*x.shape[:axis], size, *x.shape[axis + 1 :]] for size in sections]
+        ctx.set_materialize_grads(False)  # of parts that nothing reads
         ctx.constants = (axis, last, x.dtype, shapes)
         return tuple(parted(axis, last, x if last else contiguous(x), shapes))
 

@@ -5,9 +5,10 @@ import paddle
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import contiguous
-from .onednn_primitives import bound, data_type, noted, new_tensor, numel, servable
+from .onednn_primitives import bound, data_type, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
+from .scope import noted
 
 _CPU, _INT32, _UINT8 = paddle.CPUPlace(), paddle.int32, paddle.uint8
 _LARGEST = (1 << 31) - 1

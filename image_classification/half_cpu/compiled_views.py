@@ -13,7 +13,8 @@ from .compiled_places import items
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_memory import contiguous, reorder_like
-from .onednn_primitives import bound, noted, numel, servable
+from .onednn_primitives import bound, numel, servable
+from .scope import noted
 
 _CPU = paddle.CPUPlace()
 

@@ -150,12 +150,6 @@ def constant(make, *args):
     return tensor
 
 
-def noted(function, *args):
-    """Return `function(*args)`, tensors, which it makes again whenever what is recorded here is played: zeros to be
-    written to, or random numbers."""
-    return (function if active.recorder is None else active.recorder.noted(function))(*args)
-
-
 class _Scratch(threading.local):
     tensor: Any = None
 

@@ -11,9 +11,8 @@ from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
 from .branches import branched
 from .compiled_library import addresses
-from .onednn_primitives import noted
 from .recorded import PyLayer
-from .scope import active
+from .scope import active, noted
 
 _CPU = paddle.CPUPlace()
 

@@ -7,7 +7,6 @@ import math
 import pickle
 import random
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import paddle

@@ -146,19 +146,25 @@ class Entry:
 active = _Active()
 
 
+def noted(function, *args):
+    """Return `function(*args)`, tensors, which it makes again whenever what is recorded here is played: zeros to be
+    written to, or random numbers."""
+    return (function if active.recorder is None else active.recorder.noted(function))(*args)
+
+
 def cast_by_paddle(tensor, dtype):
     """Return `tensor` in `dtype` by Paddle's operator, recorded by autograd.
 
     Paddle 3.3.1 casts numbers of 2^-89 to 2^-77 to float16 ones of up to 2^-14 instead of 0; they become 2^-26 before.
     """
     if dtype is not FLOAT16 or tensor.dtype not in (FLOAT32, FLOAT64):
-        return paddle_names.cast(tensor, dtype)
+        return noted(paddle_names.cast, tensor, dtype)
     scope, active.scope = active.scope, None
     try:
         with paddle.no_grad():
             lost = paddle.logical_and(tensor.abs() < 2.0**-77, tensor.astype("bool"))
             addend = paddle.where(lost, tensor.sign() * 2.0**-26, paddle.full_like(tensor, -0.0))  # x + -0 is x
-        return paddle_names.cast(tensor + addend, dtype)
+        return noted(paddle_names.cast, tensor + addend, dtype)
     finally:
         active.scope = scope
 
