@@ -108,7 +108,7 @@ def parse(words):
     add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
     add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
-    add("-layers", action="store_true", help="with -evaluation: measure the layers one by one as well, without replay")
+    add("-layers", action="store_true", help="measure the layers one by one as well, without replay")
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
     add("-json", type="new_file", metavar="FILE", help="write the rows as JSON")
     add("-plot", type="new_file", metavar="FILE", help="write a bar chart, PNG or SVG")
@@ -125,8 +125,6 @@ def parse(words):
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
-    if options.layers and not options.evaluation:
-        parser.error("-layers: a training step runs its layers: add -evaluation")
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
             parser.error(f"--peers: {engine} does not train: add -evaluation")

@@ -68,7 +68,11 @@ def _rule(name):
 
 def _serve(scope, operator, original, args, kwargs):
     """Return the result of one operator call under `scope`."""
-    original = _noted(operator, original)
+    is_recorded = active.recorder is not None
+    if is_recorded:
+        original = _noted(operator, original)
+        if not operator.writes:  # what is left to Paddle reads tensors, too
+            args, kwargs = branched(scope, operator.name, args, kwargs, scan(args, kwargs)[0])
     rule, policy_cast = scope.left.get(operator.kernel_name), scope.policy_cast
     if rule is not None and args and (policy_cast is None or operator.policy_name is None):
         result = rule(original, args, kwargs)
@@ -77,7 +81,7 @@ def _serve(scope, operator, original, args, kwargs):
     tensors, half = scan(args, kwargs)
     if not tensors and not paddle.in_dynamic_mode():  # a program is written down, of values that are no tensors
         return original(*args, **kwargs)
-    if not operator.writes:
+    if not operator.writes and not is_recorded:
         args, kwargs = branched(scope, operator.name, args, kwargs, tensors)
     if tensors and policy_cast is not None and operator.policy_name is not None:
         wanted = policy_cast(operator.policy_name, tensors)

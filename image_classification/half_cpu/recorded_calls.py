@@ -1,15 +1,16 @@
-"""The calls that a recorded pass consists of: of kernels, where memory is all that changes, and of Paddle's operators."""
+"""The calls of a recorded pass: of kernels, where memory is all that changes, and of Paddle's operators."""
 
 import contextlib
 import ctypes
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import paddle
 
 from . import paddle_names
 from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
-from .branches import branched
 from .compiled_library import addresses
 from .recorded import PyLayer
 from .scope import active, noted
@@ -41,8 +42,8 @@ class Kernel:
                 self._lists[index] = places = [find(pointer, self.name) for pointer in value]
                 self.uses += ((*place, None) for place in places)
         # the result and what it may take the place of, if this call is the last that reads it
-        places = getattr(call, "replaced", ())
-        self.replaced = [use for index in places for use in self.uses if use[2] == index]
+        replaced: Sequence[int] = getattr(call, "replaced", ())
+        self.replaced = [use for index in replaced for use in self.uses if use[2] == index]
 
     def moved(self):
         """Return the call with each pointer where its memory is now."""
@@ -69,7 +70,7 @@ class Operator:
         self.name, self._function = name, function
         self.uses, self._places = list(kept), {}
         self._args, self._kwargs = replace_tensors(args, kwargs, functools.partial(self._place, find))
-        self._made = []
+        self._made: list[tuple[int, Any, list[int], Any]] = []
         for index, tensor in results:
             block = layout = None
             if pointer_of(tensor):
@@ -125,9 +126,6 @@ class Noted:
         args, kwargs = replace_tensors(args, kwargs, lambda tensor: tensor)  # lists grow when the call is over
         tensors, _ = scan(args, kwargs)
         learns = paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
-        if learns and active.scope is not None:
-            args, kwargs = branched(active.scope, self._name, args, kwargs, tensors)
-            tensors, _ = scan(args, kwargs)
         with as_one(self._recorder):
             return (self._with_gradients if learns else self._without_gradients)(args, kwargs, tensors)
 
@@ -215,8 +213,11 @@ class Differentiated:
         with paddle.enable_grad():
             start = paddle_names.empty([1], FLOAT32, _CPU)
             start.stop_gradient = False
-            starts = {id(each): _Start.apply(self._found, index, start, each.detach) for index, each in enumerate(tensors)}
-            args, kwargs = replace_tensors(args, kwargs, lambda tensor: starts.get(id(tensor), tensor))
+            places = {id(tensor): place for place, tensor in enumerate(tensors)}
+            leaves = [_Start.apply(self._found, place, start, tensor.detach) for place, tensor in enumerate(tensors)]
+            args, kwargs = replace_tensors(
+                args, kwargs, lambda tensor: leaves[places[id(tensor)]] if id(tensor) in places else tensor
+            )
             self._results = self._original(*args, **kwargs)
         return self._results
 

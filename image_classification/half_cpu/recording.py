@@ -120,7 +120,7 @@ class Recorder:
             for block, offset, argument in step.uses:
                 users.setdefault(block, []).append((number, argument, offset))
         found = [(tensor, *self._find(tensor.data_ptr(), "the result")) for tensor in (*self._inputs, *results)]
-        slots = []
+        slots: list[Slot] = []
         for tensor, block, offset in found:
             once = [other for _, other, _ in found].count(block) == 1 and None not in (
                 argument for _, argument, _ in users.get(block, ())
@@ -141,8 +141,7 @@ class Recorder:
         calls = [step.moved() for step in self.steps]
         for slot in slots:
             slot.settle()
-        inputs, results = slots[: len(self._inputs)], slots[len(self._inputs) :]
-        return Pass(calls, inputs, results, holder, self._made)
+        return Pass(calls, slots[: len(self._inputs)], slots[len(self._inputs) :], holder, self._made)
 
 
 def _method_past_operators(original):

@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from .scope import active
 
 logger = logging.getLogger(__name__)
 
-RECORDED = 4  # the call of a shape that records, the first time; each time that something is recorded it is twice as late
+RECORDED = 4  # the call of a shape that records, the first time; each time that something was it is twice as late
 KEPT = 2  # shapes
 
 
@@ -58,12 +59,13 @@ class Replayed:
         """Return `model(*inputs)`."""
         if not _can_record(inputs):
             return self._model(*inputs)
-        weights, buffers = [], self._model.buffers()
+        weights: list[paddle.Tensor] = []
+        buffers = self._model.buffers()
         for weight in self._model.parameters():  # running statistics, too
             (buffers if weight.stop_gradient else weights).append(weight)
         key = self._key(inputs, weights, buffers)
         known = self._known.pop(key, 1)
-        if known == self._wait and all(_is_free(other) for other in self._known.values()):
+        if isinstance(known, int) and known >= self._wait and all(_is_free(other) for other in self._known.values()):
             self._wait *= 2
             known = self._record(inputs, weights, buffers)
         elif isinstance(known, int):
@@ -71,7 +73,12 @@ class Replayed:
         self._known[key] = known
         if len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
-        return known(inputs) if isinstance(known, Training) and known.is_free() else self._model(*inputs)
+        if isinstance(known, Training) and known.is_free():
+            try:
+                return known(inputs)
+            except Refused as error:
+                self._known[key] = self._refuse(error)
+        return self._model(*inputs)
 
     def _key(self, inputs, weights, buffers):
         scope: Any = active.scope
@@ -98,11 +105,15 @@ class Replayed:
                 active.frozen = frozen
                 state.restore()
         except Refused as error:
-            logger.info("half_cpu: the layers of %s are trained one by one: %s", name, error)
-            return 0
+            return self._refuse(error)
         logger.info("half_cpu: %s is trained for %s without its layers, by %d calls in %d MiB",
                     name, shapes, len(recorded.played), recorded.played.bytes >> 20)  # fmt: skip
         return recorded
+
+
+    def _refuse(self, error):
+        logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, error)
+        return 0
 
 
 def _can_record(inputs):
@@ -178,7 +189,7 @@ def _recorded(model, inputs, weights, buffers, state):
     learning = [number for number, gradient in enumerate(found) if gradient is not None]
     played = recorder.finish([*flat(result), *(found[number] for number in learning)])
     recorded = Training(played, forward_steps, result, [weights[number] for number in learning], written)
-    del result, found, recorder
+    del result, found
     state.restore()
     played.poison()
     marks = [*map(_mark, [*recorded.forward(inputs), *recorded.backward(gradients)]), *_marks_of_state(buffers)]
@@ -221,7 +232,7 @@ class Training:
         self._structure = mapped(lambda tensor: NOTHING, result)
         self._outputs = len(flat(result))
         self._weights, self._written = weights, written
-        self._waiting = lambda: None
+        self._waiting: Callable[[], Any] = lambda: None
 
     def is_free(self):
         """Return whether no result of a call waits for its backward pass."""

@@ -56,7 +56,7 @@ def measure(task):
     if task["evaluation"]:
         iterations = measure_evaluation(parts, batches, task["iterations"], task["layers"])
     else:
-        iterations = measure_training(build_trainer(parts), batches, task["iterations"])
+        iterations = measure_training(build_trainer(parts), batches, task["iterations"], task["layers"])
     return {
         "iterations": iterations,
         "dtype": parts.precision.dtype,
@@ -158,10 +158,10 @@ class Stopwatch:
         return result
 
 
-def measure_training(trainer, batches, count):
-    """Return [{phase: seconds}] of training steps; scaler is all that precision adds to backward and optimizer: the
-    finite check, unscaling, the masters' gradients, the half weights' update, the scale. `skipped`: whether a step had
-    no optimizer, because a gradient was not finite."""
+def measure_training(trainer, batches, count, layers):
+    """Return [{phase: seconds}] of training steps, as a run makes them or layer by layer; scaler is all that precision
+    adds to backward and optimizer: the finite check, unscaling, the masters' gradients, the half weights' update, the
+    scale. `skipped`: whether a step had no optimizer, because a gradient was not finite."""
     from image_classification.reading import MicroBatches
 
     precision, optimizer, watch = trainer.precision, trainer.optimizer, Stopwatch(trainer.precision.device)
@@ -170,7 +170,8 @@ def measure_training(trainer, batches, count):
         return lambda *arguments: watch.run(phase, function, *arguments, inside=inside)
 
     trainer.model.train()
-    trainer.model, trainer.criterion = timed("forward", trainer.model), timed("forward", trainer.criterion)
+    trainer.forward = timed("forward", trainer.model if layers else trainer.forward)
+    trainer.criterion = timed("forward", trainer.criterion)
     precision.backward = timed("backward", precision.backward)
     precision.collect = timed("scaler", precision.collect, inside="backward")
     # Not `optimizer.step`: an optimizer with a step of its own is not taken to write the weights last.
