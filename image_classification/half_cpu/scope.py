@@ -31,7 +31,7 @@ class Scope:
             return self._cast(tensor, dtype) if paddle.is_grad_enabled() else cast_once(tensor, dtype, self._cast)
         kernel = self.kernels.get("write")
         if kernel is None or kernel(None, (out, tensor), {}) is NotImplemented:
-            paddle_names.assign_out_(self._cast(tensor, dtype), out)
+            noted(paddle_names.assign_out_, self._cast(tensor, dtype), out, writes=True)
         return out
 
     def _cast(self, tensor, dtype):
@@ -146,10 +146,10 @@ class Entry:
 active = _Active()
 
 
-def noted(function, *args):
-    """Return `function(*args)`, tensors, which it makes again whenever what is recorded here is played: zeros to be
-    written to, or random numbers."""
-    return (function if active.recorder is None else active.recorder.noted(function))(*args)
+def noted(function, *args, writes=False):
+    """Return `function(*args)`, which is called again whenever what is recorded here is played: it makes zeros to be
+    written to, or random numbers, or writes one of the arguments."""
+    return (function if active.recorder is None else active.recorder.noted(function, writes))(*args)
 
 
 def cast_by_paddle(tensor, dtype):
