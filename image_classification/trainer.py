@@ -76,8 +76,7 @@ class Trainer:
         self.parallel: Parallel = parts.parallel
         self.train_loader = parts.train_loader
         self.eval_loader = parts.eval_loader
-        # a recorded pass has no collectives
-        self.forward = half_cpu.Replayed(self.model) if self.parallel.world_size == 1 else self.model
+        self.forward = self.parallel.trained(self.model)
         self.steps_per_epoch = steps_per_epoch(parts)
         self.optimizer = optimizer
         self.schedule = schedule

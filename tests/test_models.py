@@ -12,6 +12,7 @@ import pytest
 from image_classification import half_cpu
 from image_classification.amp import build_precision
 from image_classification.config import load_config
+from image_classification.half_cpu import training_replay
 from image_classification.half_cpu.replay import RECORDED
 from image_classification.half_cpu.scope import active
 from image_classification.layers import Dropout, DropPath, PatchEmbed
@@ -142,6 +143,31 @@ def test_replayed_pass_of_a_family_gives_the_bits_of_its_layers(folder):
         found, expected = half_cpu.replay(model, images.flip([0, 2])), model(images.flip([0, 2]))
         assert callable(*active.frozen.passes.values())
     assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_replayed_step_of_a_family_gives_the_bits_of_its_layers(folder, monkeypatch):
+    """In bfloat16; every family's step can be recorded."""
+    monkeypatch.setattr(training_replay, "RECORDED", 1)
+    model, images = small_model(folder)
+    precision = build_precision("auto", "bfloat16")
+    model = precision.convert_model(model)
+    model.train()
+    replayed, found = half_cpu.Replayed(model), []
+    with precision.forward_context():
+        replayed(images)  # records
+    for forward in (replayed, model):
+        paddle.seed(1)
+        with precision.forward_context():
+            logits = forward(images.flip([0, 2]))
+        logits.astype("float32").square().sum().backward()
+        found.append([logits.numpy().tobytes()])
+        for parameter in model.parameters():
+            if not parameter.stop_gradient and parameter.grad is not None:
+                found[-1].append(parameter.grad.numpy().tobytes())
+                parameter.clear_gradient(set_to_zero=False)
+    assert isinstance(*replayed._known.values(), training_replay.Training)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -59,7 +59,11 @@ def branched(scope, reader, args, kwargs, tensors):
         return args, kwargs
     shared = None
     for tensor in tensors:
-        if is_inner(tensor) and (active.recorder is not None or not _is_alone(reader, tensor)):
+        if is_inner(tensor):
+            is_shared = active.recorder is not None or not _is_alone(reader, tensor)
+        else:
+            is_shared = active.recorder is not None and active.recorder.reads(tensor)
+        if is_shared:
             shared = {id(tensor), *(shared or ())}
     if shared is None:
         return args, kwargs
@@ -70,6 +74,11 @@ def branched(scope, reader, args, kwargs, tensors):
         )
     finally:
         active.scope = scope
+
+
+def forget_branches(tensor):
+    """Let the next reader of a tensor be the first."""
+    vars(tensor).pop("rest_of_branches", None)
 
 
 def _is_alone(reader, tensor):

@@ -153,8 +153,8 @@ class Noted:
         is_list = isinstance(results, (list, tuple))
         if all(one.stop_gradient for one in made):
             return self._without_gradients(args, kwargs, tensors)
-        if self._writes or is_list and len(made) != len(results):
-            self._recorder.refuse(f"{name} writes what has a gradient, or has a result that is no tensor")
+        if self._writes or _slices_by_tensors(args) or is_list and len(made) != len(results):
+            self._recorder.refuse(f"{name} writes what has a gradient, or its results depend on data")
             return self._original(*args, **kwargs)
         if len(tensors) == 1 and all(_is_part(one, tensors) for one in made):
             gradient, kept, shown = _view_gradient(self._original, args, kwargs, *tensors), (), made

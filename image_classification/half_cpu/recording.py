@@ -1,5 +1,6 @@
 """The calls of kernels and operators that a pass is made of, and the memory that they use."""
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -25,14 +26,16 @@ class Recorder:
     Args:
         constants: tensors whose content is not the pass's own: weights, and what was made of them.
         inputs: see `input`.
+        shared: ids of weights whose readers' gradients are summed by kernels, where it is seen.
 
     Attributes:
         steps: the calls.
         reason: why the pass cannot be played again, or None.
     """
 
-    def __init__(self, constants, inputs):
+    def __init__(self, constants, inputs, shared=frozenset()):
         self.reason = None
+        self._shared, self._readers = shared, collections.Counter[int]()
         self.steps: list[Kernel | Operator] = []
         self._inputs, self._made, self._memory = [], [], Memory()
         for tensor in filter(pointer_of, constants):
@@ -49,6 +52,16 @@ class Recorder:
         self._inputs.append(tensor)
         if pointer_of(tensor):
             self._memory.add(Block(tensor, True))
+
+    def reads(self, tensor):
+        """Note an operator that reads a tensor; return whether it is to get a view of it."""
+        if tensor.is_leaf and not tensor.stop_gradient:
+            self._readers[id(tensor)] += 1
+        return id(tensor) in self._shared
+
+    def shared(self):
+        """Return the ids of the weights that several operators read."""
+        return frozenset(tensor for tensor, readers in self._readers.items() if readers > 1)
 
     @contextlib.contextmanager
     def recording(self):
@@ -198,7 +211,7 @@ class Slot:
 
     def __init__(self, tensor, block, offset, users):
         self.shape, self.strides, self.dtype, self.users = tensor.shape, tensor.strides, tensor.dtype, users
-        self._block, self._offset, self.own = block, offset, tensor if block.given else None
+        self._block, self._offset, self.own = block, offset, tensor if block.given and users is None else None
 
     def settle(self):
         """Know the tensor, since the memory has its place."""
@@ -213,7 +226,7 @@ class Pass:
     def __init__(self, calls, inputs, results, arena, constants):
         self._calls, self.inputs, self.results = calls, inputs, results
         self.arena, self.bytes = arena, arena.shape[0]
-        self._constants = constants
+        self._constants, self._is_poisoned = constants, False
 
     def __len__(self):
         return len(self._calls)
@@ -238,6 +251,8 @@ class Pass:
         if slot.users is None:
             return None
         tensor = new_tensor(slot.dtype, slot.shape)
+        if self._is_poisoned:
+            _poison(tensor)
         self._use(slot, tensor.data_ptr())
         return tensor
 
@@ -249,8 +264,9 @@ class Pass:
         """Make the calls of some steps."""
         scope, active.scope = active.scope, None
         try:
-            for call in self._calls[first:last]:
-                call()
+            with paddle.no_grad():
+                for call in self._calls[first:last]:
+                    call()
         finally:
             active.scope = scope
 
@@ -259,9 +275,19 @@ class Pass:
             call, place = self._calls[number], pointer + offset
             self._calls[number] = functools.partial(call.func, *call.args[:argument], place, *call.args[argument + 1 :])
 
-    def poison(self):
-        """Write NaN wherever a pass has to write before it reads."""
-        ctypes.memset(self.arena.data_ptr(), 255, self.bytes)
+    @contextlib.contextmanager
+    def poisoned(self):
+        """Have the passes inside begin with NaN wherever one has to write before it reads."""
+        _poison(self.arena)
+        self._is_poisoned = True
+        try:
+            yield
+        finally:
+            self._is_poisoned = False
+
+
+def _poison(tensor):
+    ctypes.memset(tensor.data_ptr(), 255, _bytes(tensor))
 
 
 def _bytes(tensor):

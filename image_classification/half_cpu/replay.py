@@ -113,9 +113,9 @@ def _recorded(model, inputs, expected):
         if versions != [tensor.inplace_version for tensor in (*constants, *own)]:
             raise Refused("it writes its inputs, weights or buffers in place")
         found = Evaluation(recorder.finish(flat(result)), result)
-        found.played.poison()
-        if not _same_bits(_played(found, inputs), expected):
-            raise Refused("played again, it gives other results")
+        with found.played.poisoned():
+            if not _same_bits(_played(found, inputs), expected):
+                raise Refused("played again, it gives other results")
     except Refused as error:
         return _refuse(model, error), expected
     return found, expected

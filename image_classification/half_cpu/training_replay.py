@@ -18,6 +18,7 @@ import paddle
 
 from . import paddle_names
 from .arguments import FLOATING
+from .branches import branched, forget_branches
 from .recorded import PyLayer
 from .recorded_calls import End, Refused, as_one, pointer_of
 from .recording import Pass, Recorder, flat, mapped
@@ -100,7 +101,13 @@ class Replayed:
             state, frozen = _State(buffers), active.frozen
             active.frozen = None  # nothing that was made of the weights before
             try:
-                recorded = _recorded(self._model, inputs, weights, buffers, state)
+                try:
+                    recorded = _recorded(self._model, inputs, weights, buffers, state)
+                except Differs as error:  # perhaps the engine summed gradients of a weight
+                    if not error.shared:
+                        raise
+                    state.restore()
+                    recorded = _recorded(self._model, inputs, weights, buffers, state, error.shared)
             finally:
                 active.frozen = frozen
                 state.restore()
@@ -145,9 +152,11 @@ class _State:
 def _both_passes(model, inputs, weights, gradients_of):
     """Return (what a model returns, the gradients of its weights, None for those without one)."""
     result = mapped(lambda tensor: tensor, model(*inputs))
+    gradients, ends = gradients_of(flat(result)), flat(result)
+    if active.recorder is not None:  # a result may be read by a later layer, too, or be two
+        ends = [branched(active.scope, "end", [one], {}, [one])[0][0] for one in ends]
     with _plain():
-        gradients = gradients_of(flat(result))
-        return result, paddle.grad([End.apply(lambda: gradients, *flat(result))], weights, allow_unused=True)
+        return result, paddle.grad([End.apply(lambda: gradients, *ends)], weights, allow_unused=True)
 
 
 @contextlib.contextmanager
@@ -160,14 +169,23 @@ def _plain():
         active.scope = scope
 
 
-def _recorded(model, inputs, weights, buffers, state):
+class Differs(Refused):
+    """Passes that do not give the results of the layers. `shared`: ids of the weights that have several readers."""
+
+    def __init__(self, shared):
+        super().__init__("played again, they give other results")
+        self.shared = shared
+
+
+def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     """Return the recorded passes; `state.restore` makes it what it was before each of them.
 
     Raises:
-        Refused: there are none, or they are not those of the layers.
+        Differs: they are not those of the layers.
+        Refused: there are none.
     """
     own = [tensor.clone() for tensor in inputs]
-    recorder = Recorder([*weights, *buffers], own)
+    recorder = Recorder([*weights, *buffers], own, shared)
     versions = [buffer.inplace_version for buffer in buffers]
     gradients: list[paddle.Tensor] = []
     forward_steps = 0
@@ -183,7 +201,7 @@ def _recorded(model, inputs, weights, buffers, state):
             recorder.input(gradient)
         return gradients
 
-    with recorder.recording():
+    with recorder.recording(), _whole_again(weights):
         result, found = _both_passes(model, own, weights, gradients_of)
     written = [buffer for buffer, version in zip(buffers, versions, strict=True) if buffer.inplace_version != version]
     learning = [number for number, gradient in enumerate(found) if gradient is not None]
@@ -191,14 +209,24 @@ def _recorded(model, inputs, weights, buffers, state):
     recorded = Training(played, forward_steps, result, [weights[number] for number in learning], written)
     del result, found
     state.restore()
-    played.poison()
-    marks = [*map(_mark, [*recorded.forward(inputs), *recorded.backward(gradients)]), *_marks_of_state(buffers)]
+    with played.poisoned():
+        marks = [*map(_mark, [*recorded.forward(inputs), *recorded.backward(gradients)]), *_marks_of_state(buffers)]
     state.restore()
     result, found = _both_passes(model, inputs, weights, lambda results: gradients)
     found = [found[number] for number in learning]
     if marks != [*map(_mark, [*flat(result), *found]), *_marks_of_state(buffers)]:
-        raise Refused("played again, they give other results")
+        raise Differs(recorder.shared() - shared)
     return recorded
+
+
+@contextlib.contextmanager
+def _whole_again(weights):
+    """Forget in the end who read the weights inside."""
+    try:
+        yield
+    finally:
+        for weight in weights:
+            forget_branches(weight)
 
 
 def _random_like(tensor):

@@ -75,6 +75,7 @@ class Context(Parallel):
         self.world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         self.is_main = self.rank == 0
         self.pipeline_schedule = None  # until `shard_model` has cut the model
+        self._syncs_batch_norm = False
         self.degrees = degrees
         self._topology, self._fleet_groups = _fleet_topology(degrees, fleet_groups)
         self.world = Group("world", range(self.world_size), self.rank)
@@ -133,6 +134,7 @@ class Context(Parallel):
     def shard_model(self, model, sync_batch_norm=False):
         # parameters and buffers are those of rank 0; parameter names stay the plain model's
         self.broadcast(model.state_dict().values())
+        self._syncs_batch_norm = sync_batch_norm
         if sync_batch_norm:
             convert_sync_batch_norm(model, self.data)
         self.layout.whole_names = frozenset(model.state_dict())
@@ -151,6 +153,9 @@ class Context(Parallel):
 
     def num_parameters(self, model):
         return self._num_parameters
+
+    def trained(self, model):
+        return model if self.model.size > 1 or self._syncs_batch_norm else half_cpu.Replayed(model)
 
     def predict(self, model, images):
         if self.pipeline.size > 1:

@@ -82,6 +82,11 @@ class Parallel(Protocol):
         """Restore what :meth:`rng_state` returned on a process at the same place of the same topology."""
         ...
 
+    def trained(self, model: paddle.nn.Layer) -> Callable[[paddle.Tensor], Any]:
+        """Return what a training step calls in place of the model: where its layers need no other process, passes that
+        are recorded and played again (`half_cpu.Replayed`)."""
+        ...
+
     def predict(self, model: paddle.nn.Layer, images: paddle.Tensor) -> paddle.Tensor:
         """Return the logits of the whole model, on every process."""
         ...

@@ -436,6 +436,6 @@ def test_poisoned_pass_holds_nothing_and_gives_the_bits_of_the_layers(inside):
     for seed in range(RECORDED):
         half_cpu.replay(model, images(seed))
     (recorded,) = passes()
-    recorded.played.poison()
-    assert (recorded.played.arena.numpy() == 255).all()
-    assert bits(half_cpu.replay(model, images(9))) == bits(model(images(9)))
+    with recorded.played.poisoned():
+        assert (recorded.played.arena.numpy() == 255).all()
+        assert bits(half_cpu.replay(model, images(9))) == bits(model(images(9)))

@@ -160,6 +160,7 @@ READS = {
     "bool": lambda x: x * 2 if x.mean() > 0 else x * 3,
     "item": lambda x: x * x.mean().item(),
     "numpy": lambda x: x + paddle.to_tensor(x.detach().astype("float32").numpy()).astype(x.dtype),
+    "slice": lambda x: x[:1, : (x.mean() > 0).astype("int32") + 1] * 2,
     "mask": lambda x: x[x > 0] * 2,
     "number of results": lambda x: x * (2 if paddle.nonzero(x.astype("float32") > 20).shape[0] else 3),
     "random numbers of Python": lambda x: x * (1 + random.random()),
@@ -233,6 +234,24 @@ def test_results_are_the_callers():
         weight.clear_gradient(set_to_zero=False)
     replayed.step(images(1))
     assert bits(kept) == before
+
+
+def test_results_that_other_results_lie_in_are_the_callers():
+    class Parts(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(12, 24)
+
+        def forward(self, images):
+            x = self.fc(images)
+            return x, x[:1], F.relu(x[1:])
+
+    replayed, _ = recorded(Parts)
+    result = replayed.result(images(0))
+    before = bits(result)
+    sum(one.sum() for one in result).backward()
+    replayed.step(images(1))
+    assert bits(result) == before
 
 
 def test_gradients_of_two_batches_add_up():
@@ -402,6 +421,66 @@ def test_two_inputs_are_both_read_anew():
     replayed, layers = both(Two)
     assert_same_steps(replayed, layers, ((images(seed), images(seed + 50)) for seed in range(RECORDED + 2)))
     assert replayed.is_recorded()
+
+
+def test_statistics_that_a_played_pass_writes_count_as_written():
+    replayed, _ = recorded()
+    before = [one.inplace_version for one in (replayed.model.norm._mean, replayed.model.norm._variance)]
+    replayed.result(images(1))
+    after = [one.inplace_version for one in (replayed.model.norm._mean, replayed.model.norm._variance)]
+    assert all(one > other for one, other in zip(after, before, strict=True))
+
+
+class Shift(paddle.autograd.PyLayer):
+    """Adds a row, whose gradient, zero, is written by means that nobody watches."""
+
+    @staticmethod
+    def forward(ctx, x, row):
+        return x + row
+
+    @staticmethod
+    def backward(ctx, gradient):
+        row = new_tensor(gradient.dtype, gradient.shape[-1:])
+        paddle_names.assign_out_(paddle_names.full(row.shape, 0.0, row.dtype, paddle.CPUPlace()), row)
+        return gradient, row
+
+
+def test_gradient_that_is_written_unseen_is_left_to_the_layers():
+    class Shifted(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.row = nn.Linear(12, 24), self.create_parameter([24])
+
+        def forward(self, images):
+            return Shift.apply(self.fc(images), self.row)
+
+    replayed, layers = both(Shifted)
+    assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
+    assert not replayed.is_recorded()
+
+
+def test_shapes_that_change_are_recorded_seldom(caplog):
+    """With each time that something is recorded the next one has to come twice as often."""
+    replayed, layers = both(Net)
+    with caplog.at_level(logging.INFO):
+        for number in range(8):
+            assert_same_steps(replayed, layers, [images(0, side=4 + number)] * 2 * RECORDED)
+    assert len([record for record in caplog.records if "without its layers" in record.getMessage()]) == 2
+
+
+def test_weights_that_several_layers_read_get_the_sum_of_their_gradients():
+    class Shared(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = nn.Linear(24, 24), nn.LayerNorm(24)
+
+        def forward(self, images):
+            x = images.reshape([2, 18, 24])
+            return self.norm(self.fc(self.norm(self.fc(x))))
+
+    replayed, layers = both(Shared)
+    assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
+    assert replayed.is_recorded() and not hasattr(replayed.model.fc.weight, "rest_of_branches")
 
 
 def test_intermediate_results_share_memory():

@@ -10,7 +10,7 @@ import numpy
 import paddle
 from paddle import nn
 
-from image_classification import half_cpu
+from image_classification import amp, half_cpu
 from image_classification.layers import Mlp, attention, linear
 from image_classification.model import Column, Model, Row, Slice, Whole
 from image_classification.parallel import tensor, watch
@@ -19,7 +19,7 @@ from image_classification.parallel.sync_batch_norm import SyncBatchNorm, convert
 from image_classification.transformer import Attention, TransformerBlock
 from tests.helpers.small_runs import runs_of
 
-from .checks_parity import BATCH, build, context_of, forward_backward, share
+from .checks_parity import BATCH, build, context_of, forward_backward, fresh_model, make_optimizer, share
 
 
 class _Wrapped(Model):
@@ -200,6 +200,22 @@ def replayed(topology):
         expected = [model(images) for images in batches]
     same = [a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(found, expected, strict=True)]
     return [runs_of_six, all(same)]
+
+
+def trained(topology, sync_batch_norm=False):
+    """Return how often the layers ran in six steps, and whether these left the weights that the layers alone leave."""
+    context, weights = context_of(topology), []
+    for made in (lambda model: model, context.trained):
+        model = context.shard_model(fresh_model("resnet"), sync_batch_norm)
+        precision = amp.build_precision("auto", "bfloat16", reduction=context.reduction)
+        model = precision.convert_model(model)
+        optimizer = make_optimizer([param for _, param in precision.master_params(model)], family="resnet")
+        runs, forward = runs_of(model), made(model)
+        for step in range(6):
+            forward_backward(context, forward, precision, share(context, step, 1))
+            precision.step(optimizer)
+        weights.append([value.numpy().tobytes() for value in model.state_dict().values()])
+    return [len(runs), weights[0] == weights[1]]
 
 
 def dropout(topology):

@@ -4,6 +4,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu.replay import RECORDED
+from image_classification.half_cpu.training_replay import RECORDED as TRAINED_BY_LAYERS
 
 from .conftest import WORKER
 from .harness import ProcessFailed, run_ranks
@@ -229,6 +230,18 @@ RUNS = {"dp2": [8] * LAYERS + [16] * LAYERS, "tp2": [16] * 6}
 def test_evaluation_is_replayed_where_no_layer_is_shared(results, topology, runs):
     """Each batch needs the other processes where one is: their messages are not recorded."""
     assert results == [[runs, True]] * 2
+
+
+@pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="where kernels compute")
+@pytest.mark.parametrize(("topology", "runs"), [("dp2", TRAINED_BY_LAYERS + 1), ("tp2", 6)])
+@pytest.mark.check("checks_layers:trained:{topology}", size=2)
+def test_training_is_replayed_where_no_layer_is_shared(results, topology, runs):
+    assert results == [[runs, True]] * 2
+
+
+@pytest.mark.check("checks_layers:trained:dp2:True", size=2)
+def test_training_is_not_replayed_where_statistics_are_those_of_all(results):
+    assert results == [[6, True]] * 2
 
 
 @pytest.mark.check("checks_layers:dropout:dp2tp2", size=4)

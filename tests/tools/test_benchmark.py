@@ -14,6 +14,7 @@ from image_classification import amp, half_cpu
 from image_classification.config.schema import PRECISION_MODES
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
+from image_classification.half_cpu.training_replay import RECORDED as TRAINED_BY_LAYERS
 from image_classification.parallel.single import SingleProcess
 from image_classification.tools import benchmark
 from image_classification.tools.parts import benchmark_report, benchmark_worker
@@ -156,7 +157,6 @@ def test_peers_are_measured_in_the_formats_of_the_modes(words, expected):
     [
         (["--peers", "tensorrt"], "'tensorrt' is not one of eager, compiled, onnxruntime, openvino"),
         (["--peers", "openvino"], "--peers: openvino does not train: add -evaluation"),
-        (["--layers"], "-layers: a training step runs its layers: add -evaluation"),
     ],
 )
 def test_peer_that_cannot_be_measured_is_one_line(words, message, capsys):
@@ -226,12 +226,22 @@ def test_evaluation_is_measured_layer_by_layer_where_it_is_asked_for(layers):
     assert len(runs) == (benchmark_worker.WARMUP_ITERATIONS + 2 if layers else RECORDED + 1)
 
 
+@pytest.mark.skipif(not onednn.available(), reason="passes are recorded where kernels compute")
+@pytest.mark.parametrize("layers", [False, True])
+def test_training_is_measured_layer_by_layer_where_it_is_asked_for(layers):
+    trainer = trainer_of(config_of())
+    runs = runs_of(trainer.model)
+    batches = itertools.repeat((np.zeros([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
+    benchmark_worker.measure_training(trainer, batches, 2, layers)
+    assert len(runs) == (benchmark_worker.WARMUP_ITERATIONS + 2 if layers else TRAINED_BY_LAYERS + 1)
+
+
 def test_training_is_measured_as_it_runs():
     """A step of the optimizer's own would switch off the kernels that write half weights with their masters."""
     trainer = trainer_of(config_of(amp={"MODE": "O2", "DTYPE": "bfloat16"}))
     expected = half_cpu.writes_weights_last(trainer.optimizer)
     batches = itertools.repeat((np.zeros([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
-    (iteration,) = benchmark_worker.measure_training(trainer, batches, 1)
+    (iteration,) = benchmark_worker.measure_training(trainer, batches, 1, False)
     assert iteration["optimizer"] > 0
     assert expected and half_cpu.writes_weights_last(trainer.optimizer)
 
@@ -241,7 +251,7 @@ def steps_of(scale, count, monkeypatch, most=40):
     monkeypatch.setattr(benchmark_worker, "MOST_WARMUP_ITERATIONS", most)
     trainer = trainer_of(config_of(amp={"MODE": "auto", "DTYPE": "float16", "INIT_SCALE": scale}))
     batches = itertools.repeat((np.ones([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
-    return benchmark_worker.measure_training(trainer, batches, count)
+    return benchmark_worker.measure_training(trainer, batches, count, False)
 
 
 def test_training_is_measured_once_the_loss_scale_lets_a_step_through(monkeypatch):
