@@ -205,11 +205,12 @@ def replayed(topology):
 def trained(topology, sync_batch_norm=False):
     """Return how often the layers ran in six steps, and whether these left the weights that the layers alone leave."""
     context, weights = context_of(topology), []
+    family = "vit" if context.tensor.size > 1 else "resnet"
     for made in (lambda model: model, context.trained):
-        model = context.shard_model(fresh_model("resnet"), sync_batch_norm)
+        model = context.shard_model(fresh_model(family), sync_batch_norm)
         precision = amp.build_precision("auto", "bfloat16", reduction=context.reduction)
         model = precision.convert_model(model)
-        optimizer = make_optimizer([param for _, param in precision.master_params(model)], family="resnet")
+        optimizer = make_optimizer([param for _, param in precision.master_params(model)], family=family)
         runs, forward = runs_of(model), made(model)
         for step in range(6):
             forward_backward(context, forward, precision, share(context, step, 1))
