@@ -1,5 +1,6 @@
 """The memory of a recorded pass, and where it goes when the pass is played again."""
 
+import ctypes
 from bisect import bisect_left, bisect_right, insort
 
 import paddle
@@ -9,6 +10,7 @@ from .paddle_names import as_strided, separate, view_dtype
 
 _ALIGNMENT = 64  # bytes, a line of the cache
 _UINT8 = paddle.uint8
+_LARGE = 1 << 25  # bytes
 
 
 class Block:
@@ -76,6 +78,13 @@ class Memory:
         return block if block is not None and block.start <= pointer < block.end else None
 
 
+def _return_free_memory():
+    """Give the system what the layers had and do not need any more, so that it is not had beside the arena."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # where the C library is glibc
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def arena(blocks):
     """Return a tensor in which each block gets a place, the same one only those that no two steps use at a time."""
     placed: list[tuple[int, int, Block]] = []
@@ -91,6 +100,8 @@ def arena(blocks):
             offset = max(offset, end)
         insort(placed, (offset, offset + size, block), key=lambda one: one[0])
         total = max(total, offset + size)
+    if total > _LARGE:
+        _return_free_memory()
     holder = new_tensor(_UINT8, [total + _ALIGNMENT])
     base = -(-holder.data_ptr() // _ALIGNMENT) * _ALIGNMENT
     for offset, _, block in placed:

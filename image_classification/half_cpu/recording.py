@@ -14,8 +14,9 @@ import paddle
 
 from . import paddle_names
 from .arena import Block, Memory, arena
+from .noted_operators import Noted
 from .onednn_primitives import new_tensor
-from .recorded_calls import Kernel, Noted, Operator, Refused, pointer_of
+from .recorded_calls import Kernel, Operator, Refused, pointer_of
 from .references import References
 from .scope import active
 
@@ -119,30 +120,32 @@ class Recorder:
             raise Refused(f"{name} uses memory of unknown origin")
         return block, pointer - block.start
 
-    def finish(self, results: list[paddle.Tensor]) -> "Pass":
-        """Return the recorded pass, of which these are the results: it is closed if each pointer lies in a constant,
-        an input or memory that was noted, and if Python read no tensor.
+    def returns(self, results: list[paddle.Tensor]) -> None:
+        """Note what the pass returns, which need not live until it is played.
 
         Raises:
-            Refused: it is not.
+            Refused: it cannot be played: not each pointer lies in a constant, an input or memory that was noted, or
+                Python read a tensor.
         """
         if self.reason:
             raise Refused(self.reason)
+        self._slots = [
+            Slot(tensor, *self._find(tensor.data_ptr(), "the result")) for tensor in (*self._inputs, *results)
+        ]
+
+    def finish(self) -> "Pass":
+        """Return the recorded pass, which has no memory but its own."""
         users: dict[Block, list] = {}
         for number, step in enumerate(self.steps):
             for block, offset, argument in step.uses:
                 users.setdefault(block, []).append((number, argument, offset))
-        found = [(tensor, *self._find(tensor.data_ptr(), "the result")) for tensor in (*self._inputs, *results)]
-        slots: list[Slot] = []
-        for tensor, block, offset in found:
-            once = [other for _, other, _ in found].count(block) == 1 and None not in (
-                argument for _, argument, _ in users.get(block, ())
-            )
-            moves = once and not offset and tensor.is_contiguous() and block.bytes == _bytes(tensor)
-            moves &= block.given == (len(slots) < len(self._inputs))
-            slots.append(Slot(tensor, block, offset, users.get(block, []) if moves else None))
-            block.apart |= moves
-            block.use(len(self.steps))  # nothing is written over it
+        seen = collections.Counter(slot.block for slot in self._slots)
+        for number, slot in enumerate(self._slots):
+            found, is_input = users.get(slot.block, []), number < len(self._inputs)
+            is_apart = slot.is_whole and seen[slot.block] == 1 and slot.block.given == is_input
+            if is_apart and all(argument is not None for _, argument, _ in found):
+                slot.users, slot.block.apart = found, True
+            slot.block.use(len(self.steps))  # nothing is written over it
         for number, step in enumerate(self.steps):
             if step.replaced:
                 (made, start, _), (read, other_start, _) = step.replaced
@@ -152,9 +155,9 @@ class Recorder:
                     made.take_place(read)
         holder = arena([block for block in users if not block.apart])
         calls = [step.moved() for step in self.steps]
-        for slot in slots:
+        for slot in self._slots:
             slot.settle()
-        return Pass(calls, slots[: len(self._inputs)], slots[len(self._inputs) :], holder, self._made)
+        return Pass(calls, self._slots[: len(self._inputs)], self._slots[len(self._inputs) :], holder, self._made)
 
 
 def _method_past_operators(original):
@@ -206,17 +209,26 @@ def flat(result):
 
 
 class Slot:
-    """An input or a result: [(step, argument, offset)] of all that uses its memory, or, where something uses that very
-    memory, the tensor of it."""
+    """An input or a result.
 
-    def __init__(self, tensor, block, offset, users):
-        self.shape, self.strides, self.dtype, self.users = tensor.shape, tensor.strides, tensor.dtype, users
-        self._block, self._offset, self.own = block, offset, tensor if block.given and users is None else None
+    Attributes:
+        block: its memory while the pass is recorded; `is_whole`: whether that is all of it, and dense.
+        users: [(step, argument, offset)] of all that uses it, where it may be anywhere; or None, and
+        own: the tensor that is used.
+    """
+
+    def __init__(self, tensor, block, offset):
+        self.shape, self.strides, self.dtype = tensor.shape, tensor.strides, tensor.dtype
+        self.block, self._offset = block, offset
+        self.is_whole = not offset and tensor.is_contiguous() and block.bytes == _bytes(tensor)
+        self.users, self.own = None, tensor if block.given else None
 
     def settle(self):
         """Know the tensor, since the memory has its place."""
-        if self.own is None and self.users is None:
-            self.own = self._block.tensor(self._offset, self.shape, self.strides, self.dtype)
+        if self.users is not None:
+            self.own = None
+        elif self.own is None:
+            self.own = self.block.tensor(self._offset, self.shape, self.strides, self.dtype)
 
 
 class Pass:

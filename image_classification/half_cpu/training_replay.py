@@ -9,8 +9,6 @@ import hashlib
 import logging
 import random
 import threading
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +17,11 @@ import paddle
 from . import paddle_names
 from .arguments import FLOATING
 from .branches import branched, forget_branches
-from .recorded import PyLayer
-from .recorded_calls import End, Refused, as_one, pointer_of
-from .recording import Pass, Recorder, flat, mapped
+from .noted_operators import End, as_one
+from .played_training import Training
+from .recorded_calls import Refused, pointer_of
+from .recording import Recorder, flat, mapped
 from .replay import NOTHING, has_hooks
-from .saved import save, saved
 from .scope import active
 
 logger = logging.getLogger(__name__)
@@ -87,8 +85,8 @@ class Replayed:
             threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
             tuple(layer.training for layer in self._layers),
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
-            tuple((weight.data_ptr(), weight.dtype) for weight in weights),
-            tuple(buffer.data_ptr() for buffer in buffers),
+            tuple((pointer_of(weight), weight.dtype) for weight in weights),
+            tuple(map(pointer_of, buffers)),
         )  # fmt: skip
 
     def _record(self, inputs, weights, buffers):
@@ -205,16 +203,20 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
         result, found = _both_passes(model, own, weights, gradients_of)
     written = [buffer for buffer, version in zip(buffers, versions, strict=True) if buffer.inplace_version != version]
     learning = [number for number, gradient in enumerate(found) if gradient is not None]
-    played = recorder.finish([*flat(result), *(found[number] for number in learning)])
-    recorded = Training(played, forward_steps, result, [weights[number] for number in learning], written)
+    recorder.returns([*flat(result), *(found[number] for number in learning)])
+    del result, found  # neither these nor what the layers make now are in memory beside the played pass
+    state.restore()
+    copies = [gradient.clone() for gradient in gradients]  # to the first of them the engine adds others
+    result, found = _both_passes(model, inputs, weights, lambda results: copies)
+    expected = [*map(_mark, [*flat(result), *(found[number] for number in learning)]), *_marks_of_state(buffers)]
+    structure = mapped(lambda tensor: NOTHING, result)
     del result, found
     state.restore()
+    played = recorder.finish()
+    recorded = Training(played, forward_steps, structure, [weights[number] for number in learning], written)
     with played.poisoned():
-        marks = [*map(_mark, [*recorded.forward(inputs), *recorded.backward(gradients)]), *_marks_of_state(buffers)]
-    state.restore()
-    result, found = _both_passes(model, inputs, weights, lambda results: gradients)
-    found = [found[number] for number in learning]
-    if marks != [*map(_mark, [*flat(result), *found]), *_marks_of_state(buffers)]:
+        results = [*recorded.forward(inputs), *recorded.backward(gradients)]
+    if expected != [*map(_mark, results), *_marks_of_state(buffers)]:
         raise Differs(recorder.shared() - shared)
     return recorded
 
@@ -241,90 +243,3 @@ def _mark(tensor):
 def _marks_of_state(buffers):
     with _plain():
         return [*map(_mark, filter(pointer_of, buffers)), _mark(paddle.rand([4]))]
-
-
-class Training:
-    """A recorded forward pass and its backward pass; call it with inputs of the recorded shapes.
-
-    Args:
-        played: its results are those of the model, then the gradients of the weights; its inputs are those of the
-            model, then the gradients of the results.
-        forward_steps: how many of its steps are the forward pass.
-        result: what the model returned, whose structure it has.
-        weights: those that have a gradient.
-        written: the buffers that a forward pass writes.
-    """
-
-    def __init__(self, played: Pass, forward_steps: int, result: Any, weights: list, written: list):
-        self.played, self._forward_steps = played, forward_steps
-        self._structure = mapped(lambda tensor: NOTHING, result)
-        self._outputs = len(flat(result))
-        self._weights, self._written = weights, written
-        self._waiting: Callable[[], Any] = lambda: None
-
-    def is_free(self):
-        """Return whether no result of a call waits for its backward pass."""
-        return self._waiting() is None
-
-    def __call__(self, inputs):
-        results = _Played.apply(self, *inputs, *self._weights)
-        rest = iter([results] if isinstance(results, paddle.Tensor) else results)
-        return mapped(lambda _: next(rest), self._structure)
-
-    def begin(self):
-        """Return what says that a backward pass may follow, while it lives."""
-        token = _Token()
-        self._waiting = weakref.ref(token)
-        return token
-
-    def end(self, token):
-        """Note that the backward pass comes.
-
-        Raises:
-            RuntimeError: it came before.
-        """
-        if self._waiting() is not token:
-            raise RuntimeError("half_cpu.Replayed has one backward pass for each call, and this one was made before: "
-                               "call the model itself for more")  # fmt: skip
-        self._waiting = lambda: None
-
-    def forward(self, inputs):
-        """Return the results of the model in new tensors."""
-        slots = self.played.inputs[: len(self.played.inputs) - self._outputs], self.played.results[: self._outputs]
-        results = self._play(*slots, inputs, 0, self._forward_steps)
-        for buffer in self._written:
-            paddle_names.bump_version(buffer)
-        return results
-
-    def backward(self, gradients):
-        """Return the gradients of the weights in new tensors."""
-        inputs, results = self.played.inputs[-self._outputs :], self.played.results[self._outputs :]
-        return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
-
-    def _play(self, inputs, results, tensors, first, last):
-        for slot, tensor in zip(inputs, tensors, strict=True):
-            self.played.read(slot, tensor)
-        new = [self.played.write(slot) for slot in results]
-        self.played.play(first, last)
-        return [self.played.written(slot, tensor) for slot, tensor in zip(results, new, strict=True)]
-
-
-class _Token:
-    """Lives as long as something may ask for a backward pass."""
-
-
-class _Played(PyLayer):
-    @staticmethod
-    def forward(ctx, recorded, *tensors):
-        ctx.recorded, ctx.inputs = recorded, len(tensors) - len(recorded._weights)
-        save(ctx, *tensors)
-        results = recorded.forward(tensors[: ctx.inputs])
-        ctx.token = recorded.begin()
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        saved(ctx)
-        ctx.recorded.end(ctx.token)
-        found = ctx.recorded.backward([gradient.contiguous() for gradient in gradients])
-        return *[None] * ctx.inputs, *found

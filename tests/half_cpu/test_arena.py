@@ -22,7 +22,7 @@ def test_memory_that_a_later_result_got_is_of_unknown_origin():
     recorder.called(print, (place.data_ptr(),), [0])  # of a copy that nobody noted, which is gone
     recorder.allocated(place)
     with pytest.raises(recording.Refused, match="unknown origin"):
-        recorder.finish(place)
+        recorder.returns([place])
 
 
 def test_blocks_in_use_at_a_time_have_places_apart():

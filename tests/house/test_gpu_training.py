@@ -17,6 +17,7 @@ from image_classification import checkpoint, runtime
 from image_classification.build import Parts, build_trainer
 from image_classification.config import build_config
 from image_classification.evaluation import evaluate
+from image_classification.half_cpu.training_replay import RECORDED
 from image_classification.losses import build_criterion
 from image_classification.model import Block, Model
 from image_classification.parallel.single import SingleProcess
@@ -102,14 +103,15 @@ def host_reads():
 def test_step_reads_one_number(device, mode, dtype, report):
     """The norm that is the finite check; the loss is read when it is logged."""
     trainer = make_trainer(device, mode, dtype)
-    steps = iter(batches(4))
-    trainer.train_step(steps, 1)
+    steps = iter(batches(RECORDED + 3))
+    for _ in range(RECORDED):  # on a CPU the last of them is recorded, and what is recorded compared
+        trainer.train_step(steps, 1)
     with host_reads() as count:
         for _ in range(3):
             trainer.train_step(steps, 1)
     report(mode, dtype, "host reads a step", f"{count[0] / 3:g}")
     assert count[0] == 3
-    assert trainer.progress.step == 4
+    assert trainer.progress.step == RECORDED + 3
 
 
 @pytest.mark.parametrize("device", [pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True)

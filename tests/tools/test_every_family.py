@@ -87,7 +87,7 @@ def test_benchmark_worker_trains_in_half(path):
     task = {
         "cfg": path.stem, "mode": "naive", "dtype": "bfloat16", "batch_size": 2, "image_size": None,
         "data": "synthetic", "iterations": 1, "device": "cpu", "evaluation": False, "opts": [], "stock": False,
-        "products": False,
+        "products": False, "layers": False,
     }  # fmt: skip
     (iteration,) = benchmark_worker.measure(task)["iterations"]
     assert all(iteration[phase] >= 0 for phase in benchmark_worker.PHASES)
