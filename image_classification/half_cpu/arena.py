@@ -1,6 +1,5 @@
 """The memory of a recorded pass, and where it goes when the pass is played again."""
 
-import ctypes
 from bisect import bisect_left, bisect_right, insort
 
 import paddle
@@ -9,8 +8,8 @@ from .onednn_primitives import new_tensor
 from .paddle_names import as_strided, separate, view_dtype
 
 _ALIGNMENT = 64  # bytes, a line of the cache
+_PIECE = 1 << 23  # bytes
 _UINT8 = paddle.uint8
-_LARGE = 1 << 25  # bytes
 
 
 class Block:
@@ -18,7 +17,7 @@ class Block:
     pass, whether it is no part of the arena, the first and the last step that uses it, the block in whose place it is
     made, and where it is when the pass is played."""
 
-    __slots__ = ("start", "end", "given", "apart", "first", "last", "below", "place", "_arena")
+    __slots__ = ("start", "end", "given", "apart", "first", "last", "below", "place", "arena")
 
     def __init__(self, tensor, given=False):
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
@@ -43,12 +42,12 @@ class Block:
 
     def put(self, arena, place):
         """Be a part of an arena from now on."""
-        self._arena, self.place = arena, place
+        self.arena, self.place = arena, place
 
     def tensor(self, offset, shape, strides, dtype):
         """Return a tensor of its memory in the arena."""
-        offset += self.place - self._arena.data_ptr()
-        view = as_strided(view_dtype(self._arena, dtype), shape, strides, offset)
+        offset += self.place - self.arena.data_ptr()
+        view = as_strided(view_dtype(self.arena, dtype), shape, strides, offset)
         return separate(view)
 
 
@@ -78,35 +77,41 @@ class Memory:
         return block if block is not None and block.start <= pointer < block.end else None
 
 
-def _return_free_memory():
-    """Give the system what the layers had and do not need any more, so that it is not had beside the arena."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # where the C library is glibc
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
+def arenas(blocks):
+    """Return tensors in which each block gets a place, the same one only those that no two steps use at a time.
 
-
-def arena(blocks):
-    """Return a tensor in which each block gets a place, the same one only those that no two steps use at a time."""
+    They are several, because free memory between what stays is."""
     placed: list[tuple[int, int, Block]] = []
-    total = 0
     own = [block for block in blocks if block.below is None]
-    for block in sorted(own, key=lambda block: block.start - block.end):  # the largest first
-        size, offset = -(-(block.end - block.start) // _ALIGNMENT) * _ALIGNMENT, 0
+    piece = max([_PIECE, *(_rounded(block.bytes) for block in own)])
+    for block in sorted(own, key=lambda block: -block.bytes):  # the largest first
+        size, offset = _rounded(block.bytes), 0
         for begin, end, other in placed:
             if other.last < block.first or block.last < other.first:
                 continue
+            offset = _in_one(offset, size, piece)
             if offset + size <= begin:
                 break
             offset = max(offset, end)
+        offset = _in_one(offset, size, piece)
         insort(placed, (offset, offset + size, block), key=lambda one: one[0])
-        total = max(total, offset + size)
-    if total > _LARGE:
-        _return_free_memory()
-    holder = new_tensor(_UINT8, [total + _ALIGNMENT])
-    base = -(-holder.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+    sizes: dict[int, int] = {}
+    for offset, end, _ in placed:
+        sizes[offset // piece] = max(sizes.get(offset // piece, 0), end - offset // piece * piece)
+    holders = {number: new_tensor(_UINT8, [size + _ALIGNMENT]) for number, size in sizes.items()}
     for offset, _, block in placed:
-        block.put(holder, base + offset)
+        holder = holders[offset // piece]
+        block.put(holder, _rounded(holder.data_ptr()) + offset % piece)
     for block in blocks:
         if block.below is not None:
-            block.put(holder, block.below.place)
-    return holder
+            block.put(block.below.arena, block.below.place)
+    return list(holders.values())
+
+
+def _rounded(size):
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _in_one(offset, size, piece):
+    """Return the first place from an offset on that lies in one piece."""
+    return offset if offset % piece + size <= piece else -(-offset // piece) * piece

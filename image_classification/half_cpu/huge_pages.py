@@ -18,17 +18,23 @@ class Adviser:
 
     def __init__(self):
         self._calls, self._next = 0, 8
-        self._madvise = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 
     def __call__(self):
         """Ask if it is time to."""
         self._calls += 1
-        if self._madvise is None or self._calls < self._next:
-            return
-        self._next *= 8
-        for start, end in _regions():
-            for advice in (mmap.MADV_HUGEPAGE, _COLLAPSE):  # an older Linux, or one without free memory, may decline
-                self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+        if self._calls >= self._next:
+            self._next *= 8
+            ask()
+
+
+def ask():
+    """Ask for huge pages for what is in memory now."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
+    if madvise is None:
+        return
+    for start, end in _regions():
+        for advice in (mmap.MADV_HUGEPAGE, _COLLAPSE):  # an older Linux, or one without free memory, may decline
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def _regions():

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from . import paddle_names
-from .arena import Block, Memory, arena
+from .arena import Block, Memory, arenas
 from .noted_operators import Noted
 from .onednn_primitives import new_tensor
 from .recorded_calls import Kernel, Operator, Refused, pointer_of
@@ -129,23 +129,24 @@ class Recorder:
         """
         if self.reason:
             raise Refused(self.reason)
-        self._slots = [
-            Slot(tensor, *self._find(tensor.data_ptr(), "the result")) for tensor in (*self._inputs, *results)
-        ]
-
-    def finish(self) -> "Pass":
-        """Return the recorded pass, which has no memory but its own."""
         users: dict[Block, list] = {}
         for number, step in enumerate(self.steps):
             for block, offset, argument in step.uses:
                 users.setdefault(block, []).append((number, argument, offset))
-        seen = collections.Counter(slot.block for slot in self._slots)
-        for number, slot in enumerate(self._slots):
+        tensors = [*self._inputs, *results]
+        slots = [Slot(tensor, *self._find(tensor.data_ptr(), "the result")) for tensor in tensors]
+        seen = collections.Counter(slot.block for slot in slots)
+        for number, slot in enumerate(slots):
             found, is_input = users.get(slot.block, []), number < len(self._inputs)
-            is_apart = slot.is_whole and seen[slot.block] == 1 and slot.block.given == is_input
-            if is_apart and all(argument is not None for _, argument, _ in found):
-                slot.users, slot.block.apart = found, True
+            if slot.is_whole and seen[slot.block] == 1 and slot.block.given == is_input:
+                slot.move(found)
             slot.block.use(len(self.steps))  # nothing is written over it
+        self._slots = slots[: len(self._inputs)], slots[len(self._inputs) :]
+        self._inputs = []
+        self._blocks = users.keys()
+
+    def finish(self) -> "Pass":
+        """Return the recorded pass, which has no memory but its own."""
         for number, step in enumerate(self.steps):
             if step.replaced:
                 (made, start, _), (read, other_start, _) = step.replaced
@@ -153,11 +154,11 @@ class Recorder:
                 once = [block for block, _, _ in step.uses].count(read) == 1
                 if alike and once and number == made.first == read.last and not made.apart and not read.apart:
                     made.take_place(read)
-        holder = arena([block for block in users if not block.apart])
+        holders = arenas([block for block in self._blocks if not block.apart])
         calls = [step.moved() for step in self.steps]
-        for slot in self._slots:
+        for slot in (*self._slots[0], *self._slots[1]):
             slot.settle()
-        return Pass(calls, self._slots[: len(self._inputs)], self._slots[len(self._inputs) :], holder, self._made)
+        return Pass(calls, *self._slots, holders, self._made)
 
 
 def _method_past_operators(original):
@@ -223,11 +224,14 @@ class Slot:
         self.is_whole = not offset and tensor.is_contiguous() and block.bytes == _bytes(tensor)
         self.users, self.own = None, tensor if block.given else None
 
+    def move(self, users):
+        """Let it be anywhere, if all its users can look there."""
+        if all(argument is not None for _, argument, _ in users):
+            self.users, self.own, self.block.apart = users, None, True
+
     def settle(self):
         """Know the tensor, since the memory has its place."""
-        if self.users is not None:
-            self.own = None
-        elif self.own is None:
+        if self.users is None and self.own is None:
             self.own = self.block.tensor(self._offset, self.shape, self.strides, self.dtype)
 
 
@@ -235,9 +239,9 @@ class Pass:
     """A recorded pass, which belongs to a thread. `bytes` are those of its intermediate results that are in use at a
     time."""
 
-    def __init__(self, calls, inputs, results, arena, constants):
+    def __init__(self, calls, inputs, results, arenas, constants):
         self._calls, self.inputs, self.results = calls, inputs, results
-        self.arena, self.bytes = arena, arena.shape[0]
+        self.arenas, self.bytes = arenas, sum(arena.shape[0] for arena in arenas)
         self._constants, self._is_poisoned = constants, False
 
     def __len__(self):
@@ -290,7 +294,8 @@ class Pass:
     @contextlib.contextmanager
     def poisoned(self):
         """Have the passes inside begin with NaN wherever one has to write before it reads."""
-        _poison(self.arena)
+        for arena in self.arenas:
+            _poison(arena)
         self._is_poisoned = True
         try:
             yield

@@ -17,6 +17,7 @@ import paddle
 from . import paddle_names
 from .arguments import FLOATING
 from .branches import branched, forget_branches
+from .huge_pages import ask
 from .noted_operators import End, as_one
 from .played_training import Training
 from .recorded_calls import Refused, pointer_of
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 RECORDED = 4  # the call of a shape that records, the first time; each time that something was it is twice as late
 KEPT = 2  # shapes
+_LARGE = 1 << 25  # bytes
 
 
 class Replayed:
@@ -111,6 +113,8 @@ class Replayed:
                 state.restore()
         except Refused as error:
             return self._refuse(error)
+        if recorded.played.bytes > _LARGE:
+            ask()  # for memory that it has and the layers had not
         logger.info("half_cpu: %s is trained for %s without its layers, by %d calls in %d MiB",
                     name, shapes, len(recorded.played), recorded.played.bytes >> 20)  # fmt: skip
         return recorded
@@ -185,7 +189,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     own = [tensor.clone() for tensor in inputs]
     recorder = Recorder([*weights, *buffers], own, shared)
     versions = [buffer.inplace_version for buffer in buffers]
-    gradients: list[paddle.Tensor] = []
+    layouts: list[tuple] = []
     forward_steps = 0
 
     def gradients_of(results):
@@ -193,8 +197,9 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
         if any(one.stop_gradient or one.dtype not in FLOATING or not one.is_contiguous() for one in results):
             raise Refused("a result has no gradient or is not dense")
         forward_steps = len(recorder.steps)
+        layouts.extend((one.shape, one.dtype) for one in results)
         with as_one(recorder):
-            gradients.extend(map(_random_like, results))
+            gradients = [_random(*layout) for layout in layouts]
         for gradient in gradients:
             recorder.input(gradient)
         return gradients
@@ -206,8 +211,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     recorder.returns([*flat(result), *(found[number] for number in learning)])
     del result, found  # neither these nor what the layers make now are in memory beside the played pass
     state.restore()
-    copies = [gradient.clone() for gradient in gradients]  # to the first of them the engine adds others
-    result, found = _both_passes(model, inputs, weights, lambda results: copies)
+    result, found = _both_passes(model, inputs, weights, lambda results: [_random(*layout) for layout in layouts])
     expected = [*map(_mark, [*flat(result), *(found[number] for number in learning)]), *_marks_of_state(buffers)]
     structure = mapped(lambda tensor: NOTHING, result)
     del result, found
@@ -215,7 +219,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     played = recorder.finish()
     recorded = Training(played, forward_steps, structure, [weights[number] for number in learning], written)
     with played.poisoned():
-        results = [*recorded.forward(inputs), *recorded.backward(gradients)]
+        results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
     if expected != [*map(_mark, results), *_marks_of_state(buffers)]:
         raise Differs(recorder.shared() - shared)
     return recorded
@@ -231,9 +235,10 @@ def _whole_again(weights):
             forget_branches(weight)
 
 
-def _random_like(tensor):
-    numbers = np.random.default_rng(0).standard_normal(tensor.shape, "float32") / 64
-    return paddle.to_tensor(numbers).astype(tensor.dtype)
+def _random(shape, dtype):
+    numbers = np.random.default_rng(0).standard_normal(shape, "float32") / 64
+    with _plain():
+        return paddle.to_tensor(numbers).astype(dtype)
 
 
 def _mark(tensor):

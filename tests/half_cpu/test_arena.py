@@ -8,8 +8,8 @@ import pytest
 from paddle import nn
 
 from image_classification import half_cpu, layers
-from image_classification.half_cpu import onednn, recording
-from image_classification.half_cpu.arena import Block, arena
+from image_classification.half_cpu import arena, onednn, recording
+from image_classification.half_cpu.arena import Block, arenas
 from image_classification.half_cpu.replay import RECORDED
 from tests.helpers.replays import FORMATS, bits, images, passes
 
@@ -25,7 +25,9 @@ def test_memory_that_a_later_result_got_is_of_unknown_origin():
         recorder.returns([place])
 
 
-def test_blocks_in_use_at_a_time_have_places_apart():
+@pytest.mark.parametrize("piece", [1 << 25, 1 << 13])
+def test_blocks_in_use_at_a_time_have_places_apart(piece, monkeypatch):
+    monkeypatch.setattr(arena, "_PIECE", piece)
     rng = np.random.default_rng(0)
     holder = paddle.zeros([1 << 20], "uint8")
     for _ in range(30):
@@ -35,10 +37,11 @@ def test_blocks_in_use_at_a_time_have_places_apart():
             block.first, block.last = sorted(rng.integers(0, 60, 2).tolist())
             start += int(size) + 64
             blocks.append(block)
-        holder = arena(blocks)
-        begin = holder.data_ptr()
-        assert all(begin <= block.place and block.place + block.end - block.start <= begin + holder.shape[0]
-                   for block in blocks)  # fmt: skip
+        holders = arenas(blocks)
+        ends = [(holder.data_ptr(), holder.data_ptr() + holder.shape[0]) for holder in holders]
+        for block in blocks:
+            assert any(begin <= block.place and block.place + block.bytes <= end for begin, end in ends)
+        assert (len(holders) > 2) == (piece < 1 << 20)
         for one in blocks:
             for other in blocks:
                 if one is not other and one.first <= other.last and other.first <= one.last:
@@ -46,7 +49,8 @@ def test_blocks_in_use_at_a_time_have_places_apart():
                     assert distance >= size or -distance >= other.end - other.start
         # No less than what is in use at the fullest moment, and not much more.
         fullest = max(sum(b.end - b.start for b in blocks if b.first <= time <= b.last) for time in range(60))
-        assert fullest <= holder.shape[0] <= 1.5 * fullest + 64 * 41
+        size = sum(holder.shape[0] for holder in holders)
+        assert fullest <= size <= 1.5 * fullest + 64 * (41 + 2 * len(holders))
 
 
 def test_block_that_takes_anothers_place_keeps_it_from_the_rest():
@@ -54,7 +58,7 @@ def test_block_that_takes_anothers_place_keeps_it_from_the_rest():
     read, made, other = (Block(holder[start : start + 128], False) for start in (0, 128, 256))
     read.first, read.last, made.first, made.last, other.first, other.last = 0, 1, 1, 3, 2, 2
     made.take_place(read)
-    found = arena([read, made, other])
+    (found,) = arenas([read, made, other])
     assert made.place == read.place and abs(other.place - made.place) >= 128 and found.shape[0] <= 256 + 64
 
 
