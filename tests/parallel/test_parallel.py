@@ -221,6 +221,7 @@ def test_frozen_tensors_of_replicas_and_of_their_average_keep_their_bits(results
 
 
 LAYERS = RECORDED + 1  # the runs of the layers for a shape: once to record
+STEPS = {"dp2": TRAINED_BY_LAYERS + 1, "tp2": 6}  # what is recorded is compared with the layers as well
 RUNS = {"dp2": [8] * LAYERS + [16] * LAYERS, "tp2": [16] * 6}
 
 
@@ -233,7 +234,7 @@ def test_evaluation_is_replayed_where_no_layer_is_shared(results, topology, runs
 
 
 @pytest.mark.skipif(half_cpu.backend_name("bfloat16") == "reference", reason="where kernels compute")
-@pytest.mark.parametrize(("topology", "runs"), [("dp2", TRAINED_BY_LAYERS + 1), ("tp2", 6)])
+@pytest.mark.parametrize(("topology", "runs"), STEPS.items(), ids=STEPS)
 @pytest.mark.check("checks_layers:trained:{topology}", size=2)
 def test_training_is_replayed_where_no_layer_is_shared(results, topology, runs):
     assert results == [[runs, True]] * 2
