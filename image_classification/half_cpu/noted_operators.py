@@ -23,7 +23,6 @@ class Noted:
         self._name = getattr(original, "__name__", None) or type(original).__name__
 
     def __call__(self, *args, **kwargs):
-        args, kwargs = replace_tensors(args, kwargs, lambda tensor: tensor)  # lists grow when the call is over
         tensors, _ = scan(args, kwargs)
         learns = paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
         with as_one(self._recorder):

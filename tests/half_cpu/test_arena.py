@@ -25,6 +25,17 @@ def test_memory_that_a_later_result_got_is_of_unknown_origin():
         recorder.returns([place])
 
 
+def test_address_belongs_to_the_block_that_had_it_last_or_to_none():
+    holder, memory = paddle.zeros([400], "uint8"), arena.Memory()
+    first, second, over = (Block(holder[start : start + 100]) for start in (0, 200, 50))
+    memory.add(first)
+    memory.add(second)
+    places = [memory.find(holder.data_ptr() + offset) for offset in (0, 99, 100, 199, 200, 299, 300)]
+    assert places == [first, first, None, None, second, second, None]
+    memory.add(over)
+    assert [memory.find(holder.data_ptr() + offset) for offset in (0, 50, 149, 150)] == [None, over, over, None]
+
+
 @pytest.mark.parametrize("piece", [1 << 25, 1 << 13])
 def test_blocks_in_use_at_a_time_have_places_apart(piece, monkeypatch):
     monkeypatch.setattr(arena, "_PIECE", piece)

@@ -16,7 +16,7 @@ from paddle import nn
 from paddle.utils.dlpack import from_dlpack, to_dlpack
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, paddle_names
+from image_classification.half_cpu import arena, onednn, paddle_names
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.replay import KEPT, RECORDED
 from image_classification.half_cpu.scope import active
@@ -108,6 +108,22 @@ def test_memory_that_is_written_unseen_is_left_to_the_layers(inside):
     model = inside(Reader(lambda x: paddle.cumprod(thrice(x).astype("float32"), dim=1)), "fp32", None)
     for seed in range(RECORDED + 2):
         assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert not callable(passes()[0])
+
+
+def test_zeros_that_are_written_unseen_are_left_to_the_layers(inside, monkeypatch):
+    """Memory that a process gets from the system holds zeros."""
+
+    def kernel(original, args, kwargs):
+        out = new_tensor(args[0].dtype, args[0].shape)
+        paddle_names.assign_out_(args[0] * 0, out)
+        return out
+
+    monkeypatch.setattr(arena, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
+    nothing = half_cpu.composite(kernel)(lambda x: x * 0)
+    model = inside(Reader(lambda x: paddle.cumprod(nothing(x).astype("float32"), dim=1)), "fp32", None)
+    for seed in range(RECORDED + 1):
+        half_cpu.replay(model, images(seed))
     assert not callable(passes()[0])
 
 

@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 
 from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, paddle_names
+from image_classification.half_cpu import onednn, paddle_names, recording
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import KEPT, RECORDED, Training
@@ -143,6 +143,13 @@ def test_functions_between_layers_are_played_with_their_gradients(function, mode
     replayed, layers = both(lambda: Function(FUNCTIONS[function]), mode, dtype)
     assert_same_steps(replayed, layers, map(images, range(RECORDED + 3)))
     assert replayed.is_recorded()
+
+
+def test_reader_that_is_alone_in_another_model_is_one_of_several():
+    for function in (F.relu, FUNCTIONS["branches"]):
+        replayed, layers = both(lambda function=function: Function(function))
+        assert_same_steps(replayed, layers, map(images, range(RECORDED + 1)))
+        assert replayed.is_recorded()
 
 
 def unseen(x):
@@ -445,7 +452,10 @@ class Shift(paddle.autograd.PyLayer):
         return gradient, row
 
 
-def test_gradient_that_is_written_unseen_is_left_to_the_layers():
+def test_gradient_that_is_written_unseen_is_left_to_the_layers(monkeypatch):
+    """Memory that a process gets from the system holds zeros."""
+    monkeypatch.setattr(recording, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
+
     class Shifted(nn.Layer):
         def __init__(self):
             super().__init__()
