@@ -56,10 +56,10 @@ class Replayed:
         self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
         self._wait = RECORDED
 
-    def __call__(self, *inputs: paddle.Tensor) -> Any:
-        """Return `model(*inputs)`."""
-        if not _can_record(inputs):
-            return self._model(*inputs)
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
+        if options or not _can_record(inputs):
+            return self._model(*inputs, **options)
         weights: list[paddle.Tensor] = []
         buffers = self._model.buffers()
         for weight in self._model.parameters():  # running statistics, too
@@ -119,7 +119,6 @@ class Replayed:
                     name, shapes, len(recorded.played), recorded.played.bytes >> 20)  # fmt: skip
         return recorded
 
-
     def _refuse(self, error):
         logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, error)
         return 0
@@ -128,7 +127,7 @@ class Replayed:
 def _can_record(inputs):
     if active.scope is None or active.recorder is not None or not paddle.is_grad_enabled():
         return False
-    return all(tensor.stop_gradient and tensor.is_contiguous() for tensor in inputs)
+    return all(isinstance(one, paddle.Tensor) and one.stop_gradient and one.is_contiguous() for one in inputs)
 
 
 def _is_free(known):

@@ -11,90 +11,14 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from image_classification import amp, half_cpu
-from image_classification.half_cpu import onednn, paddle_names, recording
-from image_classification.half_cpu.onednn_primitives import new_tensor
+from image_classification import half_cpu
+from image_classification.half_cpu import onednn
 from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import KEPT, RECORDED, Training
-from image_classification.layers import DropPath, residual
 from tests.helpers.replays import FORMATS, bits, images
+from tests.helpers.trainings import Function, Net, Trained, assert_same_steps, both, recorded
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
-
-
-class Net(nn.Layer):
-    """Convolution, norm with statistics, dropped paths and numbers, branches, operators of Paddle's alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2D(3, 32, 3, padding=1), nn.BatchNorm2D(32), nn.Linear(32, 16)
-        self.path, self.unused = DropPath(0.5), self.create_parameter([4])
-
-    def forward(self, images):
-        x = F.relu(self.norm(self.conv(images)))
-        x = residual(x, x * F.hardsigmoid(x.mean([2, 3], keepdim=True)), None, self.path)
-        x = F.dropout(x, 0.3, training=self.training).mean([2, 3])
-        return {"logits": self.fc(x), "further": [paddle.cumprod(x.astype("float32"), dim=1)]}
-
-
-class Function(nn.Layer):
-    """A product, and a function of its result."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.fc, self.function = nn.Linear(12, 24), function
-
-    def forward(self, images):
-        return self.function(self.fc(images))
-
-
-class Trained:
-    """A model in training, and what a step of it leaves: results, gradients, statistics and random numbers."""
-
-    def __init__(self, model, mode="fp32", dtype=None, replayed=True):
-        self.precision = amp.build_precision(mode, dtype)
-        self.model = self.precision.convert_model(model)
-        self.forward = half_cpu.Replayed(self.model) if replayed else self.model
-
-    def result(self, *inputs):
-        with self.precision.forward_context():
-            return self.forward(*inputs)
-
-    def step(self, *inputs):
-        result = self.result(*inputs)
-        sum(one.astype("float32").square().sum() for one in paddle.utils.flatten(result)).backward()
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        gradients = {name: bits(one.grad) for name, one in named if not one.stop_gradient and one.grad is not None}
-        for weight in self.model.parameters():
-            weight.clear_gradient(set_to_zero=False)
-        kept = {name: bits(one) for name, one in named if one.stop_gradient}
-        return bits(result), gradients, kept, float(paddle.rand([1]))
-
-    @property
-    def known(self):
-        """What is known of the shapes that came: recorded passes, or a number."""
-        return list(self.forward._known.values())
-
-    def is_recorded(self):
-        return any(isinstance(known, Training) for known in self.known)
-
-
-def both(make, mode="fp32", dtype=None):
-    """Return (a model that is replayed, one of the same weights whose layers run), each with its random numbers."""
-    found = []
-    for replayed in (True, False):
-        paddle.seed(0)
-        found.append(Trained(make(), mode, dtype, replayed))
-    return found
-
-
-def assert_same_steps(replayed, layers, inputs):
-    for number, given in enumerate(inputs):
-        given = given if isinstance(given, tuple) else (given,)
-        paddle.seed(number)
-        found = replayed.step(*given)
-        paddle.seed(number)
-        assert found == layers.step(*given)
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
@@ -111,85 +35,6 @@ def test_layers_of_a_played_step_do_not_run():
     for seed in range(RECORDED + 5):
         replayed.step(images(seed))
     assert len(runs) == RECORDED - 1 + 2  # what is recorded is compared with the layers
-
-
-FUNCTIONS = {
-    "one tensor twice": lambda x: x * x,
-    "branches": lambda x: F.relu(x) + x,
-    "a branch before its tensor": lambda x: F.relu(F.hardsigmoid(x)) * F.hardswish(x),
-    "views": lambda x: x.reshape([2, -1]).t().reshape([-1, 8]).unsqueeze(0) * 2,
-    "strided views": lambda x: F.relu(x.transpose([1, 0, 2, 3])).transpose([2, 1, 0, 3])[:, :, 1].reshape([-1]) * 2,
-    "part": lambda x: x[:, 1:2] * 2,
-    "part of many": lambda x: paddle.unbind(x, axis=1)[1] * 3,
-    "split": lambda x: sum(part * (1 + n) for n, part in enumerate(paddle.split(x, 2, axis=3))),
-    "part of a split": lambda x: paddle.split(x, 3, axis=3)[1] * 2,
-    "results without a gradient": lambda x: paddle.topk(x, 3)[0] * 2,
-    "integers": lambda x: x * F.one_hot(x.argmax(axis=3), 24),
-    "Paddle's alone": lambda x: paddle.logcumsumexp(x.astype("float32"), axis=3),
-    "random numbers": lambda x: x * paddle.rand([24], x.dtype),
-    "dropout": lambda x: F.dropout(x, 0.4),
-    "zeros": lambda x: paddle.concat([paddle.zeros_like(x), x], axis=1) * 2,
-    "broadcast": lambda x: x.mean([0, 1, 2]).expand([4, 24]) + 1,
-    "written in place": lambda x: paddle.zeros([24], x.dtype).fill_(2.0) * x,
-    "detached": lambda x: x * x.detach(),
-    "index": lambda x: paddle.gather(x, x.argmax(axis=3)[0, 0] % 12, axis=2),
-    "another format": lambda x: x.astype("float64").square(),
-}
-
-
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS[:2])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_functions_between_layers_are_played_with_their_gradients(function, mode, dtype):
-    replayed, layers = both(lambda: Function(FUNCTIONS[function]), mode, dtype)
-    assert_same_steps(replayed, layers, map(images, range(RECORDED + 3)))
-    assert replayed.is_recorded()
-
-
-def test_reader_that_is_alone_in_another_model_is_one_of_several():
-    for function in (F.relu, FUNCTIONS["branches"]):
-        replayed, layers = both(lambda function=function: Function(function))
-        assert_same_steps(replayed, layers, map(images, range(RECORDED + 1)))
-        assert replayed.is_recorded()
-
-
-def unseen(x):
-    """Compute by a kernel of one's own with means that nobody watches."""
-
-    def kernel(original, args, kwargs):
-        out = new_tensor(args[0].dtype, args[0].shape)
-        paddle_names.assign_out_(paddle_names.scale(args[0], 3.0, 0.0, True), out)
-        return out
-
-    return x * half_cpu.composite(kernel)(lambda x: x * 3)(x.detach())
-
-
-READS = {
-    "bool": lambda x: x * 2 if x.mean() > 0 else x * 3,
-    "item": lambda x: x * x.mean().item(),
-    "numpy": lambda x: x + paddle.to_tensor(x.detach().astype("float32").numpy()).astype(x.dtype),
-    "slice": lambda x: x[:1, : (x.mean() > 0).astype("int32") + 1] * 2,
-    "mask": lambda x: x[x > 0] * 2,
-    "number of results": lambda x: x * (2 if paddle.nonzero(x.astype("float32") > 20).shape[0] else 3),
-    "random numbers of Python": lambda x: x * (1 + random.random()),
-    "random numbers of NumPy": lambda x: x * (1 + np.random.rand()),
-    "written unseen": unseen,
-    "outside": lambda x: x + paddle.to_tensor(np.full([24], 0.5, "float32")).astype(x.dtype),
-}
-
-
-@pytest.mark.parametrize("read", READS)
-def test_step_that_depends_on_more_is_left_to_the_layers(read, caplog):
-    replayed, layers = both(lambda: Function(READS[read]))
-    with caplog.at_level(logging.INFO):
-        for number, factor in enumerate([1, 1, 1, 1, -1, 1, 100, -100]):
-            found = []
-            for one in (replayed, layers):
-                random.seed(number), np.random.seed(number), paddle.seed(number)
-                found.append(one.step(factor * images(0)))
-            assert found[0] == found[1]
-    assert not replayed.is_recorded()
-    refused = [record for record in caplog.records if "are trained one by one: " in record.getMessage()]
-    assert len(refused) == 1 and "Function" in refused[0].getMessage()
 
 
 def test_recording_leaves_no_trace_in_statistics_and_random_numbers():
@@ -220,14 +65,6 @@ def test_model_that_fails_as_it_is_recorded_is_what_it_was():
         replayed.step(images(0))
     assert active.recorder is None and active.scope is None
     assert bits([replayed.model.norm._mean, replayed.model.norm._variance]) == before
-
-
-def recorded(make=Net, **options):
-    """Return (a model that has been recorded, its layers)."""
-    replayed, layers = both(make, **options)
-    assert_same_steps(replayed, layers, map(images, range(RECORDED)))
-    assert replayed.is_recorded()
-    return replayed, layers
 
 
 def test_results_are_the_callers():
@@ -416,6 +253,22 @@ def test_index_out_of_range_is_an_error():
         replayed.step(tokens + 30)
 
 
+def test_options_and_what_is_no_tensor_go_to_the_layers():
+    class Any(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(12, 24)
+
+        def forward(self, images, factor=1.0):
+            return self.fc(images) * factor
+
+    replayed, layers = both(Any)
+    for seed in range(RECORDED + 2):
+        for given in ((images(seed), 2.0), (images(seed),)):
+            assert bits(replayed.result(*given)) == bits(layers.result(*given))
+    assert bits(replayed.forward(images(0), factor=3.0)) == bits(layers.forward(images(0), factor=3.0))
+
+
 def test_two_inputs_are_both_read_anew():
     class Two(nn.Layer):
         def __init__(self):
@@ -436,37 +289,6 @@ def test_statistics_that_a_played_pass_writes_count_as_written():
     replayed.result(images(1))
     after = [one.inplace_version for one in (replayed.model.norm._mean, replayed.model.norm._variance)]
     assert all(one > other for one, other in zip(after, before, strict=True))
-
-
-class Shift(paddle.autograd.PyLayer):
-    """Adds a row, whose gradient, zero, is written by means that nobody watches."""
-
-    @staticmethod
-    def forward(ctx, x, row):
-        return x + row
-
-    @staticmethod
-    def backward(ctx, gradient):
-        row = new_tensor(gradient.dtype, gradient.shape[-1:])
-        paddle_names.assign_out_(paddle_names.full(row.shape, 0.0, row.dtype, paddle.CPUPlace()), row)
-        return gradient, row
-
-
-def test_gradient_that_is_written_unseen_is_left_to_the_layers(monkeypatch):
-    """Memory that a process gets from the system holds zeros."""
-    monkeypatch.setattr(recording, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
-
-    class Shifted(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.row = nn.Linear(12, 24), self.create_parameter([24])
-
-        def forward(self, images):
-            return Shift.apply(self.fc(images), self.row)
-
-    replayed, layers = both(Shifted)
-    assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
-    assert not replayed.is_recorded()
 
 
 def test_shapes_that_change_are_recorded_seldom(caplog):
