@@ -67,6 +67,7 @@ class Training:
     def backward(self, gradients):
         """Return the gradients of the weights in new tensors."""
         inputs, results = self.played.inputs[-self._outputs :], self.played.results[self._outputs :]
+        gradients = [one.contiguous() for one in gradients]  # the engine sees to their format
         return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
 
     def _play(self, inputs, results, tensors, first, last):
@@ -94,5 +95,5 @@ class _Played(PyLayer):
     def backward(ctx, *gradients):
         saved(ctx)
         ctx.recorded.end(ctx.token)
-        found = ctx.recorded.backward([gradient.contiguous() for gradient in gradients])
+        found = ctx.recorded.backward(gradients)
         return *[None] * ctx.inputs, *found

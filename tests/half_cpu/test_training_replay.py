@@ -269,6 +269,15 @@ def test_options_and_what_is_no_tensor_go_to_the_layers():
     assert bits(replayed.forward(images(0), factor=3.0)) == bits(layers.forward(images(0), factor=3.0))
 
 
+def test_gradient_of_another_format_or_order_is_read_as_what_it_is():
+    replayed, layers = recorded(lambda: Function(lambda x: x * 2), mode="auto", dtype="bfloat16")
+    draw = np.random.default_rng(0).standard_normal([24, 12, 3, 2]).astype("float32")
+    for one in (replayed, layers):
+        one.result(images(1)).backward(paddle.to_tensor(draw).transpose([3, 2, 1, 0]))
+    for found, expected in zip(replayed.model.parameters(), layers.model.parameters(), strict=True):
+        assert bits(found.grad) == bits(expected.grad)
+
+
 def test_two_inputs_are_both_read_anew():
     class Two(nn.Layer):
         def __init__(self):
