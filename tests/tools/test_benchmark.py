@@ -241,7 +241,7 @@ def test_training_is_measured_as_it_runs():
     trainer = trainer_of(config_of(amp={"MODE": "O2", "DTYPE": "bfloat16"}))
     expected = half_cpu.writes_weights_last(trainer.optimizer)
     batches = itertools.repeat((np.zeros([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
-    (iteration,) = benchmark_worker.measure_training(trainer, batches, 1, False)
+    (iteration,) = benchmark_worker.measure_training(trainer, batches, 1)
     assert iteration["optimizer"] > 0
     assert expected and half_cpu.writes_weights_last(trainer.optimizer)
 
@@ -251,7 +251,7 @@ def steps_of(scale, count, monkeypatch, most=40):
     monkeypatch.setattr(benchmark_worker, "MOST_WARMUP_ITERATIONS", most)
     trainer = trainer_of(config_of(amp={"MODE": "auto", "DTYPE": "float16", "INIT_SCALE": scale}))
     batches = itertools.repeat((np.ones([4, 3, 8, 8], "float32"), np.zeros([4], "int64")))
-    return benchmark_worker.measure_training(trainer, batches, count, False)
+    return benchmark_worker.measure_training(trainer, batches, count)
 
 
 def test_training_is_measured_once_the_loss_scale_lets_a_step_through(monkeypatch):

@@ -158,7 +158,7 @@ class Stopwatch:
         return result
 
 
-def measure_training(trainer, batches, count, layers):
+def measure_training(trainer, batches, count, layers=False):
     """Return [{phase: seconds}] of training steps, as a run makes them or layer by layer; scaler is all that precision
     adds to backward and optimizer: the finite check, unscaling, the masters' gradients, the half weights' update, the
     scale. `skipped`: whether a step had no optimizer, because a gradient was not finite."""
