@@ -93,7 +93,7 @@ def _refuse(model, reason):
 def _recorded(model, inputs, expected):
     """Return (the recorded pass of a model for inputs of these shapes or 0, `expected`, their result).
 
-    It is believed where it is closed (see `Recorder.finish`) and, played with NaN in all memory but weights and inputs,
+    It is believed where it is closed (see `Recorder.returns`) and, played with NaN in all memory but weights and inputs,
     gives the bits of the layers.
     """
     try:

@@ -93,7 +93,7 @@ class Replayed:
 
     def _record(self, inputs, weights, buffers):
         """Return the passes for inputs of these shapes, or 0. They are believed where they are closed (see
-        `Recorder.finish`) and, played with NaN in all memory of their own, give the bits of the layers."""
+        `Recorder.returns`) and, played with NaN in all memory of their own, give the bits of the layers."""
         name, shapes = type(self._model).__name__, [list(tensor.shape) for tensor in inputs]
         try:
             if has_hooks(self._model):
@@ -218,7 +218,10 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     played = recorder.finish()
     recorded = Training(played, forward_steps, structure, [weights[number] for number in learning], written)
     with played.poisoned():
-        results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
+        try:
+            results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
+        except Exception as error:  # of an operator that got what was not written, such as indices
+            raise Refused(f"played again, they fail: {error}") from error
     if expected != [*map(_mark, results), *_marks_of_state(buffers)]:
         raise Differs(recorder.shared() - shared)
     return recorded

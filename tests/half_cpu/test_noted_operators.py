@@ -112,6 +112,21 @@ class Shift(paddle.autograd.PyLayer):
         return gradient, row
 
 
+def test_operator_that_fails_on_memory_written_unseen_is_left_to_the_layers(caplog):
+    """Full of NaN it holds negative integers; Paddle's error about them is not the caller's."""
+
+    def kernel(original, args, kwargs):
+        out = new_tensor(paddle.int64, [64])
+        paddle_names.assign_out_(paddle_names.full([64], 1, paddle.int64, paddle.CPUPlace()), out)
+        return out
+
+    indices = half_cpu.composite(kernel)(lambda x: paddle.ones([64], "int64"))
+    replayed, layers = both(lambda: Function(lambda x: x * paddle.bincount(indices(x.detach()), minlength=24).astype(x.dtype)))
+    with caplog.at_level(logging.INFO):
+        assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
+    assert not replayed.is_recorded() and "played again, they fail" in caplog.text
+
+
 def test_gradient_that_is_written_unseen_is_left_to_the_layers(monkeypatch):
     """Memory that a process gets from the system holds zeros."""
     monkeypatch.setattr(recording, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
