@@ -10,7 +10,7 @@ from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
 from .recorded import PyLayer
 from .recorded_calls import pointer_of, tensors_of
-from .scope import active, noted
+from .scope import active, noted, undispatched
 
 _CPU = paddle.CPUPlace()
 
@@ -190,11 +190,12 @@ class _Segment(PyLayer):
 @contextlib.contextmanager
 def as_one(recorder):
     """Neither note nor dispatch what is called inside."""
-    scope, active.scope, active.recorder = active.scope, None, None
+    active.recorder = None
     try:
-        yield
+        with undispatched():
+            yield
     finally:
-        active.scope, active.recorder = scope, recorder
+        active.recorder = recorder
 
 
 def _is_part(result, tensors):

@@ -18,7 +18,7 @@ from .noted_operators import Noted
 from .onednn_primitives import new_tensor
 from .recorded_calls import Kernel, Operator, Refused, pointer_of
 from .references import References
-from .scope import active
+from .scope import active, undispatched
 
 
 class Recorder:
@@ -278,13 +278,9 @@ class Pass:
 
     def play(self, first, last):
         """Make the calls of some steps."""
-        scope, active.scope = active.scope, None
-        try:
-            with paddle.no_grad():
-                for call in self._calls[first:last]:
-                    call()
-        finally:
-            active.scope = scope
+        with undispatched(), paddle.no_grad():
+            for call in self._calls[first:last]:
+                call()
 
     def _use(self, slot, pointer):
         for number, argument, offset in slot.users:

@@ -93,8 +93,8 @@ def _refuse(model, reason):
 def _recorded(model, inputs, expected):
     """Return (the recorded pass of a model for inputs of these shapes or 0, `expected`, their result).
 
-    It is believed where it is closed (see `Recorder.returns`) and, played with NaN in all memory but weights and inputs,
-    gives the bits of the layers.
+    It is believed where it is closed (see `Recorder.returns`) and, played with NaN in all memory but weights and
+    inputs, gives the bits of the layers.
     """
     try:
         expected = mapped(_itself, expected)  # the next pass may fill a list of the model's own again

@@ -1,5 +1,6 @@
 """What one `dispatch` asks for, and which one is active in this thread."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -144,6 +145,16 @@ class Entry:
 
 # `active.scope` is None outside of every dispatch, and while a kernel or a rule runs: what it calls goes to Paddle.
 active = _Active()
+
+
+@contextlib.contextmanager
+def undispatched():
+    """Leave operators to Paddle, as in a backward pass."""
+    scope, active.scope = active.scope, None
+    try:
+        yield
+    finally:
+        active.scope = scope
 
 
 def noted(function, *args, writes=False):

@@ -23,7 +23,7 @@ from .played_training import Training
 from .recorded_calls import Refused, pointer_of
 from .recording import Recorder, flat, mapped
 from .replay import NOTHING, has_hooks
-from .scope import active
+from .scope import active, undispatched
 
 logger = logging.getLogger(__name__)
 
@@ -156,18 +156,8 @@ def _both_passes(model, inputs, weights, gradients_of):
     gradients, ends = gradients_of(flat(result)), flat(result)
     if active.recorder is not None:  # a result may be read by a later layer, too, or be two
         ends = [branched(active.scope, "end", [one], {}, [one])[0][0] for one in ends]
-    with _plain():
+    with undispatched():
         return result, paddle.grad([End.apply(lambda: gradients, *ends)], weights, allow_unused=True)
-
-
-@contextlib.contextmanager
-def _plain():
-    """Leave operators to Paddle, as in a backward pass."""
-    scope, active.scope = active.scope, None
-    try:
-        yield
-    finally:
-        active.scope = scope
 
 
 class Differs(Refused):
@@ -239,7 +229,7 @@ def _whole_again(weights):
 
 def _random(shape, dtype):
     numbers = np.random.default_rng(0).standard_normal(shape, "float32") / 64
-    with _plain():
+    with undispatched():
         return paddle.to_tensor(numbers).astype(dtype)
 
 
@@ -248,5 +238,5 @@ def _mark(tensor):
 
 
 def _marks_of_state(buffers):
-    with _plain():
+    with undispatched():
         return [*map(_mark, filter(pointer_of, buffers)), _mark(paddle.rand([4]))]
