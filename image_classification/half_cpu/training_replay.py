@@ -66,7 +66,7 @@ class Replayed:
             (buffers if weight.stop_gradient else weights).append(weight)
         key = self._key(inputs, weights, buffers)
         known = self._known.pop(key, 1)
-        if isinstance(known, int) and known >= self._wait and all(_is_free(other) for other in self._known.values()):
+        if isinstance(known, int) and known >= self._wait:
             self._wait *= 2
             known = self._record(inputs, weights, buffers)
         elif isinstance(known, int):
@@ -106,7 +106,6 @@ class Replayed:
                 except Differs as error:  # perhaps the engine summed gradients of a weight
                     if not error.shared:
                         raise
-                    state.restore()
                     recorded = _recorded(self._model, inputs, weights, buffers, state, error.shared)
             finally:
                 active.frozen = frozen
@@ -128,10 +127,6 @@ def _can_record(inputs):
     if active.scope is None or active.recorder is not None or not paddle.is_grad_enabled():
         return False
     return all(isinstance(one, paddle.Tensor) and one.stop_gradient and one.is_contiguous() for one in inputs)
-
-
-def _is_free(known):
-    return not isinstance(known, Training) or known.is_free()
 
 
 class _State:
