@@ -103,13 +103,15 @@ def kill_all(processes):
 
 
 def _report(processes, folder):
+    """Return the end of each log, of those that failed last, and then how each ended: a long text loses its start."""
+    codes = [process.poll() for process in processes]
+    states = [f"rank {rank}: {'still running' if code is None else f'exit code {code}'}" for rank, code in
+              enumerate(codes)]  # fmt: skip
     lines = []
-    for rank, process in enumerate(processes):
-        code = process.poll()
-        state = "still running" if code is None else f"exit code {code}"
+    for rank in sorted(range(len(codes)), key=lambda rank: bool(codes[rank])):
         tail = (Path(folder) / f"rank_{rank}.log").read_text(errors="replace").splitlines()[-25:]
-        lines += [f"--- rank {rank}: {state}", *tail]
-    return "\n".join(lines)
+        lines += [f"--- {states[rank]}", *tail]
+    return "\n".join([*lines, f"--- {', '.join(states)}"])
 
 
 def once_per_session(tmp_path_factory, name, produce):
