@@ -8,7 +8,7 @@ Each mode runs in a fresh process, and the modes take turns, round by round, so 
 hits all of them alike. The speed-up is the median over the rounds of (seconds of the first row / seconds of the mode),
 both of the same round. CPU s/it is the processor time of all threads; with --threads 1 it hardly depends on what else
 the machine does. "Of products" is the time that the model's products would take at the speed that a large product
-reaches here (last line) over the time of the fastest round: the rest is everything else. Memory is the peak above the
+reaches in the best round (last line) over the time of the fastest round: the rest is everything else. Memory is the peak above the
 idle process: Python with Paddle imported, no model. Beside mode fp32, a table says what a precision costs: the check of
 the gradients, the scaler and the masters, and what the optimizer takes beyond that of fp32.
 """
@@ -71,8 +71,8 @@ def main(arguments):
         print(support_table())
         return 0
     entries = contestants(options)
-    measurements = run_rounds(options, entries)
-    products = measure_products(options, entries[0]["environment"])
+    *measurements, (_, of_products) = run_rounds(options, [*entries, large_product(options, entries[0])])
+    products = {dtype: [one[dtype] for one in of_products] for dtype in of_products[0]}
     rows = [summary(contestant, rounds) for contestant, rounds in measurements]
     add_speedups(rows)
     add_shares(rows, products, products_of(options))
@@ -182,6 +182,12 @@ def check_row(task):
             raise UserError(f"-opts: {key}: {option} says it: {wanted}, found {found}; leave it out")
 
 
+def large_product(options, first):
+    """Return what measures {number format: operations a second} of a large product, which is in no table."""
+    task = {"products": True, "stock": False, "device": options.device, "dtypes": options.dtypes}
+    return first | {"name": "a large product", "program": [sys.executable, WORKER, json.dumps(task)]}
+
+
 def stock_paddle(task, environment):
     """Return stock Paddle as installed and, given all threads, the same model without any setting of ours."""
     bare = {name: value for name, value in environment.items() if name not in OUR_SETTINGS}
@@ -267,14 +273,6 @@ def run_rounds(options, entries):
                         failed.add(entry["name"])
                 bar.update()
     return [(entry, rounds) for entry, rounds in measurements if rounds]
-
-
-def measure_products(options, environment):
-    """Return {number format: operations a second} of a large matrix product on this machine."""
-    task = {"products": True, "stock": False, "device": options.device, "dtypes": options.dtypes}
-    program = [sys.executable, str(WORKER), json.dumps(task)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
