@@ -8,9 +8,9 @@ Each mode runs in a fresh process, and the modes take turns, round by round, so 
 hits all of them alike. The speed-up is the median over the rounds of (seconds of the first row / seconds of the mode),
 both of the same round. CPU s/it is the processor time of all threads; with --threads 1 it hardly depends on what else
 the machine does. "Of products" is the time that the model's products would take at the speed that a large product
-reaches in the best round (last line) over the time of the fastest round: the rest is everything else. Memory is the peak above the
-idle process: Python with Paddle imported, no model. Beside mode fp32, a table says what a precision costs: the check of
-the gradients, the scaler and the masters, and what the optimizer takes beyond that of fp32.
+reaches in the best round (last line) over the time of the fastest round: the rest is everything else. Memory is the
+peak above the idle process: Python with Paddle imported, no model. Beside mode fp32, a table says what a precision
+costs: the check of the gradients, the scaler and the masters, and what the optimizer takes beyond that of fp32.
 """
 
 import json

@@ -14,7 +14,15 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.inverted_residual import Style
-from image_classification.layers import DropPath, SqueezeExcite, check_image_size, conv_norm, drop_path_rates, linear
+from image_classification.layers import (
+    DropPath,
+    SqueezeExcite,
+    check_image_size,
+    conv_norm,
+    drop_path_rates,
+    linear,
+    residual,
+)
 from image_classification.model import Block, FeatureMapModel, RelativePositions, layer_links
 from image_classification.runtime import UserError
 
@@ -97,7 +105,7 @@ class MbConv(nn.Layer):
         shortcut = x
         x = conv_norm(self.pre_norm(x), self.conv1_1x1, self.norm1, self.act)
         x = self.se(conv_norm(x, self.conv2_kxk, self.norm2, self.act))
-        return self.drop_path(self.conv3_1x1(x)) + self.shortcut(shortcut)
+        return residual(self.shortcut(shortcut), self.conv3_1x1(x), drop_path=self.drop_path)
 
 
 class MaxVitBlock(nn.Layer):

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, stage_rates
+from image_classification.layers import ZERO, ConvNorm, Dropout, DropPath, conv, residual, stage_rates
 from image_classification.model import StagedModel
 from image_classification.runtime import UserError
 
@@ -98,7 +98,7 @@ class HGBlock(nn.Layer):
     def forward(self, x):
         if not self.has_shortcut:
             return self.branch(x)
-        return x + self.drop_path(self.branch(x))
+        return residual(x, self.branch(x), drop_path=self.drop_path)
 
 
 class HGStage(nn.Layer):

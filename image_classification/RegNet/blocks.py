@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paddle import nn
 
-from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv, conv_norm, norm_activation
+from image_classification.layers import ConvNorm, DropPath, SqueezeExcite, conv, conv_norm, norm_activation, residual
 
 
 class Options(NamedTuple):
@@ -98,7 +98,7 @@ class PreBottleneck(nn.Layer):
         shortcut = norm_activation(x, self.norm1, self.activation)
         x = self.conv2(conv_norm(shortcut, self.conv1, self.norm2, self.activation))
         x = self.conv3(norm_activation(self.se(x), self.norm3, self.activation))
-        return self.downsample(shortcut) + self.drop_path(x)
+        return residual(self.downsample(shortcut), x, drop_path=self.drop_path)
 
 
 BLOCKS = {"bottleneck": Bottleneck, "linear": LinearBottleneck, "preact": PreBottleneck}

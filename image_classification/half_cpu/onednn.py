@@ -38,6 +38,7 @@ from . import (
     left_to_paddle,
     onednn_attention,
     onednn_batch_norm,
+    onednn_batched_matmul,
     onednn_binary,
     onednn_convolution,
     onednn_dot_product_attention,
@@ -58,8 +59,8 @@ KERNELS = {
     "write": onednn_memory.write,
     "linear": onednn_matmul.linear,
     "linear_gelu": onednn_matmul.linear_gelu,
-    "matmul": onednn_matmul.matmul,
-    "bmm": onednn_matmul.matmul,
+    "matmul": onednn_batched_matmul.matmul,
+    "bmm": onednn_batched_matmul.matmul,
     "einsum": onednn_einsum.einsum,
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,
@@ -87,7 +88,7 @@ KERNELS = {
 # Those that round float32 weights to the format of the images themselves, in fewer calls than a cast of their own.
 ROUNDING = {
     "linear": functools.partial(onednn_matmul.linear, rounds=True),
-    "matmul": functools.partial(onednn_matmul.matmul, rounds=True),
+    "matmul": functools.partial(onednn_batched_matmul.matmul, rounds=True),
     "conv2d": functools.partial(onednn_convolution.conv2d, rounds=True),
     "depthwise_conv2d": functools.partial(onednn_convolution.depthwise_conv2d, rounds=True),
     "conv_norm": functools.partial(onednn_batch_norm.conv_norm, rounds=True),

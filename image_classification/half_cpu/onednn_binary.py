@@ -10,7 +10,8 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_matmul import matmul, sum_rows
+from .onednn_batched_matmul import matmul
+from .onednn_matmul import sum_rows
 from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, passed_on, settled
 from .onednn_primitives import bound, cache, dense, numel, servable
 from .recorded import PyLayer

@@ -1,6 +1,6 @@
 """Sums of products that are one batched product of matrices, such as the scores of attention, by its kernel."""
 
-from .onednn_matmul import matmul
+from .onednn_batched_matmul import matmul
 from .onednn_primitives import bound, servable
 from .paddle_names import transpose
 

@@ -204,41 +204,6 @@ class Linear(PyLayer):
         return (x_gradient, weight_gradient) if ctx.bias_dtype is None else (x_gradient, weight_gradient, bias_gradient)
 
 
-class BatchedMatmul(PyLayer):
-    """left [..., M, K] @ right [..., K, N] with equal leading axes, each optionally transposed."""
-
-    @staticmethod
-    def forward(ctx, left, right, transpose_left, transpose_right):
-        """Return [..., M, N] in the common dtype."""
-        left_view = view(left).transposed if transpose_left else view(left)
-        right_view = view(right).transposed if transpose_right else view(right)
-        out = new_tensor(left.dtype, [*left.shape[:-2], left_view.layout.shape[-2], right_view.layout.shape[-1]])
-        multiply(left_view, right_view, view(out))
-        keep(ctx, left, right)
-        ctx.transposed = (transpose_left, transpose_right)
-        ctx.needs = (not left.stop_gradient, not right.stop_gradient)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradients of both factors."""
-        left, right = saved(ctx)
-        transpose_left, transpose_right = ctx.transposed
-        left_gradient = right_gradient = None
-        gradient_view = view(gradient)
-        if ctx.needs[0]:
-            left_gradient = new_tensor(left.dtype, left.shape)
-            out = view(left_gradient)
-            right_view = view(right) if transpose_right else view(right).transposed
-            multiply(gradient_view, right_view, out.transposed if transpose_left else out)
-        if ctx.needs[1]:
-            right_gradient = new_tensor(right.dtype, right.shape)
-            out = view(right_gradient)
-            left_view = view(left) if transpose_left else view(left).transposed
-            multiply(left_view, gradient_view, out.transposed if transpose_right else out)
-        return left_gradient, right_gradient
-
-
 def linear(original, args, kwargs, rounds=False):
     """Kernel of ``linear(x, weight, bias)``; it takes float32 weights with a half x, rounded to its format, where it
     `rounds`."""
@@ -274,24 +239,3 @@ def linear_gelu(original, args, kwargs):
     if not _fits(x, weight, bias):
         return NotImplemented
     return affine(contiguous(x), view(weight), bias, (("eltwise", onednn.GELU_ERF, 0.0, 0.0),))
-
-
-def matmul(original, args, kwargs, rounds=False):
-    """Kernel of ``matmul(x, y, transpose_x=False, transpose_y=False)``: right a matrix, or equal leading axes; it takes
-    a float32 matrix with a half x, rounded to its format, where it `rounds`."""
-    values = bound(args, kwargs, ("x", "y", "transpose_x", "transpose_y"), (False, False))
-    if values is None:
-        return NotImplemented
-    left, right, transpose_left, transpose_right = values
-    if not servable(left) or not servable(right) or right.ndim < 2 or left.ndim < 2:
-        return NotImplemented
-    if right.dtype is not left.dtype and (not rounds or right.ndim > 2 or transpose_left):
-        return NotImplemented
-    if right.ndim == 2 and not transpose_left:
-        fits = left.shape[-1] == right.shape[-1 if transpose_right else 0]
-        return Linear.apply(left, right, None, bool(transpose_right)) if fits else NotImplemented
-    if left.ndim != right.ndim or left.shape[:-2] != right.shape[:-2]:
-        return NotImplemented
-    if left.shape[-2 if transpose_left else -1] != right.shape[-1 if transpose_right else -2]:
-        return NotImplemented  # Paddle words the error
-    return BatchedMatmul.apply(left, right, bool(transpose_left), bool(transpose_right))

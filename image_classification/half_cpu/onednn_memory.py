@@ -190,12 +190,12 @@ def compact(args, tensors):
 
 
 def cast(original, args, kwargs):
-    """Kernel of ``cast(x, dtype)`` between bfloat16 and float32."""
+    """Kernel of ``cast(x, dtype)`` between half formats and float32, and of images [B, H, W, C] to their own format."""
     values = bound(args, kwargs, ("x", "dtype"), ())
     if values is None:
         return NotImplemented
     tensor, dtype = values
-    if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype:
+    if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype and tensor.is_contiguous():
         return NotImplemented
     own = tensor.dtype
 

@@ -199,10 +199,22 @@ class Primitive:
         with library.lock:
             self._pointers[:] = pointers
             status = self._run()
-        if status:
-            library.check(status, self.implementation)
+        self.errcheck(status)
         if active.recorder is not None:
             active.recorder.called(self, pointers, range(len(pointers)))
+
+    def errcheck(self, status, *_):
+        """Raise what a status of oneDNN's says, as a function of ctypes does."""
+        self._library.check(status, self.implementation)
+
+    @property
+    def lock(self):
+        """What whoever makes a call of `execution` holds."""
+        return self._library.lock
+
+    def execution(self, pointers):
+        """Return the compiled function that is this call with an array of pointers, and its arguments."""
+        return self._run.func, *self._run.args[:-1], pointers
 
     @property
     def arity(self):

@@ -14,6 +14,7 @@ import paddle
 
 from . import paddle_names
 from .arena import Block, Memory, arenas
+from .call_list import CallList
 from .noted_operators import Noted
 from .onednn_primitives import new_tensor
 from .recorded_calls import Kernel, Operator, Refused, pointer_of
@@ -240,19 +241,19 @@ class Pass:
     time."""
 
     def __init__(self, calls, inputs, results, arenas, constants):
-        self._calls, self.inputs, self.results = calls, inputs, results
+        self.calls, self.inputs, self.results = CallList(calls), inputs, results
         self.arenas, self.bytes = arenas, sum(arena.shape[0] for arena in arenas)
         self._constants, self._is_poisoned = constants, False
 
     def __len__(self):
-        return len(self._calls)
+        return len(self.calls)
 
     def __call__(self, inputs):
         """Return the results of all steps for inputs of the recorded shapes."""
         for slot, tensor in zip(self.inputs, inputs, strict=True):
             self.read(slot, tensor)
         results = [self.write(slot) for slot in self.results]
-        self.play(0, len(self._calls))
+        self.play(0, len(self))
         return [self.written(slot, tensor) for slot, tensor in zip(self.results, results, strict=True)]
 
     def read(self, slot, tensor):
@@ -279,13 +280,11 @@ class Pass:
     def play(self, first, last):
         """Make the calls of some steps."""
         with undispatched(), paddle.no_grad():
-            for call in self._calls[first:last]:
-                call()
+            self.calls.make(first, last)
 
     def _use(self, slot, pointer):
         for number, argument, offset in slot.users:
-            call, place = self._calls[number], pointer + offset
-            self._calls[number] = functools.partial(call.func, *call.args[:argument], place, *call.args[argument + 1 :])
+            self.calls.put(number, argument, pointer + offset)
 
     @contextlib.contextmanager
     def poisoned(self):

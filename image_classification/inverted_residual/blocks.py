@@ -11,7 +11,7 @@ from typing import NamedTuple
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import ZERO, ConvNorm, DropPath, conv, conv_norm
+from image_classification.layers import ZERO, ConvNorm, DropPath, conv, conv_norm, residual
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -117,7 +117,7 @@ class Residual(nn.Layer):
     def forward(self, x):
         if not self.has_shortcut:
             return self.branch(x)
-        return x + self.drop_path(self.branch(x))
+        return residual(x, self.branch(x), drop_path=self.drop_path)
 
 
 class ConvBlock(Residual):

@@ -193,7 +193,7 @@ def test_replayed_residuals_give_the_layers_bits(calls):
             found.append(half_cpu.replay(model, x).astype("float64").numpy())
             counts.append(len(calls))
         (recorded,) = (each for each in active.frozen.passes.values() if callable(each))
-        convolutions = [call.args for call in recorded._calls if len(call.args) == 8]
+        convolutions = [call.args for call in recorded.played.calls if len(call.args) == 8]
     assert counts[1] < counts[2] == counts[4]  # then without layers: what was recorded is believed
     sums = [(out, residual) for *_, out, _, _, residual in convolutions if residual]
     assert [out == residual for out, residual in sums] == [True, False]

@@ -47,6 +47,14 @@ CASES = {
     "matmul-rows": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 3, 5, 8), (7, 8)], False),
     "matmul-rows-packed": (
         "matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 75, 96), (160, 96)], False),
+    "matmul-one-left": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_x=True), [(4, 4), (2, 4, 300)], False),
+    "matmul-one-left-of-axes": ("matmul", lambda x, y: paddle.matmul(x, y), [(1, 1, 6, 16), (3, 2, 16, 8)], False),
+    "matmul-one-left-both": ("matmul", lambda x, y: paddle.matmul(x, y, True, True), [(3, 5), (2, 3, 4, 3)], False),
+    "matmul-one-right": ("matmul", lambda x, y: paddle.matmul(x, y, transpose_x=True), [(3, 16, 8), (16, 6)], False),
+    "matmul-one-right-of-axes": (
+        "matmul", lambda x, y: paddle.matmul(x, y, transpose_y=True), [(3, 2, 8, 16), (1, 1, 6, 16)], False),
+    "matmul-one-left-strided": ("matmul", lambda x, y: x[:, ::2] @ y, [(3, 8), (2, 4, 7)], False),
+    "matmul-one-of-one": ("matmul", lambda x, y: paddle.matmul(x, y), [(3, 8), (1, 8, 7)], False),
     "matmul-strided": ("matmul", lambda x, y: x.transpose([0, 2, 1]) @ y, [(2, 8, 5), (2, 8, 7)], False),
     "matmul-columns-apart": (
         "matmul", lambda x, y: paddle.matmul(x[..., :1], y[:, :1]), [(3, 5, 4), (3, 2, 7)], False),

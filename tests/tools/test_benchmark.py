@@ -57,7 +57,7 @@ def test_speedup_is_the_median_of_the_ratios_within_each_round():
 
 def test_share_of_products_is_that_of_the_fastest_round_at_the_best_speed():
     rows = rows_of([measured(4.0), measured(2.0)])
-    benchmark_report.add_shares(rows, {"float32": [1e9, 9e9], "bfloat16": [3e9, 4e9, 2e9]}, 5e8)  # 8 images take a second
+    benchmark_report.add_shares(rows, {"float32": [1e9, 9e9], "bfloat16": [3e9, 4e9, 2e9]}, 5e8)  # 8 images: 1 s
     assert rows[0]["share_of_products"] == pytest.approx(0.5)
 
 
