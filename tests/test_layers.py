@@ -62,6 +62,18 @@ def test_each_branch_of_a_block_is_multiplied_by_its_own_factors(name, mode):
             np.testing.assert_array_equal(block(x).numpy(), expected.numpy())
 
 
+@pytest.mark.parametrize("shape", [[4000], [4000, 1, 1], [4000, 2, 3]], ids=str)
+def test_dropped_path_is_that_of_a_whole_sample_and_the_others_grow(shape):
+    """1000 of 4000 samples are dropped, give or take six standard deviations of 27."""
+    path = DropPath(0.25)
+    factors = path(paddle.ones(shape)).numpy().reshape([4000, -1])
+    assert (factors == factors[:, :1]).all()
+    assert set(factors[:, 0]) == {0.0, np.float32(1 / 0.75)}
+    assert abs((factors[:, 0] == 0).sum() - 1000) < 165
+    path.eval()
+    assert (path(paddle.ones(shape)).numpy() == 1).all()
+
+
 @pytest.mark.parametrize("mode", [("fp32", None), ("auto", "bfloat16")], ids=lambda mode: mode[0])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_block_whose_paths_are_all_dropped_gives_what_it_got(folder, mode):

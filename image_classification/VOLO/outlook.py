@@ -51,9 +51,9 @@ class OutlookAttention(nn.Layer):
         self.proj = linear(dim, dim)
 
     def forward(self, x):
-        batch, height, width, dim = x.shape
+        batch, height, width, _ = x.shape
         rows, columns, heads = height // 2, width // 2, self.num_heads
-        means = x.reshape([batch, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
+        means = F.avg_pool2d(x.transpose([0, 3, 1, 2]), 2).transpose([0, 2, 3, 1])
         scores = self.attn(means).reshape([-1, heads, 9, 9]) * self.scale  # [B * places, h, 9, 9]
         weights = self.attn_drop(F.softmax(scores, axis=-1))
         value = neighbours(neighbours(self.v(x), 1), 3)  # [B, H/2, 3, W/2, 3, h * d]

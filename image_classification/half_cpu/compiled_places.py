@@ -10,6 +10,7 @@ from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
+from .scope import active
 
 _FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
 
@@ -83,13 +84,13 @@ def rows(x, index, axis, shape):
 
 
 def gather(original, args, kwargs):
-    """Kernel of ``gather(x, index, axis)`` and ``index_select(x, index, axis)`` for a list of places in a half tensor.
-    In float32 Paddle's are as fast."""
+    """Kernel of ``gather(x, index, axis)`` and ``index_select(x, index, axis)`` for a list of places. In float32
+    Paddle's are as fast, and have the same bits, but not where a pass is recorded."""
     values = bound(args, kwargs, ("x", "index", "axis"), (0,))
     if values is None or type(values[2]) is not int:
         return NotImplemented
     x, index, axis = values
-    if x.dtype is _FLOAT32 or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
+    if x.dtype is _FLOAT32 and active.recorder is None or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
         return NotImplemented
     axis %= x.ndim
     return rows(x, index, axis, [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]])

@@ -16,7 +16,7 @@ from .branches import branched
 from .composites import composite
 from .huge_pages import Adviser
 from .references import References
-from .scope import Entry, Scope, active
+from .scope import Entry, Scope, active, itself
 
 _advise = Adviser()
 _BUILDING = threading.Lock()  # two first users must not each take the other's wrappers for originals
@@ -248,6 +248,9 @@ def _references():
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
+    name = paddle_names.WITHOUT_CUDNN
+    if hasattr(paddle_names.Tensor, name):
+        methods[name] = itself(getattr(paddle_names.Tensor, name))
     return References(tables, methods)
 
 

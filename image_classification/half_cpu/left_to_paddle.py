@@ -11,6 +11,7 @@ from .linear_map import LinearMap
 from .onednn_memory import channels_last, is_channels_last, passed_on
 from .onednn_primitives import numel
 from .paddle_names import transpose
+from .scope import active
 
 # On float32 tensors of up to so many elements Paddle's own take 5 to 13 us in one thread, forward, and 10 to 40
 # backward: less than it takes to call a kernel.
@@ -112,8 +113,25 @@ _FAST = {
 }
 
 
+# Whose kernels give the bits of Paddle's operators. Where a pass is recorded a call of a kernel costs next to nothing,
+# and one of an operator more than without.
+EXACT = ("relu", "hardsigmoid", "add", "subtract", "multiply", "gather", "index_select")
+
+
+def _unless_recorded(rule):
+    def asked(original, args, kwargs):
+        return NotImplemented if active.recorder is not None else rule(original, args, kwargs)
+
+    return asked
+
+
 def rules(threads):
     """Return {operator: rule} for so many threads."""
+    found = _rules(threads)
+    return found | {name: _unless_recorded(found[name]) for name in EXACT}
+
+
+def _rules(threads):
     return {
         **{name: _function_of_one(is_fast if threads == 1 else _never) for name, is_fast in _FAST.items()},
         # Paddle writes one of the two gradients over the one that comes in, which with two threads is still as fast.

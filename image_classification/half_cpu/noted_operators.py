@@ -8,6 +8,7 @@ import paddle
 from . import paddle_names
 from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
+from .onednn_memory import contiguous
 from .recorded import PyLayer
 from .recorded_calls import pointer_of, tensors_of
 from .scope import active, noted, undispatched
@@ -158,6 +159,7 @@ class _Start(PyLayer):
 
 
 def _noted_gradient(recorder, name, function, kept, *gradients):
+    gradients = tuple(one if one is None else contiguous(one) for one in gradients)  # Paddle's copy is slow
     with as_one(recorder):
         found = function(*gradients)
         made = [one for one in found if one is not None]

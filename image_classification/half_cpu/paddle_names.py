@@ -47,6 +47,9 @@ RECOMPUTE = "recompute"
 # The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
 PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
 
+# The method by which adaptive pooling takes another Python object for the tensor that it was given.
+WITHOUT_CUDNN = "_use_gpudnn"
+
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
 

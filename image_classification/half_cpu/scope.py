@@ -1,6 +1,7 @@
 """What one `dispatch` asks for, and which one is active in this thread."""
 
 import contextlib
+import functools
 import threading
 from typing import Any
 
@@ -161,6 +162,16 @@ def noted(function, *args, writes=False):
     """Return `function(*args)`, which is called again whenever what is recorded here is played: it makes zeros to be
     written to, or random numbers, or writes one of the arguments."""
     return (function if active.recorder is None else active.recorder.noted(function, writes))(*args)
+
+
+def itself(original):
+    """Return the wrapper of a method that gives a tensor as another object, of which nobody knew who reads it."""
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        return original(self, *args, **kwargs) if active.scope is None else self
+
+    return method
 
 
 def cast_by_paddle(tensor, dtype):

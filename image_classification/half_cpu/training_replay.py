@@ -17,6 +17,7 @@ import paddle
 from . import paddle_names
 from .arguments import FLOATING
 from .branches import branched, forget_branches
+from .compiled_library import CompiledError
 from .huge_pages import ask
 from .noted_operators import End, as_one
 from .played_training import Training
@@ -79,6 +80,8 @@ class Replayed:
                 return known(inputs)
             except Refused as error:
                 self._known[key] = self._refuse(error)
+            except CompiledError:
+                pass  # an index out of range: Paddle words the error
         return self._model(*inputs)
 
     def _key(self, inputs, weights, buffers):

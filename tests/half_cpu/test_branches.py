@@ -67,6 +67,17 @@ def test_gradients_of_three_readers_are_summed_by_the_kernel_in_the_order_of_the
     assert orders == [x.strides] and len(sums) >= 2
 
 
+def test_reader_that_pools_adaptively_reads_the_tensor_that_others_do(sums):
+    """Paddle's function takes another Python object for its argument."""
+    with half_cpu.dispatch(backend="onednn"):
+        leaf, x = features(strided=True)
+        result = F.adaptive_avg_pool2d(x, 1).sum() + F.relu(x).sum()
+    result.backward()
+    assert len(sums) == 1
+    np.testing.assert_allclose(leaf.grad.numpy(), positive(leaf) + 96.0**-2, rtol=1e-6)
+    assert x._use_gpudnn(False) is not x  # outside of the dispatch it is Paddle's
+
+
 def test_gradient_that_comes_back_through_a_transposition_is_summed_by_the_kernel(sums):
     orders = []
     with half_cpu.dispatch(backend="onednn"):

@@ -1,6 +1,7 @@
 """half_cpu.left_to_paddle: which calls are Paddle's own; they are its bits, in the memory order that images have."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -9,7 +10,9 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu import paddle_names
-from image_classification.half_cpu.left_to_paddle import SMALL, rules
+from image_classification.half_cpu.left_to_paddle import EXACT, SMALL, rules
+from image_classification.half_cpu.scope import active
+from tests.helpers.onednn_runs import needs_onednn
 from tests.helpers.policies import Policy
 
 OPERATORS = paddle_names.OPERATORS
@@ -58,6 +61,52 @@ def test_function_left_to_paddle_has_its_bits_and_the_memory_order_of_images(nam
     np.testing.assert_array_equal(*(result for result, _ in results))
     np.testing.assert_array_equal(*(gradient for _, gradient in results))
     np.testing.assert_array_equal(results[1][0], getattr(OPERATORS, name)(dense, *FUNCTIONS[name]).numpy())
+
+
+PLACES = np.random.default_rng(2).integers(0, 3, 40)
+# the further arguments of each, and how many of the tensors it takes
+RECORDED = {
+    "relu": (1,), "hardsigmoid": (1, 0.2, 0.4), "add": (2,), "subtract": (2,), "multiply": (2,),
+    "gather": (1, paddle.to_tensor(PLACES), 0), "index_select": (1, paddle.to_tensor(PLACES), 1),
+}  # fmt: skip
+
+
+def recorder():
+    """Return what hears of all calls and notes none."""
+    return SimpleNamespace(called=lambda *call: None, allocated=lambda tensor: None)
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", EXACT)
+def test_kernel_of_what_is_left_to_paddle_unless_recorded_has_its_bits(name, monkeypatch):
+    """Also where signs of zeros, infinities and what is no number meet; one that is none may have other bits."""
+    count, *further = RECORDED[name]
+    numbers = np.random.default_rng(0).standard_normal([2, 3, 7000]).astype("float32") * 4
+    numbers[:, 0, :9] = [0.0, -0.0, 3.0, -3.0, np.inf, -np.inf, np.nan, 1e-40, 3e38], [-0.0] * 4 + [np.inf] * 5
+    found = []
+    kernel = half_cpu.kernels.find("onednn").kernels[name]
+    for call in (getattr(OPERATORS, name), lambda *args: kernel(None, args, {})):
+        tensors = [paddle.to_tensor(one) for one in numbers[:count]]
+        for tensor in tensors:
+            tensor.stop_gradient = False
+        result = call(*tensors, *further)
+        gradient = np.random.default_rng(1).standard_normal(result.shape).astype("float32")
+        result.backward(paddle.to_tensor(gradient))
+        found.append([one.numpy() for one in (result, *(tensor.grad for tensor in tensors))])
+        monkeypatch.setattr(active, "recorder", recorder())
+    for own, expected in zip(*found, strict=True):
+        same = own.view("int32") == expected.view("int32")
+        assert (same | np.isnan(own) & np.isnan(expected)).all()
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", EXACT)
+def test_call_that_is_recorded_is_not_left_to_paddle(name, monkeypatch):
+    count, *further = RECORDED[name]
+    args = *[paddle.ones([3, 4])] * count, *further
+    assert left(name, 1, *args) is not NotImplemented
+    monkeypatch.setattr(active, "recorder", recorder())
+    assert left(name, 1, *args) is NotImplemented
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])

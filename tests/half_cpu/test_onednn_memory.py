@@ -7,7 +7,7 @@ import pytest
 
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import onednn, onednn_memory
-from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, needs_onednn, tensors
+from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, needs_onednn, tensors
 
 pytestmark = needs_onednn
 
@@ -44,6 +44,19 @@ def test_cast_of_a_feature_map_keeps_its_memory_order(dtype):
     result = onednn.KERNELS["cast"](None, (features, getattr(paddle, other)), {})
     assert result.strides == features.strides
     assert (result.numpy() == features.astype(other).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_cast_of_a_feature_map_to_its_own_format_is_a_copy_in_its_order(dtype):
+    """Paddle's copies number by number, to [B, C, H, W]; its dropout of whole samples ends with two of them."""
+    (x,) = tensors([(2, 9, 7, 8)], dtype)
+    features = x.transpose([0, 3, 1, 2])
+    with half_cpu.dispatch():
+        result = paddle.cast(features, dtype)
+    assert result.strides == features.strides and result.data_ptr() != features.data_ptr()
+    assert (result.astype(FLOAT32).numpy() == features.astype(FLOAT32).numpy()).all()
+    result.backward(features.detach())
+    assert (x.grad.astype(FLOAT32).numpy() == x.astype(FLOAT32).numpy()).all()
 
 
 @pytest.mark.parametrize("count", [1, 31, 16384, 16387, 100_003])  # in one part, and in several, of whole lines and not

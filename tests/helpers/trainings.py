@@ -21,7 +21,7 @@ class Net(nn.Layer):
 
     def forward(self, images):
         x = F.relu(self.norm(self.conv(images)))
-        x = residual(x, x * F.hardsigmoid(x.mean([2, 3], keepdim=True)), None, self.path)
+        x = residual(x, x * F.hardsigmoid(F.adaptive_avg_pool2d(x, 1)), None, self.path)
         x = F.dropout(x, 0.3, training=self.training).mean([2, 3])
         return {"logits": self.fc(x), "further": [paddle.cumprod(x.astype("float32"), dim=1)]}
 

@@ -123,14 +123,15 @@ struct HardSwish {
         return g * choose(less(x, all(3.0f)), slope, all(1.0f));
     }
 };
-struct HardSigmoid {
+struct HardSigmoid {  // bit for bit Paddle's
     static constexpr const char* NAME = "hardsigmoid";
     float slope, offset;
     Vector forward(Vector x) const {
-        return minimum(all(1.0f), maximum(all(0.0f), fma(x, all(slope), all(offset))));
+        return minimum(all(1.0f), maximum(all(0.0f), apart(x * all(slope)) + all(offset)));
     }
     Vector backward(Vector y, Vector g) const {
-        return choose(less(all(0.0f), y), choose(less(y, all(1.0f)), g * all(slope), all(0.0f)), all(0.0f));
+        Vector inside = choose(less(all(0.0f), y), choose(less(y, all(1.0f)), all(1.0f), all(0.0f)), all(0.0f));
+        return g * inside * all(slope);
     }
 };
 

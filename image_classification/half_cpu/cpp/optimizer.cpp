@@ -6,12 +6,6 @@ namespace {
 
 constexpr long GRAIN = 16384;  // elements: less is not worth a thread
 
-// A product that the compiler may not fuse with a sum: Paddle's operators round it.
-inline Vector apart(Vector product) {
-    asm("" : "+x"(product));
-    return product;
-}
-
 // Gradients times a factor, rounded to the format T of the weights as if they had been written in it.
 template <class T, class G>
 inline Vector scaled(const G* gradient, float factor, long count) {

@@ -424,3 +424,9 @@ static inline Vector normal_below(Vector x) {
     Vector tail = all(0.5f) * t * exponential(fma(-z, z, p));
     return choose(less(x, all(0.0f)), tail, all(1.0f) - tail);
 }
+
+// A product that the compiler may not fuse with a sum: Paddle's operators round it.
+static inline Vector apart(Vector product) {
+    asm("" : "+x"(product));
+    return product;
+}
