@@ -70,8 +70,8 @@ class DropPath(Dropout):
     axis = 0  # one draw per sample, broadcast over the rest
 
     def forward(self, x):
-        if math.prod(x.shape) == x.shape[0] and self.p and self.training:
-            return F.dropout(x, self.p)  # as many draws, by one operator instead of eight
+        if self.p and self.training and x.stop_gradient and math.prod(x.shape) == x.shape[0]:
+            return F.dropout(x, self.p)  # a kernel asks for the factors: the same draws by one operator, not eight
         return super().forward(x)
 
 

@@ -48,7 +48,7 @@ RECOMPUTE = "recompute"
 PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
 
 # The method by which adaptive pooling takes another Python object for the tensor that it was given.
-WITHOUT_CUDNN = "_use_gpudnn"
+AS_ANOTHER_OBJECT = "_use_gpudnn"
 
 # Raw copies of the operator table. Nobody calls them in dynamic mode, and patching them would double the cost.
 RAW_TABLES = ("paddle._C_ops", "paddle._legacy_C_ops", "paddle._pir_ops", "paddle.base.libpaddle")
