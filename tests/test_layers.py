@@ -6,8 +6,9 @@ import pytest
 
 from image_classification import amp
 from image_classification.config import load_config
-from image_classification.layers import DropPath, Mlp, stage_rates
+from image_classification.layers import DropPath, Mlp, norm_activation, stage_rates
 from image_classification.MaxViT.attention import PartBlock
+from image_classification.RegNet.blocks import PreBottleneck
 from image_classification.transformer import (
     Attention,
     ScaledBlock,
@@ -15,6 +16,8 @@ from image_classification.transformer import (
     bias_of_pairs,
     relative_position_index,
 )
+from image_classification.VOLO.outlook import OutlookAttention
+from image_classification.zoo import make_model
 from tests.helpers.model_zoo import FOLDERS, build, builder, digits_config
 
 
@@ -74,11 +77,15 @@ def test_dropped_path_is_that_of_a_whole_sample_and_the_others_grow(shape):
     assert (path(paddle.ones(shape)).numpy() == 1).all()
 
 
+FURTHER = [("MaxViT", ["MODEL.DEPTHS=[2,2]"])]  # with a block of convolutions that keeps its shape
+
+
 @pytest.mark.parametrize("mode", [("fp32", None), ("auto", "bfloat16")], ids=lambda mode: mode[0])
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_block_whose_paths_are_all_dropped_gives_what_it_got(folder, mode):
-    path = digits_config(folder)
-    data, model = load_config([f"-cfg={path}"], builder(folder)).DATA, build(path)
+@pytest.mark.parametrize(("name", "options"), [*((folder.name, []) for folder in FOLDERS), *FURTHER], ids=str)
+def test_block_whose_paths_are_all_dropped_gives_what_it_got(name, options, mode):
+    (folder,) = (folder for folder in FOLDERS if folder.name == name)
+    config = load_config([f"-cfg={digits_config(folder)}", "-opts", "DATA.NUM_WORKERS=0", *options], builder(folder))
+    data, model = config.DATA, make_model(config, builder(folder))
     blocks = [layer for layer in model.sublayers() if isinstance(getattr(layer, "drop_path", None), DropPath)]
     checked = []
 
@@ -93,3 +100,23 @@ def test_block_whose_paths_are_all_dropped_gives_what_it_got(folder, mode):
     with amp.build_precision(*mode).forward_context():
         model(paddle.randn([2, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE]))
     assert bool(checked) == bool(blocks)
+
+
+def test_block_that_begins_with_its_norm_adds_a_dropped_path_to_what_is_normed():
+    folder = next(folder for folder in FOLDERS if folder.name == "RegNet")
+    model = build(digits_config(folder), block="preact")
+    block = next(layer for layer in model.sublayers() if isinstance(layer, PreBottleneck))
+    block.drop_path.p = 1.0
+    x = paddle.randn([2, block.norm1.weight.shape[0], 6, 6])
+    expected = block.downsample(norm_activation(x, block.norm1, block.activation))
+    np.testing.assert_array_equal(block(x).numpy(), expected.numpy())
+
+
+def test_outlook_attention_scores_the_means_of_four_places():
+    """VOLO (https://arxiv.org/abs/2106.13112), section 3.1: at stride 2 the query is the mean of its 2 x 2 tokens."""
+    layer, seen = OutlookAttention(8, 2, 0.0), []
+    layer.attn.register_forward_pre_hook(lambda _, given: seen.append(given[0].numpy()))
+    x = paddle.randn([2, 6, 4, 8])
+    layer(x)
+    # sums of four numbers in another order: two steps of 2^-24 of the largest
+    np.testing.assert_allclose(seen[0], x.numpy().reshape([2, 3, 2, 2, 2, 8]).mean((2, 4)), atol=4 * 2.0**-23)

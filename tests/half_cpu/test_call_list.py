@@ -108,3 +108,14 @@ def test_every_function_fits_into_a_row():
         floating = sum(kind in (ctypes.c_float, ctypes.c_double) for kind in kinds)
         assert floating <= sizes["floats"] and len(kinds) - floating <= sizes["integers"], name
     assert ctypes.sizeof(call_list._Call) == 8 * (1 + sum(sizes.values()))
+
+
+def test_primitives_of_other_threads_wait_while_a_list_is_played(monkeypatch):
+    """oneDNN's memory objects, which a call points to its operands, belong to all threads."""
+    locked, play = [], load().play
+    x = np.ones(4, "float32")
+    calls = CallList([functools.partial(relu(4), place(x), place(x))])
+    lock = calls._calls[0].func.lock
+    monkeypatch.setattr(load(), "play", lambda *args: (locked.append(lock.locked()), play(*args))[1])
+    calls.make(0, 1)
+    assert locked == [True] and not lock.locked()
