@@ -18,8 +18,9 @@ def multiplies_bfloat16():
 def pays(data_type, rows, columns, right_columns):
     """Return whether left^T right of [rows, columns] and [rows, right_columns] is faster here than otherwise.
 
-    oneDNN's of bfloat16 waits for the memory: it takes 0.75 to 0.97 of the time, the less the fewer columns there are;
-    with AMX, for which oneDNN turns the left factor round slowly, 0.55 to 0.9. Of formats that are widened the other
+    oneDNN's of bfloat16 copies both factors before it multiplies: of 512 rows or more it takes 1.02 to 1.15 times as
+    long, of 128 columns up to 1.5 times; of fewer rows what waits for the last sums is more. With AMX, for which oneDNN
+    turns the left factor round slowly, the kernel takes 0.55 to 0.9 of its time. Of formats that are widened the other
     kernel packs few columns as long as it multiplies them: 0.76 to 0.97, and of float16 by AMX, whose tiles 32 columns
     do not fill, 0.45 to 0.85. oneDNN's of float32 take 1.05 to 1.9 times as long for up to 128 columns; for more the
     kernel is faster in a model, whose caches hold other things, if with AVX-512.
@@ -33,7 +34,7 @@ def pays(data_type, rows, columns, right_columns):
         return 16 <= fewest <= most and rows >= 2048 and columns * right_columns <= 1 << 16
     if data_type != onednn.BFLOAT16 or fewest < 32 or not multiplies_bfloat16():
         return False
-    return rows >= 128 if load().has_amx else rows >= 1024 and columns * right_columns <= 1 << 20
+    return rows >= (128 if load().has_amx else 512)
 
 
 def is_long(left, right, bias, out, post_ops):

@@ -46,7 +46,7 @@ def product(left, right, rows, columns, right_columns, step=None):
 # rows, columns, right columns
 SIZES = [
     (1, 1, 1), (2, 32, 32), (3, 31, 33), (127, 40, 100), (513, 96, 47), (1031, 33, 96), (1500, 384, 390),
-    (2049, 600, 65), (4100, 64, 33), (9001, 41, 34), (100, 3, 256), (3100, 270, 125), (191, 130, 1), (400, 1, 40),
+    (2049, 600, 65), (4100, 64, 33), (9001, 41, 34), (100, 3, 256), (3100, 270, 125), (191, 130, 1), (400, 1, 40), (600, 840, 70),
 ]  # fmt: skip
 
 
@@ -86,13 +86,14 @@ def test_product_of_numbers_that_are_not_finite_has_them_in_their_rows_and_colum
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(dtype):
-    left, right = (factor(8200, columns, columns, dtype)[0] for columns in (64, 96))
+@pytest.mark.parametrize("sizes", [(8200, 64, 96), (1300, 800, 700)], ids=str)
+def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(sizes, dtype):
+    left, right = (factor(sizes[0], columns, columns, dtype)[0] for columns in sizes[1:])
     openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
     threads, results = openmp.omp_get_max_threads(), []
     for count in (1, 3):
         openmp.omp_set_num_threads(count)
-        results.append(product(left, right, 8200, 64, 96)[0])
+        results.append(product(left, right, *sizes)[0])
     openmp.omp_set_num_threads(threads)
     np.testing.assert_array_equal(*results)
 
@@ -177,8 +178,8 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
         (64, 1024, 1024, onednn.FLOAT32, has_avx512),
         (64, 1025, 1024, onednn.FLOAT32, False),
         (127, 64, 96, onednn.BFLOAT16, False),
-        (1024, 64, 96, onednn.BFLOAT16, by_pairs),
-        (1023, 64, 96, onednn.BFLOAT16, has_amx),
+        (512, 64, 96, onednn.BFLOAT16, by_pairs),
+        (511, 64, 96, onednn.BFLOAT16, has_amx),
         (2047, 64, 96, onednn.FLOAT16, False),
         (2048, 31, 96, onednn.BFLOAT16, not by_pairs),
         (2048, 16, 96, onednn.FLOAT16, True),
@@ -188,7 +189,7 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
         (2048, 256, 256, onednn.FLOAT16, not has_amx),
         (2048, 256, 257, onednn.FLOAT16, False),
         (2048, 1024, 1024, onednn.BFLOAT16, by_pairs),
-        (2048, 1024, 1056, onednn.BFLOAT16, has_amx),
+        (2048, 4096, 4096, onednn.BFLOAT16, by_pairs),
     ],
 )
 def test_long_product_is_chosen_for_many_rows_and_few_columns(rows, columns, right_columns, data_type, chosen):

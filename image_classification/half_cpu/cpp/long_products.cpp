@@ -1,6 +1,5 @@
-// left^T right for matrices of many rows and few columns, as the gradients of weights are: [rows, M] and [rows, N]. Both
-// are read once, by blocks of rows. Sums are float32; their order depends on the sizes alone.
-#include <optional>
+// left^T right for matrices of many rows, as the gradients of weights are: [rows, M] and [rows, N]. Both are read by
+// blocks of rows. Sums are float32; their order depends on the sizes alone.
 
 #include "in_place.h"
 #include "interface.h"
@@ -25,7 +24,10 @@ template <class T>
 struct Widened {
     static constexpr long STRIP = W;  // columns of sums that lie together
     static constexpr long ROWS = 1;   // of a block, or multiples of so many
-    static constexpr long AREA = 147456, PART = 2048, LEAST = 1;  // sums of a block, rows of a part, blocks
+    static constexpr long PART = 2048, TALLEST = 1 << 30;  // rows of a part, columns of a block of the left factor
+
+    // How many of so many sums a block has, which the cache holds.
+    static long area(long sums) { return std::clamp(sums, 4096L, 147456L); }
 
     // Ask for a row that is read soon.
     static void fetch(const T* from, long n) {
@@ -35,8 +37,8 @@ struct Widened {
         for (long row = 0; row < from.rows; row++, to += up(from.columns, W))
             walk(from.columns, [&](long i, long count) { store(to + i, take(from.data + row * from.step + i, count)); });
     }
-    // Write the product to sums [left.columns, right.columns in whole strips].
-    static void multiply(const Matrix<T>& left, const Matrix<T>& right, float* sums) {
+    // Write the product to sums [left.columns, right.columns in whole strips], and from there to `out`, if given.
+    static void multiply(const Matrix<T>& left, const Matrix<T>& right, float* sums, T* out, long out_step) {
         static thread_local Scratch scratch;
         long tall = up(left.columns, W), wide = up(right.columns, W);
         long most = std::max(32L, std::min(256L, 98304 / (tall + wide)));
@@ -55,6 +57,7 @@ struct Widened {
                         fetch(right.data + (row + count + r) * right.step, right.columns);
             }
         }
+        if (out) finish(sums, 1, 0, left.columns, right.columns, out, out_step);
     }
     // Round the sum of parts, `apart` elements from each other, to a matrix of rows x columns.
     static void finish(const float* sums, long parts, long apart, long rows, long columns, T* out, long out_step) {
@@ -69,10 +72,12 @@ struct Widened {
 
 // float32 matrices are read in place.
 struct InPlace : Widened<float> {
-    static constexpr long AREA = 65536, PART = 768, LEAST = 4;
-    static void multiply(const Matrix<float>& left, const Matrix<float>& right, float* sums) {
+    static constexpr long PART = 768;
+    static long area(long sums) { return std::clamp(sums / 4, 4096L, 65536L); }
+    static void multiply(const Matrix<float>& left, const Matrix<float>& right, float* sums, float* out, long out_step) {
         in_place::multiply(left.rows, left.columns, right.columns, left.data, right.data, left.step, right.step, sums,
                            up(right.columns, W));
+        if (out) finish(sums, 1, 0, left.columns, right.columns, out, out_step);
     }
 };
 
@@ -82,6 +87,7 @@ struct InPlace : Widened<float> {
 // fetched from memory, where it lies row by row.
 constexpr long STRIP = 32;  // columns of a block that lie together
 constexpr long TILE = 8;    // rows of sums in registers, each of a strip's columns
+constexpr long DEPTH = 264;  // rows of a block, or less
 
 using Pairs = Matrix<BFloat16>;
 long strips(const Pairs& of) { return up(of.columns, STRIP) / STRIP; }
@@ -89,21 +95,30 @@ long strips(const Pairs& of) { return up(of.columns, STRIP) / STRIP; }
 // The column of a strip that unpacking puts at a place.
 long column_at(long place) { return place / STRIP * STRIP + (place & 12) * 2 + (place & 16) / 4 + (place & 3); }
 
-// Ask for the lines of matrices one after the other.
+// Ask for the lines of a matrix one after the other.
 class Ahead {
   public:
-    Ahead(Pairs first, Pairs second) : now_(first), later_(second) {}
-    void one() {
-        if (row_ == now_.rows) return;
-        _mm_prefetch((const char*)(now_.data + row_ * now_.step + column_), _MM_HINT_T0);
-        if ((column_ += 32) < now_.columns) return;
-        column_ = 0;
-        if (++row_ == now_.rows && later_.rows) now_ = later_, later_.rows = 0, row_ = 0;
+    explicit Ahead(const Pairs& of) : of_(of), rows_(of.columns > 0 ? of.rows : 0) {}
+    // Return whether there was one left.
+    template <_mm_hint CACHE>
+    bool one() {
+        if (!rows_) return false;
+        // The line of the last number, which may lie in that of the strip before.
+        _mm_prefetch((const char*)(of_.data + std::min(column_ + STRIP, of_.columns) - 1), CACHE);
+        if ((column_ += STRIP) < of_.columns) return true;
+        column_ = 0, rows_--, of_.data += of_.step;
+        return true;
     }
 
   private:
-    Pairs now_, later_;
-    long row_ = 0, column_ = 0;
+    Pairs of_;
+    long rows_, column_ = 0;
+};
+
+// What is read soon, one line for each call: the next strip, then the next rows of the left factor and of a first strip.
+struct Reads {
+    Ahead strip, first, left;
+    void one() { strip.one<_MM_HINT_T0>() || first.one<_MM_HINT_T1>() || left.one<_MM_HINT_T1>(); }
 };
 
 // Rows as pairs of numbers, a strip of columns at a time, `height` elements apart; rows beyond the last are zero.
@@ -124,13 +139,40 @@ void pack(const Pairs& from, long pairs, uint32_t* to, long height) {
     }
 }
 
-// Add the products of TILE columns of a strip with those of another one to sums, or write them.
-void tile(long pairs, const uint32_t* left, const uint32_t* right, float* sums, long step, bool add, Ahead& ahead) {
+// Write a row of a strip of sums, rounded, where its columns belong.
+void give_row(Vector a, Vector b, BFloat16* to, long columns) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    give(to, _mm512_permutex2var_ps(a, low, b), std::min((long)W, columns));
+    if (columns > W) give(to + W, _mm512_permutex2var_ps(a, high, b), std::min((long)W, columns - W));
+}
+
+// Where the sums of a tile go: to memory in which they wait for more, or to rows of a matrix, from a place in a block on.
+struct Kept {
+    float* to;
+    void operator()(long m, Vector a, Vector b) const { store(to + m * STRIP, a), store(to + m * STRIP + W, b); }
+};
+struct Rounded {
+    BFloat16* to;
+    long step, place, rows, columns;
+    void operator()(long m, Vector a, Vector b) const {
+        long row = column_at(place + m);
+        if (row < rows) give_row(a, b, to + row * step, columns);
+    }
+};
+
+// Give the products of TILE columns of a strip with those of another one, added to the sums that wait where `add` says.
+// What waits for the next tile and what is read soon are asked for meanwhile.
+template <class Out>
+void tile(long pairs, const uint32_t* left, const uint32_t* right, const float* sums, bool add, const Out& out,
+          Reads& reads) {
     Vector total[TILE][2];
     for (long m = 0; m < TILE; m++)
-        for (long v = 0; v < 2; v++) total[m][v] = add ? load(sums + m * step + v * W) : all(0.0f);
+        for (long v = 0; v < 2; v++) total[m][v] = add ? load(sums + m * STRIP + v * W) : all(0.0f);
+    const float* next = sums + TILE * STRIP;
     for (long pair = 0; pair < pairs; pair += 2) {
-        ahead.one();
+        if (pair < 4 * TILE) _mm_prefetch((const char*)(next + pair / 2 * W), _MM_HINT_T0);
+        else reads.one();
         for (long k = 0; k < 2; k++, left += STRIP, right += STRIP) {
             __m512bh first = (__m512bh)_mm512_load_si512(right), second = (__m512bh)_mm512_load_si512(right + W);
             for (long m = 0; m < TILE; m++) {
@@ -140,8 +182,7 @@ void tile(long pairs, const uint32_t* left, const uint32_t* right, float* sums, 
             }
         }
     }
-    for (long m = 0; m < TILE; m++)
-        for (long v = 0; v < 2; v++) store(sums + m * step + v * W, total[m][v]);
+    for (long m = 0; m < TILE; m++) out(m, total[m][0], total[m][1]);
 }
 
 #if HAS_AMX
@@ -157,72 +198,93 @@ void turn(long strips, long pairs, uint32_t* strip, long height) {
         }
 }
 
-void multiply_by_tiles(long pairs, long left_strips, long right_strips, const uint32_t* lefts, const uint32_t* rights,
-                       long height, float* sums, bool add) {
-    constexpr long STEP = amx::PAIRS * STRIP * 4, TILE_BYTES = STEP / 2;
-    for (long n = 0; n < right_strips; n++)
-        for (long m = 0; m < left_strips; m++) {
-            amx::multiply<2, 2>(pairs / amx::PAIRS, {lefts + m * height, TILE_BYTES / amx::SIDE, STEP, TILE_BYTES},
-                                {rights + n * height, STRIP * 4, STEP, W * 4},
-                                sums + (m * right_strips * STRIP + n) * STRIP, right_strips * STRIP, add);
-        }
-}
-#endif
-
-// Write the product to sums [left.columns, right.columns], both in whole strips and in the order of unpacking.
-void multiply(const Pairs& left, const Pairs& right, float* sums) {
+void multiply_by_tiles(const Pairs& left, const Pairs& right, float* sums) {
     static thread_local Scratch scratch;
-    long together = 4;  // rows beyond the last are zeros
-#if HAS_AMX
-    std::optional<amx::Use> use;
-    if (amx::granted()) use.emplace(), together = 2 * amx::PAIRS;
-#endif
+    amx::Use use;
+    constexpr long STEP = amx::PAIRS * STRIP * 4, TILE_BYTES = STEP / 2;
     long most = std::max(128L, std::min(512L, 262144 / (left.columns + right.columns) / 32 * 32));
-    long height = (most / 2 + 1) * STRIP, step = strips(right) * STRIP;  // no power of two from strip to strip
+    long height = (most / 2 + 1) * STRIP;  // no power of two from strip to strip
     uint32_t* lefts = (uint32_t*)scratch.floats((strips(left) + strips(right)) * height);
     uint32_t* rights = lefts + strips(left) * height;
     for (long row = 0; row < left.rows; row += most) {
-        long count = std::min(most, left.rows - row), next = std::min(most, left.rows - row - count);
-        long pairs = up(count, together) / 2;
+        long count = std::min(most, left.rows - row), pairs = up(count, 2 * amx::PAIRS) / 2;
         pack(left.part(row, count, 0, left.columns), pairs, lefts, height);
         pack(right.part(row, count, 0, right.columns), pairs, rights, height);
-#if HAS_AMX
-        if (use) {
-            turn(strips(left), pairs, lefts, height);
-            multiply_by_tiles(pairs, strips(left), strips(right), lefts, rights, height, sums, row > 0);
-            continue;
-        }
-#endif
-        Ahead ahead(left.part(row + count, next, 0, left.columns), right.part(row + count, next, 0, right.columns));
+        turn(strips(left), pairs, lefts, height);
         for (long n = 0; n < strips(right); n++)
-            for (long m = 0; m < strips(left) * STRIP; m += TILE)
-                tile(pairs, lefts + m / STRIP * height + m % STRIP, rights + n * height, sums + m * step + n * STRIP,
-                     step, row > 0, ahead);
+            for (long m = 0; m < strips(left); m++)
+                amx::multiply<2, 2>(pairs / amx::PAIRS,
+                                    {lefts + m * height, TILE_BYTES / amx::SIDE, STEP, TILE_BYTES},
+                                    {rights + n * height, STRIP * 4, STEP, W * 4},
+                                    sums + (n * strips(left) + m) * STRIP * STRIP, STRIP, row > 0);
+    }
+}
+#endif
+
+// Write the product to `out`, if given, else to sums: strips of right.columns, of each a row for each column of the left
+// strips, in the order of unpacking. A block of the left factor's rows stays in a core's cache, of the right one's those
+// of a strip in its first cache, and sums wait for the next block's.
+void multiply(const Pairs& left, const Pairs& right, float* sums, BFloat16* out, long out_step) {
+    static thread_local Scratch scratch;
+    long depth = up(::parts(left.rows, ::parts(left.rows, DEPTH)), 4), height = (depth / 2 + 1) * STRIP;
+    uint32_t* lefts = (uint32_t*)scratch.floats((strips(left) + 1) * height);
+    uint32_t* rights = lefts + strips(left) * height;
+    for (long row = 0; row < left.rows; row += depth) {
+        long count = std::min(depth, left.rows - row), pairs = up(count, 4) / 2;  // rows beyond the last are zeros
+        pack(left.part(row, count, 0, left.columns), pairs, lefts, height);
+        long next = std::min(depth, left.rows - row - count);
+        Ahead none({}), first(right.part(row + count, next, 0, STRIP));
+        Reads reads{none, first, Ahead(left.part(row + count, next, 0, left.columns))};
+        float* to = sums;
+        for (long n = 0; n < right.columns; n += STRIP) {
+            pack(right.part(row, count, n, STRIP), pairs, rights, height);
+            reads.strip = Ahead(right.part(row, count, n + STRIP, STRIP));
+            for (long m = 0; m < strips(left) * STRIP; m += TILE, to += TILE * STRIP) {
+                const uint32_t* tall = lefts + m / STRIP * height + m % STRIP;
+                if (column_at(m) >= left.columns) continue;
+                if (!out || row + count < left.rows) tile(pairs, tall, rights, to, row > 0, Kept{to}, reads);
+                else tile(pairs, tall, rights, to, row > 0,
+                          Rounded{out + n, out_step, m, left.columns, right.columns - n}, reads);
+            }
+        }
     }
 }
 
 // Round the sum of parts, `apart` elements from each other, to a matrix of rows x columns.
 void finish(const float* sums, long parts, long apart, long rows, long columns, BFloat16* out, long out_step) {
-    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    long step = up(columns, STRIP);
-    for (long place = 0; place < up(rows, STRIP); place++) {
-        long row = column_at(place);
-        if (row >= rows) continue;
-        for (long n = 0; n < columns; n += STRIP) {
-            const float* from = sums + place * step + n;
-            Vector a = load(from), b = load(from + W);
-            for (long p = 1; p < parts; p++) a = a + load(from + p * apart), b = b + load(from + p * apart + W);
-            BFloat16* to = out + row * out_step + n;
-            give(to, _mm512_permutex2var_ps(a, low, b), std::min((long)W, columns - n));
-            if (columns - n > W) give(to + W, _mm512_permutex2var_ps(a, high, b), std::min((long)W, columns - n - W));
+    for (long n = 0; n < columns; n += STRIP)
+        for (long place = 0; place < up(rows, STRIP); place++, sums += STRIP) {
+            if (column_at(place) >= rows) continue;
+            Vector a = load(sums), b = load(sums + W);
+            for (long p = 1; p < parts; p++) a = a + load(sums + p * apart), b = b + load(sums + p * apart + W);
+            give_row(a, b, out + column_at(place) * out_step + n, columns - n);
         }
-    }
 }
 
 struct Multiplied {
-    static constexpr long STRIP = ::STRIP, ROWS = 4, AREA = 147456, PART = 2048, LEAST = 1;
-    static constexpr auto multiply = ::multiply;
+    static constexpr long STRIP = ::STRIP, ROWS = 4, PART = 2048, TALLEST = 24 * STRIP;
+    static bool by_tiles() {
+#if HAS_AMX
+        return amx::granted();
+#else
+        return false;
+#endif
+    }
+    static long area(long sums) {
+        if (by_tiles()) return Widened<BFloat16>::area(sums);
+        long threads = omp_get_max_threads();
+        return std::clamp(threads == 1 ? sums : sums / (4 * threads), 4096L, 1L << 22);
+    }
+    static void multiply(const Pairs& left, const Pairs& right, float* sums, BFloat16* out, long out_step) {
+#if HAS_AMX
+        if (by_tiles()) {
+            multiply_by_tiles(left, right, sums);
+            if (out) finish(sums, 1, 0, left.columns, right.columns, out, out_step);
+            return;
+        }
+#endif
+        ::multiply(left, right, sums, out, out_step);
+    }
     static constexpr auto finish = ::finish;
 };
 #else
@@ -236,15 +298,15 @@ using Kernel = std::conditional_t<std::is_same_v<T, float>, InPlace,
 template <class T>
 void long_product(const Matrix<T>& left, const Matrix<T>& right, T* out, long out_step) {
     using K = Kernel<T>;
-    // In blocks whose sums a core's cache holds.
-    long parts = 1, height = ::parts(left.columns, K::STRIP), width = ::parts(right.columns, K::STRIP);
-    while (parts < 8 && 2 * parts * K::PART <= left.rows) parts *= 2;
-    long most = std::clamp(left.columns * right.columns * parts / K::LEAST, 4096L, K::AREA);
+    long parts = 1, sums_of_all = left.columns * right.columns;
+    while (parts < 8 && 2 * parts * K::PART <= left.rows && parts * sums_of_all < 1 << 20) parts *= 2;
+    long height = ::parts(left.columns, K::STRIP), width = ::parts(right.columns, K::STRIP);
+    height = ::parts(height, ::parts(left.columns, K::TALLEST));
+    long most = K::area(sums_of_all * parts);
     while (height * width * K::STRIP * K::STRIP > most && height * width > 1)
         (height > width ? height : width) = (std::max(height, width) + 1) / 2;
     height *= K::STRIP, width *= K::STRIP;
     long down = (left.columns + height - 1) / height, across = (right.columns + width - 1) / width;
-    if (down * across >= 8) parts = 1;
     long rows = up((left.rows + parts - 1) / parts, K::ROWS), area = height * width;
     parts = (left.rows + rows - 1) / rows;
     Floats sums(parts > 1 ? down * across * parts * area : 0);
@@ -257,8 +319,8 @@ void long_product(const Matrix<T>& left, const Matrix<T>& right, T* out, long ou
             static thread_local Scratch scratch;
             long row = task % parts * rows, count = std::min(rows, left.rows - row);
             float* own = parts > 1 ? sums + task * area : scratch.floats(area);
-            K::multiply(left.part(row, count, m, tall), right.part(row, count, n, wide), own);
-            if (parts == 1) K::finish(own, 1, 0, tall, wide, to, out_step);
+            K::multiply(left.part(row, count, m, tall), right.part(row, count, n, wide), own,
+                        parts == 1 ? to : nullptr, out_step);
         });
     });
     if (parts == 1) return;
