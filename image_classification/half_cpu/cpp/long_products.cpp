@@ -273,7 +273,7 @@ struct Multiplied {
     static long area(long sums) {
         if (by_tiles()) return Widened<BFloat16>::area(sums);
         long threads = omp_get_max_threads();
-        return std::clamp(threads == 1 ? sums : sums / (4 * threads), 4096L, 1L << 22);
+        return std::clamp(threads == 1 ? sums : sums / (2 * threads), 4096L, 1L << 22);
     }
     static void multiply(const Pairs& left, const Pairs& right, float* sums, BFloat16* out, long out_step) {
 #if HAS_AMX
