@@ -193,7 +193,7 @@ def layouts(left, right, out, data_type=onednn.BFLOAT16):
         (2048, 4096, 4096, onednn.BFLOAT16, by_pairs),
     ],
 )
-def test_long_product_is_chosen_for_many_rows_and_few_columns(rows, columns, right_columns, data_type, chosen):
+def test_long_product_is_chosen_for_many_rows(rows, columns, right_columns, data_type, chosen):
     left, right, out = layouts((columns, rows), (rows, right_columns), (columns, right_columns), data_type)
     assert compiled_long_products.is_long(left, right, None, out, ()) is chosen
     assert not compiled_long_products.is_long(left, right, out, out, ())
