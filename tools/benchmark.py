@@ -109,7 +109,8 @@ def parse(words):
     add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
     add("-layers", action="store_true", help="measure the layers one by one as well, without replay")
-    add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration")
+    add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration; an option of the "
+        "precision, such as AMP.INIT_SCALE=65536, goes to the modes that have it")  # fmt: skip
     add("-json", type="new_file", metavar="FILE", help="write the rows as JSON")
     add("-plot", type="new_file", metavar="FILE", help="write a bar chart, PNG or SVG")
     add("-peers", type="names", nargs="?", const="eager", default=(), metavar="ENGINES", help="measure timm's "
@@ -128,6 +129,9 @@ def parse(words):
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
             parser.error(f"--peers: {engine} does not train: add -evaluation")
+    options.amp_opts = [(word[4:].partition("=")[0], word) for word in options.opts if word.startswith("AMP.")]
+    options.amp_opts = [(option, word) for option, word in options.amp_opts if option not in ("MODE", "DTYPE")]
+    options.opts = [word for word in options.opts if word not in dict(options.amp_opts).values()]
     if options.plot and options.plot.suffix.lower() not in PICTURES:
         parser.error(f"-plot: {options.plot}: ends in none of {', '.join(PICTURES)}")
     for flag in ("json", "plot"):
@@ -146,15 +150,22 @@ def contestants(options):
     environment = dict(os.environ)  # before Paddle is imported here: it sets OMP_NUM_THREADS to 1
     if options.threads:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
+    from image_classification.amp.options import has_option  # it imports Paddle
+
+    for option, word in options.amp_opts:
+        if not any(has_option(mode, option) for mode in options.modes):
+            raise UserError(f"-opts: {word}: none of the modes {', '.join(options.modes)} has such an option")
     result = []
     for mode in options.modes:
+        of_mode = [word for option, word in options.amp_opts if has_option(mode, option)]
         for dtype in (None,) if mode in FLOAT32_MODES else options.dtypes:
-            check_row(task | {"mode": mode, "dtype": dtype})
-            program = [sys.executable, WORKER, json.dumps(task | {"mode": mode, "dtype": dtype})]
+            own = task | {"mode": mode, "dtype": dtype, "opts": [*options.opts, *of_mode]}
+            check_row(own)
+            program = [sys.executable, WORKER, json.dumps(own)]
             name = mode if dtype is None else f"{mode} {dtype}"
             result.append({"name": name, "mode": mode, "program": program, "environment": environment})
             if options.layers:
-                program = [*program[:-1], json.dumps(task | {"mode": mode, "dtype": dtype, "layers": True})]
+                program = [*program[:-1], json.dumps(own | {"layers": True})]
                 result.append(result[-1] | {"name": f"{name}, layers", "program": program})
     if options.peers:
         in_float32 = any(mode in FLOAT32_MODES for mode in options.modes)

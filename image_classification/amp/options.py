@@ -118,6 +118,12 @@ def resolve(mode, dtype=None, device="cpu", options=None):
     return _settings(mode, dtype, device, _named(check_mode(mode), options or {}))
 
 
+def has_option(mode, name):
+    """Return whether a mode has an option, by any of its spellings."""
+    option = str(name).lower()
+    return ALIASES.get(option, option) in TABLE[mode].options
+
+
 def _named(mode, options):
     allowed = TABLE[mode].options
     known = {*allowed, *(alias for alias, name in ALIASES.items() if name in allowed)}

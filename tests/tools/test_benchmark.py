@@ -117,6 +117,20 @@ def test_option_that_would_make_rows_of_something_else_is_refused_before_anythin
     assert named in error and error.count("\n") == 1
 
 
+def test_option_of_the_precision_goes_to_the_modes_that_have_it():
+    words = ["-cfg=vit_tiny_digits", "-modes=fp32,auto,naive", "-opts"]
+    words += ["AMP.INIT_LOSS_SCALING=8", "AMP.CLIP_GRAD_NORM=1"]
+    tasks = [json.loads(entry["program"][-1]) for entry in benchmark.contestants(benchmark.parse(words))]
+    assert [task["opts"] for task in tasks] == [[], words[3:4], words[3:]]
+
+
+def test_option_of_the_precision_that_no_mode_has_is_refused_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "run_rounds", None)
+    assert benchmark.main(["-cfg=vit_tiny_digits", "-modes=fp32,auto", "-opts", "AMP.CLIP_GRAD_NORM=1"]) == 2
+    error = "error: -opts: AMP.CLIP_GRAD_NORM=1: none of the modes fp32, auto has such an option\n"
+    assert capsys.readouterr().err == error
+
+
 def test_unknown_variant_is_one_line(capsys):
     assert benchmark.main(["-cfg", "vit_enormous", "--modes", "fp32", "--rounds", "1"]) == 2
     assert "vit_enormous" in capsys.readouterr().err
