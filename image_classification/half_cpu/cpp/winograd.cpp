@@ -65,9 +65,10 @@ const auto taps_of = [](Line u, Vector* to, long step) __attribute__((always_inl
     Vector high = (u[3] + u[4]) * all(1.0f / 6), high_odd = (u[3] - u[4]) * HIGH * all(1.0f / 6);
     to[0] = u[0] + low + low + high, to[step] = low_odd + high_odd, to[2 * step] = low + high + high + u[5];
 };
-// Both axes of the N x N numbers from(i, j), which become M x M: first all columns, then all rows.
-template <long N, long M, class From, class F>
-ALWAYS_INLINE void both(From from, Vector* to, F transform) {
+// Both axes of the N x N numbers from(i, j), which become M x M, each given to(i, j, number): first all columns, then all
+// rows.
+template <long N, long M, class From, class F, class To>
+ALWAYS_INLINE void both(From from, F transform, To to) {
     Vector rows[M * N];
 #pragma GCC unroll 6
     for (long j = 0; j < N; j++) {
@@ -77,7 +78,12 @@ ALWAYS_INLINE void both(From from, Vector* to, F transform) {
         transform(Line{column, 1}, rows + j, N);
     }
 #pragma GCC unroll 6
-    for (long i = 0; i < M; i++) transform(Line{rows + i * N, 1}, to + i * M, 1);
+    for (long i = 0; i < M; i++) {
+        Vector row[M];
+        transform(Line{rows + i * N, 1}, row, 1);
+#pragma GCC unroll 6
+        for (long j = 0; j < M; j++) to(i, j, row[j]);
+    }
 }
 
 struct Images {
@@ -104,16 +110,15 @@ void gather(const Tiles& tiles, const long* before, const Images& s, const T* x,
         bool inside = i0 >= 0 && i0 + N <= s.height && j0 >= 0 && j0 + N <= s.width;
         const T* place = x + ((tiles.image(first + t) * s.height + i0) * s.width + j0) * s.channels;
         walk(s.channels, [&](long c, long lanes) {
-            Vector points[POINTS];
+            float* first_point = to + t * whole(s.channels) + c;
+            auto point = [&](long i, long j, Vector number) { store(first_point + (i * IN + j) * step, number); };
             auto pixel = [&](long i, long j) { return load(place + (i * s.width + j) * s.channels + c); };
             auto some = [&](long i, long j) {
                 bool inside = i0 + i >= 0 && i0 + i < s.height && j0 + j >= 0 && j0 + j < s.width;
                 return inside ? take(place + (i * s.width + j) * s.channels + c, lanes) : all(0.0f);
             };
-            if (inside && lanes == W) both<N, IN>(pixel, points, transform);
-            else both<N, IN>(some, points, transform);
-#pragma GCC unroll 36
-            for (long k = 0; k < POINTS; k++) store(to + k * step + t * whole(s.channels) + c, points[k]);
+            if (inside && lanes == W) both<N, IN>(pixel, transform, point);
+            else both<N, IN>(some, transform, point);
         });
     }
 }
@@ -133,7 +138,7 @@ void scatter(const Tiles& tiles, const Images& s, const float* from, long step, 
         walk(std::min(width, s.channels - channel), [&](long c, long lanes) {
             Vector results[OUT * OUT];
             auto sum = [&](long i, long j) { return load(from + (i * IN + j) * step + t * width + c); };
-            both<IN, OUT>(sum, results, result_of);
+            both<IN, OUT>(sum, result_of, [&](long i, long j, Vector result) { results[i * OUT + j] = result; });
             for (long i = 0; i < high; i++)
                 for (long j = 0; j < wide; j++) {
                     T* pixel = place + (i * s.width + j) * s.channels + c;
@@ -198,13 +203,11 @@ bool filters_gradient(const Tiles& tiles, const Images& source, const Images& re
         Vector broken = all(0.0f);
         for (long o = first; o < last; o++)
             walk(source.channels, [&](long c, long lanes) {
-                Vector taps[TAPS * TAPS];
                 auto sum = [&](long i, long j) { return load(sums + (i * IN + j) * step + o * inputs + c); };
-                both<IN, TAPS>(sum, taps, taps_of);
-                for (long t = 0; t < TAPS * TAPS; t++) {
-                    broken = fma(taps[t], all(0.0f), broken);
-                    give(out + (o * TAPS * TAPS + t) * source.channels + c, taps[t], lanes);
-                }
+                both<IN, TAPS>(sum, taps_of, [&](long i, long j, Vector tap) {
+                    broken = fma(tap, all(0.0f), broken);
+                    give(out + (o * TAPS * TAPS + i * TAPS + j) * source.channels + c, tap, lanes);
+                });
             });
         if (any(is_nan(broken))) finite = false;
     });
@@ -224,16 +227,16 @@ EXPORT int winograd_filters(int format, int back, long inputs, long outputs, con
         for_ranges(inputs, 4, [&](long first, long last) {
             for (long c = first; c < last; c++)
                 walk(outputs, [&](long o, long lanes) {
-                    Vector points[POINTS];
                     auto number = [&](long i, long j) {
                         long tap = i * TAPS + j;
                         if (back) tap = TAPS * TAPS - 1 - tap;
                         return take(from + (tap * inputs + c) * outputs + o, lanes);
                     };
-                    both<TAPS, IN>(number, points, filter_of);
                     long block = o / COLUMNS, channel = block * COLUMNS, width = width_of(outputs, channel);
                     float* to = out + POINTS * filter_step(inputs, COLUMNS) * block + c * width + o - channel;
-                    for (long k = 0; k < POINTS; k++) store(to + k * filter_step(inputs, width), points[k]);
+                    both<TAPS, IN>(number, filter_of, [&](long i, long j, Vector point) {
+                        store(to + (i * IN + j) * filter_step(inputs, width), point);
+                    });
                 });
         });
     });
