@@ -82,8 +82,8 @@ def clip(original, args, kwargs):
     if values is None or not servable(values[0]):
         return NotImplemented
     x, low, high = values
-    if not all(isinstance(value, (int, float)) for value in (low, high)):
-        return NotImplemented
+    if not all(isinstance(value, (int, float)) for value in (low, high)) or low > high:
+        return NotImplemented  # Paddle words the error
     return Activation.apply(x, b"clip", float(low), float(high), "input")
 
 

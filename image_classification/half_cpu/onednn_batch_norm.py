@@ -156,16 +156,18 @@ def batch_norm(original, args, kwargs):
 
 def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, activation=None, residual=None):
     """Return what the operator returns, its first result after the sum and the activation; nobody reads the last."""
-    if not servable(x) or x.ndim != 4 or not _are_served(scale, shift, mean, variance, data_format):
+    if not servable(x) or x.ndim != 4 or not _are_served(x.shape[1], scale, shift, mean, variance, data_format):
         return NotImplemented
     momentum = None if given else float(momentum)
     out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), momentum, activation, residual)
     return out, mean, variance, None, None, None
 
 
-def _are_served(scale, shift, mean, variance, data_format):
+def _are_served(channels, scale, shift, mean, variance, data_format):
     if data_format != "NCHW" or scale is None or shift is None or mean.dtype is not _FLOAT32:
         return False
+    if any(one.shape != [channels] for one in (scale, shift, mean, variance)):
+        return False  # Paddle words the error
     return servable(scale, shift) and servable(mean, variance)
 
 
@@ -209,7 +211,9 @@ def conv_norm(original, args, kwargs, rounds=False):
         return NotImplemented
     mean, variance, epsilon, momentum, data_format, given = paddle_names.norm_arguments(norm)
     arguments, scale, shift, bias = paddle_names.convolution_arguments(conv), norm.weight, norm.bias, conv.bias
-    if not (given or trains) or arguments is None or not _are_served(scale, shift, mean, variance, data_format):
+    if not (given or trains) or arguments is None:
+        return NotImplemented
+    if not _are_served(weight.shape[0], scale, shift, mean, variance, data_format):
         return NotImplemented
     found = plan(x, weight, *arguments)
     if found is None or scale.shape != weight.shape[:1] or weight.dtype is not x.dtype and not (rounds and trains):

@@ -98,7 +98,7 @@ def conv2d_transpose(original, args, kwargs):
     x, weight, strides, padding, further, wanted, algorithm, groups, dilations, data_format = values
     if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
         return NotImplemented
-    if x.shape[1] != weight.shape[0] or weight.shape[0] % groups:
+    if x.shape[1] != weight.shape[0] or weight.shape[0] % groups or min(*strides, *dilations) < 1:
         return NotImplemented
     if not isinstance(wanted, (list, tuple)) or not all(isinstance(size, int) for size in wanted):
         return NotImplemented

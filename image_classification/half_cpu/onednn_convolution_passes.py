@@ -287,11 +287,13 @@ def plan(x, weight, strides, padding, algorithm, dilations, groups, data_format)
 def _plan(number, images, filters, strides, padding, algorithm, dilations, groups):
     if len(images) != 4 or len(filters) != 4 or images[1] != filters[1] * groups or filters[0] % groups:
         return None
-    if algorithm == "SAME":
+    if algorithm == "SAME" and min(strides) > 0:
         dilations = (1, 1)  # Paddle ignores others here
         padding = same_padding(images[2:], filters[2:], strides)
     elif algorithm != "EXPLICIT":
         return None
+    if min(*strides, *dilations) < 1:
+        return None  # Paddle words the error
     geometry = geometry_of(filters[2:], strides, dilations, padding)
     sizes = [output_size(*numbers) for numbers in zip(images[2:], filters[2:], *geometry, strict=True)]
     if min(sizes) < 1:

@@ -13,7 +13,7 @@ from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .compiled_long_products import is_long, long_product
 from .compiled_tiles import is_tiles
-from .onednn_matrices import is_misread, matrix, view, well_read, without_odd_strides
+from .onednn_matrices import folded, is_misread, matrix, view, well_read, without_odd_strides
 from .onednn_memory import contiguous, copy_layout, in_dtype
 from .onednn_packing import packing
 from .onednn_primitives import (
@@ -80,6 +80,8 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     if bias is None and not operands and out.is_transposed:
         # oneDNN writes rows only; for columns it has its slow reference code.
         left, right, out = right.transposed, left.transposed, out.transposed
+    if len(out.layout.shape) > 3 and bias is None and not operands:
+        left, right, out = folded(left, right, out)
     key = (left.layout, right.layout, None if bias is None else bias.layout, out.layout, post_ops)
     found = _prepared(is_kept(right.pointer), *key)
     if found is None:

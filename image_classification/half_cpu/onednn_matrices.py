@@ -57,6 +57,38 @@ def matrix(tensor, rows, columns):
     return View(tensor.data_ptr(), dense(tensor.dtype, rows, columns), tensor)
 
 
+def folded(*operands):
+    """Return views of the operands of a product with as few leading axes as name the same matrices: oneDNN 3.6 writes
+    beyond its memory where single axes follow others and one factor is the same for all, and searches for the order of
+    four axes only, see `is_misread`."""
+    layouts = _folded(*(operand.layout for operand in operands))
+    return [one._replace(layout=layout) for one, layout in zip(operands, layouts, strict=True)]
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _folded(*layouts):
+    axes: list[list[tuple[int, int]]] = []  # (size, stride) of each operand
+    for axis in zip(*(zip(one.shape[:-2], one.strides, strict=False) for one in layouts), strict=True):
+        if all(size == 1 for size, _ in axis):
+            continue
+        pairs = list(zip(axes[-1], axis, strict=True)) if axes else []
+        if pairs and all(_is_one_axis(*pair) for pair in pairs):
+            axes[-1] = [(before * size, stride) for (before, _), (size, stride) in pairs]
+        else:
+            axes.append(list(axis))
+    axes = axes or [[(1, math.prod(one.shape[-2:])) for one in layouts]]
+    found = []
+    for one, own in zip(layouts, zip(*axes, strict=True), strict=True):
+        sizes, strides = zip(*own, strict=True)
+        found.append(Layout(one.data_type, (*sizes, *one.shape[-2:]), (*strides, *one.strides[-2:])))
+    return found
+
+
+def _is_one_axis(outer, inner):
+    (count, step), (size, stride) = outer, inner
+    return count == size == 1 or 1 not in (count, size) and step == size * stride
+
+
 def without_odd_strides(matrices):
     """Return the layout with strides for axes of size one as a dense tensor has them. There any would do, but oneDNN
     3.6 takes that of a single row for the length of rows, and then so do products that are built later."""
@@ -81,8 +113,12 @@ def is_misread(matrices):
         return any(size > 1 and step != dense_step for size, step, dense_step in steps)
     if 1 not in strides[-2:]:
         return True
-    if len(shape) != 4 or 1 in shape[:2]:
+    if len(shape) > 4:
+        return strides != dense_strides(shape)
+    if len(shape) != 4:
         return False
+    if 1 in shape[:2]:
+        return any(size > 1 and step != math.prod(shape[2:]) for size, step in zip(shape[:2], strides[:2], strict=True))
     rows, columns = (2, 3) if strides[2] > strides[3] else (3, 2)
     samples, heads, whole = strides[0], strides[1], shape[rows] * strides[rows]
     if heads == whole:

@@ -3,6 +3,8 @@
 Statistics, exponentials and sums are float32 in both; the result is rounded once.
 """
 
+import math
+
 import paddle
 
 from . import compiled, paddle_names
@@ -177,10 +179,12 @@ def layer_norm(original, args, kwargs):
     values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "begin_norm_axis"), (None, None, 1e-5, 1))
     if values is None:
         return NotImplemented
-    x, scale, shift, epsilon, _ = values
-    if not servable(x) or scale is None:
+    x, scale, shift, epsilon, axis = values
+    if not servable(x) or scale is None or not 0 < axis < x.ndim:
         return NotImplemented
     shift = constant(paddle.zeros_like, scale) if shift is None else shift
+    if not numel(scale) == numel(shift) == math.prod(x.shape[axis:]):
+        return NotImplemented  # Paddle words the error
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented
     return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)

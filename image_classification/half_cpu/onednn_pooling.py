@@ -117,6 +117,8 @@ def described(args, kwargs):
 def windows(image, size, strides, padding, ceil_mode):
     """Return ((size, strides, padding before, padding after), (height, width) of the result), or None for windows that
     lie outside of the image."""
+    if min(strides) < 1:
+        return None  # Paddle words the error
     strides, _, before, after = geometry_of(size, strides, (1, 1), padding)
     if ceil_mode:  # as if there was more padding at the end
         after = tuple(

@@ -182,3 +182,52 @@ def test_column_sums_without_compiled_kernels_are_the_same(dtype, monkeypatch):
         found = onednn_matmul.sum_rows(tensor, 131, 67, tensor.dtype)
     for sums in (expected, found):
         np.testing.assert_array_equal(sums.astype("float32").numpy(), tensor.astype("float32").numpy().sum(axis=0))
+
+
+def with_gaps(shape, axis, first, dtype):
+    """Return a part of a tensor along an axis of a larger one, with NaN around it."""
+    sizes = [size + 2 * (place == axis) for place, size in enumerate(shape)]
+    whole = paddle.full(sizes, float("nan"))
+    part = tuple(slice(first, first + size) if place == axis else slice(None) for place, size in enumerate(shape))
+    whole[part] = paddle.randn(shape)
+    return whole.astype(dtype)[part]
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((3, 1, 64, 64), 1), ((1, 3, 64, 64), 1), ((2, 1, 2, 2), 0), ((2, 3, 1, 64, 64), 2), ((2, 1, 2, 64, 64), 3),
+    ((2, 3, 2, 16, 16), 1), ((3, 64, 64), 0), ((3, 16, 16), 1),
+])  # fmt: skip
+def test_products_of_parts_along_any_axis_read_no_other_numbers(shape, axis, transposed, dtype):
+    left, right = (with_gaps(shape, axis, first, dtype) for first in (1, 2))
+    left.stop_gradient = right.stop_gradient = False
+    gradient = paddle.randn(shape).astype(dtype)
+    with half_cpu.dispatch():
+        result = paddle.matmul(left, right, transpose_y=transposed)
+    paddle.autograd.backward([result], [gradient])
+    a, b, g = (one.astype("float64").numpy() for one in (left.detach(), right.detach(), gradient))
+    turned = b.swapaxes(-1, -2)
+    wanted = a @ (turned if transposed else b), g @ (b if transposed else turned), None
+    last = g.swapaxes(-1, -2) @ a if transposed else a.swapaxes(-1, -2) @ g
+    for found, exact in zip((result, left.grad, right.grad), (*wanted[:2], last), strict=True):
+        # one rounding of the result, and of each of up to 64 summands in float32, which are at most 5 * 5
+        bound = ROUNDING.get(dtype, 0) * np.abs(exact).max() + 64 * 2.0**-24 * 64 * 25
+        assert np.abs(found.astype("float64").numpy() - exact).max() <= bound
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize(("left", "right", "transposed"), [
+    ((64, 1, 64, 33), (1, 1, 33, 64), False), ((4, 1, 128, 33), (1, 1, 63, 33), True),
+    ((2, 1, 1, 3, 64, 64), (1, 1, 1, 1, 64, 64), True), ((1, 1, 7, 33), (1, 1, 63, 33), True),
+])  # fmt: skip
+def test_factor_of_all_products_behind_single_axes_writes_no_memory_of_others(left, right, transposed, dtype):
+    """oneDNN 3.6 wrote beyond its memory, which the process noticed some calls later."""
+    x, y = paddle.randn(left).astype(dtype), paddle.randn(right).astype(dtype)
+    x.stop_gradient = y.stop_gradient = False
+    exact = paddle.matmul(x.detach().astype("float64"), y.detach().astype("float64"), transpose_y=transposed)
+    for _ in range(10):
+        with half_cpu.dispatch():
+            result = paddle.matmul(x, y, transpose_y=transposed)
+        result.sum().backward()
+    assert float((result.astype("float64") - exact).abs().max()) <= 0.2  # half an ulp of 32 in bfloat16 is 0.125
