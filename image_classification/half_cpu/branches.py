@@ -19,6 +19,8 @@ from .scope import active
 LARGE_HALF, LARGE = 1 << 15, 1 << 18
 
 
+FEW = 256  # elements whose sums in another order may be the same by chance
+
 MOST_KNOWN = 4096  # kinds of first readers
 
 
@@ -104,23 +106,30 @@ def is_inner(tensor):
     """Return whether a kernel is to sum the gradients of a tensor, where it has several readers."""
     if tensor.stop_gradient or tensor.is_leaf:
         return False
-    size, dtype = math.prod(tensor.shape), tensor.dtype
     if active.recorder is not None:  # which does not see what the engine does
-        return dtype in FLOATING
+        return tensor.dtype in FLOATING
+    return _is_large(tensor)
+
+
+def _is_large(tensor):
+    """Return whether the engine's sum takes longer; of float32 tensors that are no images it is as fast."""
+    size, dtype = math.prod(tensor.shape), tensor.dtype
     if dtype is FLOAT16 or dtype is BFLOAT16:
         return size >= LARGE_HALF
-    return size >= LARGE and dtype is FLOAT32 and tensor.ndim == 4  # of others the engine's sum is as fast
+    return size >= LARGE and dtype is FLOAT32 and tensor.ndim == 4
 
 
 def _view(fork, reader, tensor):
     """Return a view of a tensor for one reader, and keep the one for the next readers with the tensor."""
     state = paddle_names.inplace_version(tensor), tensor.data_ptr()  # `tensor.data = other` counts as no write
-    rest, known, first = getattr(tensor, "rest_of_branches", (tensor, state, None))
+    rest, known, first, number = getattr(tensor, "rest_of_branches", (tensor, state, None, 0))
     if first is None:
         first = _kind(reader, tensor)
     else:
         readers.add_another(first)
+    if number == 2 and active.recorder is not None and math.prod(tensor.shape) < FEW and not _is_large(tensor):
+        active.recorder.refuse("three operators read a result of few numbers")  # the engine has an order of its own
     view, rest = fork(rest if known == state else tensor, lambda: readers.add_alone(first))
     if view is not rest:
-        tensor.rest_of_branches = rest, state, first
+        tensor.rest_of_branches = rest, state, first, number + 1
     return view

@@ -37,6 +37,10 @@ class CallList:
     def __iter__(self):
         return iter(self._calls)
 
+    def is_kernel(self, number):
+        """Return whether a call is one of a kernel."""
+        return self._places[number] is not None
+
     def put(self, number, argument, pointer):
         """Have a call of a kernel take a pointer as its argument."""
         if self._places[number] is None:

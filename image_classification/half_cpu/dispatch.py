@@ -189,8 +189,9 @@ def _index_method(method_name, original):
     @functools.wraps(original)
     def method(self, index, *value):
         scope = active.scope
-        if scope is None or not value and is_whole(index, self.shape):  # all of a tensor is, to autograd, the tensor
-            return _noted(operator, original)(self, index, *value)
+        is_all = scope is not None and not value and is_whole(index, self.shape)
+        if scope is None or is_all:  # all of a tensor is, to autograd, the tensor
+            return (original if is_all else _noted(operator, original))(self, index, *value)
         if is_basic(index):
             return _serve(scope, operator, original, (self, index, *value), {})
         plain = _dense(scope, self)
@@ -219,10 +220,12 @@ def _recomputation(original):
         scope = active.scope
         if scope is None:
             return original(function, *args, **kwargs)
+        if active.recorder is not None:
+            active.recorder.refuse("a part is computed again in the backward pass")
 
         @functools.wraps(function.forward if isinstance(function, paddle.nn.Layer) else function)
         def inside(*args, **kwargs):
-            with dispatch._again(scope):
+            with dispatch.again(scope):
                 return function(*args, **kwargs)
 
         return original(inside, *args, **kwargs)
@@ -279,7 +282,7 @@ class dispatch:
         self._entered: list[Entry] = []
 
     @classmethod
-    def _again(cls, scope):
+    def again(cls, scope):
         """Return another context of the same policy and backend."""
         context = cls(backend=scope.backend.name)
         context._scope = scope

@@ -44,6 +44,9 @@ ATTENTION = "_math_attention"
 RECOMPUTE_MODULE = sys.modules["paddle.distributed.fleet.recompute.recompute"]
 RECOMPUTE = "recompute"
 
+# the generators of random numbers that processes share, or do not
+tracked_generators = sys.modules["paddle.distributed.fleet.layers.mpu.random"].get_rng_state_tracker
+
 # The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
 PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
 
@@ -73,6 +76,26 @@ def has_hooks(layer):
 def hooks_ever():
     """Return how many hooks were ever put on layers."""
     return HookRemoveHelper.next_hook_id
+
+
+def parameters_and_buffers(layers):
+    """Return (the parameters, the buffers) of layers, each once, in the order of `Layer.parameters()`."""
+    found = [list({id(one): one for layer in layers for one in vars(layer)[table].values() if one is not None}.values())
+             for table in ("_parameters", "_buffers")]  # fmt: skip
+    return found[0], found[1]
+
+
+def backward_edges(ends):
+    """Return [(operator, what it is called, what its gradients go to)] of the operators that lead to tensors; what
+    stands for an operator is its address. Leaves are left out."""
+    waiting, found = [one.grad_fn for one in ends if one.grad_fn is not None], {}
+    while waiting:
+        node = waiting.pop()
+        if node.node_ptr() not in found:
+            following = [one for one in node.next_functions if one is not None and one.next_functions]
+            found[node.node_ptr()] = node.name(), [one.node_ptr() for one in following]
+            waiting += following
+    return [(node, *rest) for node, rest in found.items()]
 
 
 def is_plain(layer, kind):

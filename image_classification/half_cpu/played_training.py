@@ -1,5 +1,6 @@
 """A recorded training step as one operator of the inputs and the weights of a model."""
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,15 @@ from typing import Any
 import paddle
 
 from . import paddle_names
+from .compiled_library import CompiledError
+from .dispatch import dispatch
+from .noted_operators import End
 from .recorded import PyLayer
+from .recorded_calls import Refused
 from .recording import Pass, flat, mapped
-from .saved import save, saved
+from .saved import own_result, save, saved
+from .scope import active
+from .state import State
 
 
 class Training:
@@ -21,13 +28,25 @@ class Training:
         forward_steps: how many of its steps are the forward pass.
         structure: what the model returned, with something in place of each tensor.
         weights: those that have a gradient.
-        written: the buffers that a forward pass writes.
+        buffers: those that a forward pass writes and notes, those that it writes, and those that a backward pass reads.
+        model: whose passes these are.
+
+    Attributes:
+        is_partial: whether a backward pass came that needed the layers, because a result got no gradient.
     """
 
-    def __init__(self, played: Pass, forward_steps: int, structure: Any, weights: list, written: list):
+    def __init__(
+        self, played: Pass, forward_steps: int, structure: Any, weights: list, buffers: tuple, model: Callable
+    ):
         self.played, self._forward_steps = played, forward_steps
         self._structure, self._outputs = structure, len(flat(structure))
-        self._weights, self._written = weights, written
+        self._weights, self._model = weights, model
+        self._noted, self.written, self._read_later = buffers
+        self.has_several_results, self.is_partial = self._outputs > 1, False
+        self._results_read_later = [
+            number for number, slot in enumerate(played.results[: self._outputs]) if slot.is_used_from(forward_steps)
+        ]
+        self._may_stop = any(not is_kernel for is_kernel in map(played.calls.is_kernel, range(forward_steps)))
         self._waiting: Callable[[], Any] = lambda: None
 
     def is_free(self):
@@ -35,7 +54,13 @@ class Training:
         return self._waiting() is None
 
     def __call__(self, inputs):
-        results = _Played.apply(self, *inputs, *self._weights)
+        state = State(self.written) if self._may_stop else None
+        try:
+            results = _Played.apply(self, *inputs, *self._weights)
+        except (Refused, CompiledError):  # the layers begin again
+            if state is not None:
+                state.restore()
+            raise
         rest = iter([results] if isinstance(results, paddle.Tensor) else results)
         return mapped(lambda _: next(rest), self._structure)
 
@@ -45,8 +70,9 @@ class Training:
         self._waiting = weakref.ref(token)
         return token
 
-    def end(self, token):
-        """Note that the backward pass comes.
+    @contextlib.contextmanager
+    def ending(self, token):
+        """Begin the backward pass, and end it.
 
         Raises:
             RuntimeError: it came before.
@@ -54,13 +80,20 @@ class Training:
         if self._waiting() is not token:
             raise RuntimeError("half_cpu.Replayed has one backward pass for each call, and this one was made before: "
                                "call the model itself for more")  # fmt: skip
-        self._waiting = lambda: None
+        try:
+            yield
+        finally:
+            self._waiting = lambda: None
+
+    def kept(self, results):
+        """Return what a backward pass reads beside inputs and weights, given the results of the forward pass."""
+        return *(own_result(results[number]) for number in self._results_read_later), *self._read_later
 
     def forward(self, inputs):
         """Return the results of the model in new tensors."""
         slots = self.played.inputs[: len(self.played.inputs) - self._outputs], self.played.results[: self._outputs]
         results = self._play(*slots, inputs, 0, self._forward_steps)
-        for buffer in self._written:
+        for buffer in self._noted:
             paddle_names.bump_version(buffer)
         return results
 
@@ -69,6 +102,25 @@ class Training:
         inputs, results = self.played.inputs[-self._outputs :], self.played.results[self._outputs :]
         gradients = [one.contiguous() for one in gradients]  # the engine sees to their format
         return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
+
+    def by_layers(self, inputs, gradients, before, scope):
+        """Add the gradients of the weights as the layers give them where some results get none: those that only these
+        results need stay without one.
+
+        Args:
+            before: the State before the forward pass.
+            scope: that of the dispatch of the forward pass.
+        """
+        self.is_partial, now = True, State(self.written)
+        before.restore()
+        try:
+            with dispatch.again(scope), paddle.enable_grad():
+                results = flat(self._model(*inputs))
+                pairs = [pair for pair in zip(results, gradients, strict=True) if pair[1] is not None]
+                end = End.apply(lambda: [one for _, one in pairs], *[one for one, _ in pairs])
+            end.backward()
+        finally:
+            now.restore()
 
     def _play(self, inputs, results, tensors, first, last):
         for slot, tensor in zip(inputs, tensors, strict=True):
@@ -86,14 +138,20 @@ class _Played(PyLayer):
     @staticmethod
     def forward(ctx, recorded, *tensors):
         ctx.recorded, ctx.inputs = recorded, len(tensors) - len(recorded._weights)
-        save(ctx, *tensors)
+        ctx.given, ctx.scope = len(tensors), active.scope
+        ctx.before = State(recorded.written) if recorded.has_several_results else None
+        ctx.set_materialize_grads(False)
         results = recorded.forward(tensors[: ctx.inputs])
+        save(ctx, *tensors, *recorded.kept(results))
         ctx.token = recorded.begin()
         return tuple(results)
 
     @staticmethod
     def backward(ctx, *gradients):
-        saved(ctx)
-        ctx.recorded.end(ctx.token)
-        found = ctx.recorded.backward(gradients)
+        tensors = saved(ctx)
+        with ctx.recorded.ending(ctx.token):
+            if any(one is None for one in gradients):
+                ctx.recorded.by_layers(tensors[: ctx.inputs], gradients, ctx.before, ctx.scope)
+                return (None,) * ctx.given
+            found = ctx.recorded.backward(gradients)
         return *[None] * ctx.inputs, *found

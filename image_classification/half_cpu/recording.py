@@ -146,6 +146,11 @@ class Recorder:
         self._inputs = []
         self._blocks = users.keys()
 
+    def read_from(self, number, tensors):
+        """Return those tensors whose memory steps from a number on use."""
+        used = {block for step in self.steps[number:] for block, _, _ in step.uses}
+        return [tensor for tensor in tensors if pointer_of(tensor) and self._memory.find(tensor.data_ptr()) in used]
+
     def finish(self) -> "Pass":
         """Return the recorded pass, which has no memory but its own."""
         for number, step in enumerate(self.steps):
@@ -229,6 +234,10 @@ class Slot:
         """Let it be anywhere, if all its users can look there."""
         if all(argument is not None for _, argument, _ in users):
             self.users, self.own, self.block.apart = users, None, True
+
+    def is_used_from(self, number):
+        """Return whether steps from a number on use it where it is."""
+        return any(step >= number for step, _, _ in self.users or ())
 
     def settle(self):
         """Know the tensor, since the memory has its place."""

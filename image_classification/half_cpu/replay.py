@@ -15,6 +15,7 @@ from .compiled_library import CompiledError
 from .recorded_calls import Refused
 from .recording import Pass, Recorder, flat, mapped
 from .scope import active
+from .state import State
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def _recorded(model, inputs, expected):
     It is believed where it is closed (see `Recorder.returns`) and, played with NaN in all memory but weights and
     inputs, gives the bits of the layers.
     """
+    state = State(model.buffers())
     try:
         expected = mapped(_itself, expected)  # the next pass may fill a list of the model's own again
         if not all(tensor.is_contiguous() for tensor in inputs):
@@ -119,6 +121,10 @@ def _recorded(model, inputs, expected):
                 raise Refused("played again, it gives other results")
     except Refused as error:
         return _refuse(model, error), expected
+    except Exception as error:  # of what runs with layers all the same
+        return _refuse(model, f"recorded, it fails: {type(error).__name__}: {error}"), expected
+    finally:
+        state.restore()
     return found, expected
 
 

@@ -4,10 +4,12 @@ What holds for a pass of an evaluation (`replay.py`) holds for both passes of a 
 shape on, layers, operators and the engine of gradients lead to the same calls with other pointers.
 """
 
+import collections
 import contextlib
+import copy
 import hashlib
+import itertools
 import logging
-import random
 import threading
 from typing import Any
 
@@ -20,17 +22,22 @@ from .branches import branched, forget_branches
 from .compiled_library import CompiledError
 from .huge_pages import ask
 from .noted_operators import End, as_one
+from .onednn_binary import Fork
 from .played_training import Training
+from .recorded import PyLayer
 from .recorded_calls import Refused, pointer_of
 from .recording import Recorder, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
+from .state import State
+from .watched_calls import Calls
 
 logger = logging.getLogger(__name__)
 
 RECORDED = 4  # the call of a shape that records, the first time; each time that something was it is twice as late
 KEPT = 2  # shapes
 _LARGE = 1 << 25  # bytes
+_RECORDING = threading.RLock()  # Paddle has one list of the gradients that `paddle.grad` is asked for
 
 
 class Replayed:
@@ -53,21 +60,20 @@ class Replayed:
 
     def __init__(self, model: paddle.nn.Layer):
         self._model = model
-        self._layers = model.sublayers(include_self=True)
         self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
-        self._wait = RECORDED
+        self._wait, self._calls = RECORDED, Calls()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
         if options or not _can_record(inputs):
             return self._model(*inputs, **options)
-        weights: list[paddle.Tensor] = []
-        buffers = self._model.buffers()
-        for weight in self._model.parameters():  # running statistics, too
-            (buffers if weight.stop_gradient else weights).append(weight)
-        key = self._key(inputs, weights, buffers)
+        layers = self._model.sublayers(include_self=True)
+        parameters, buffers = paddle_names.parameters_and_buffers(layers)
+        weights = [weight for weight in parameters if not weight.stop_gradient]
+        buffers += [weight for weight in parameters if weight.stop_gradient]  # running statistics among them
+        key = self._key(layers, inputs, weights, buffers)
         known = self._known.pop(key, 1)
-        if isinstance(known, int) and known >= self._wait:
+        if isinstance(known, int) and known >= self._wait and self._can_record():
             self._wait *= 2
             known = self._record(inputs, weights, buffers)
         elif isinstance(known, int):
@@ -75,22 +81,42 @@ class Replayed:
         self._known[key] = known
         if len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
-        if isinstance(known, Training) and known.is_free():
+        if isinstance(known, Training) and known.is_partial:
+            self._known[key] = known = self._refuse("a result got no gradient")
+        if isinstance(known, Training):
+            if not known.is_free():
+                return self._model(*inputs)
             try:
                 return known(inputs)
             except Refused as error:
-                self._known[key] = self._refuse(error)
+                self._known[key] = known = self._refuse(error)
             except CompiledError:
-                pass  # an index out of range: Paddle words the error
-        return self._model(*inputs)
+                return self._model(*inputs)  # an index out of range: Paddle words the error
+        if not known:
+            return self._model(*inputs)
+        try:
+            with self._calls.writes_nothing([*inputs, *weights]):
+                result = self._model(*inputs)
+            self._calls.watch(result)
+        except Refused as error:
+            self._known[key] = self._refuse(error)
+        return result
 
-    def _key(self, inputs, weights, buffers):
+    def __deepcopy__(self, memo):
+        return Replayed(copy.deepcopy(self._model, memo))
+
+    def _can_record(self):
+        """Return whether no backward pass may still come that needs what is written meanwhile."""
+        passes = [known for known in self._known.values() if isinstance(known, Training)]
+        return all(one.is_free() for one in passes) and self._calls.is_free()
+
+    def _key(self, layers, inputs, weights, buffers):
         scope: Any = active.scope
         return (
             threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
-            tuple(layer.training for layer in self._layers),
+            tuple(layer.training for layer in layers),
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
-            tuple((pointer_of(weight), weight.dtype) for weight in weights),
+            tuple((id(weight), pointer_of(weight), weight.dtype) for weight in weights),
             tuple(map(pointer_of, buffers)),
         )  # fmt: skip
 
@@ -101,20 +127,17 @@ class Replayed:
         try:
             if has_hooks(self._model):
                 raise Refused("it has hooks")
-            state, frozen = _State(buffers), active.frozen
-            active.frozen = None  # nothing that was made of the weights before
+            self._calls.check()
+            kept, active.frozen = active.frozen, None  # nothing that was made of the weights before
             try:
-                try:
-                    recorded = _recorded(self._model, inputs, weights, buffers, state)
-                except Differs as error:  # perhaps the engine summed gradients of a weight
-                    if not error.shared:
-                        raise
-                    recorded = _recorded(self._model, inputs, weights, buffers, state, error.shared)
+                with _RECORDING:
+                    recorded = _recorded_alone(self._model, inputs, weights, buffers)
             finally:
-                active.frozen = frozen
-                state.restore()
+                active.frozen = kept
         except Refused as error:
             return self._refuse(error)
+        except Exception as error:  # of what runs with layers all the same
+            return self._refuse(f"recorded, it fails: {type(error).__name__}: {error}")
         if recorded.played.bytes > _LARGE:
             ask()  # for memory that it has and the layers had not
         logger.info("half_cpu: %s is trained for %s without its layers, by %d calls in %d MiB",
@@ -132,50 +155,64 @@ def _can_record(inputs):
     return all(isinstance(one, paddle.Tensor) and one.stop_gradient and one.is_contiguous() for one in inputs)
 
 
-class _State:
-    """The numbers of a model's buffers, and where the random generators stand."""
-
-    def __init__(self, buffers):
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers if pointer_of(buffer)]
-        self._random = paddle.get_rng_state(), random.getstate(), np.random.get_state()
-
-    def restore(self):
-        for buffer, value in self._buffers:
-            paddle_names.assign_out_(value, buffer)
-        paddle_state, python_state, numpy_state = self._random
-        paddle.set_rng_state(paddle_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
 def _both_passes(model, inputs, weights, gradients_of):
     """Return (what a model returns, the gradients of its weights, None for those without one)."""
     result = mapped(lambda tensor: tensor, model(*inputs))
     gradients, ends = gradients_of(flat(result)), flat(result)
     if active.recorder is not None:  # a result may be read by a later layer, too, or be two
         ends = [branched(active.scope, "end", [one], {}, [one])[0][0] for one in ends]
+        if active.recorder.reason:
+            raise Refused(active.recorder.reason)
+        _check_graph(ends)
     with undispatched():
         return result, paddle.grad([End.apply(lambda: gradients, *ends)], weights, allow_unused=True)
 
 
-class Differs(Refused):
-    """Passes that do not give the results of the layers. `shared`: ids of the weights that have several readers."""
+def _check_graph(ends):
+    """Raise `Refused` for results whose gradients may come one after the other, as they have nothing in common, and
+    where an operator that is not noted, such as a PyLayer of the model's own, reads what others read too. Others get
+    views of it, whose gradients a kernel sums."""
+    reached = [{node: (name, targets) for node, name, targets in paddle_names.backward_edges([end])} for end in ends]
+    if any(one.keys().isdisjoint(other) for one, other in itertools.combinations(reached, 2)):
+        raise Refused("results have no operator in common")
+    edges = list({node: edge for part in reached for node, edge in part.items()}.values())
+    kinds: list[type] = [Fork, *PyLayer.__subclasses__()]
+    own = {f"GradNodePyLayer_{kind.__name__}" for kind in kinds}
+    readers = collections.Counter(target for _, targets in edges for target in targets)
+    if any(readers[target] > 1 for name, targets in edges if name not in own for target in targets):
+        raise Refused("autograd sums the gradients of a result, unseen")
 
-    def __init__(self, shared):
-        super().__init__("played again, they give other results")
-        self.shared = shared
+
+class Shared(Exception):
+    """Passes in which several operators read a weight. `weights`: the ids of such weights."""
+
+    def __init__(self, weights):
+        super().__init__(weights)
+        self.weights = weights
+
+
+def _recorded_alone(model, inputs, weights, buffers):
+    """Return the recorded passes; buffers and random generators are what they were."""
+    state = State(buffers)
+    try:
+        try:
+            return _recorded(model, inputs, weights, buffers, state)
+        except Shared as error:
+            state.restore()
+            return _recorded(model, inputs, weights, buffers, state, error.weights)
+    finally:
+        state.restore()
 
 
 def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     """Return the recorded passes; `state.restore` makes it what it was before each of them.
 
     Raises:
-        Differs: they are not those of the layers.
+        Shared: the engine summed gradients of weights, unseen.
         Refused: there are none.
     """
     own = [tensor.clone() for tensor in inputs]
     recorder = Recorder([*weights, *buffers], own, shared)
-    versions = [buffer.inplace_version for buffer in buffers]
     layouts: list[tuple] = []
     forward_steps = 0
 
@@ -193,25 +230,30 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
 
     with recorder.recording(), _whole_again(weights):
         result, found = _both_passes(model, own, weights, gradients_of)
-    written = [buffer for buffer, version in zip(buffers, versions, strict=True) if buffer.inplace_version != version]
+    if recorder.shared() - shared:
+        raise Shared(recorder.shared())
+    noted, written = state.noted(), state.written()
     learning = [number for number, gradient in enumerate(found) if gradient is not None]
     recorder.returns([*flat(result), *(found[number] for number in learning)])
+    read_later = recorder.read_from(forward_steps, buffers)
     del result, found  # neither these nor what the layers make now are in memory beside the played pass
     state.restore()
-    result, found = _both_passes(model, inputs, weights, lambda results: [_random(*layout) for layout in layouts])
+    own = [tensor.clone() for tensor in inputs]
+    result, found = _both_passes(model, own, weights, lambda results: [_random(*layout) for layout in layouts])
     expected = [*map(_mark, [*flat(result), *(found[number] for number in learning)]), *_marks_of_state(buffers)]
     structure = mapped(lambda tensor: NOTHING, result)
     del result, found
     state.restore()
     played = recorder.finish()
-    recorded = Training(played, forward_steps, structure, [weights[number] for number in learning], written)
+    learning = [weights[number] for number in learning]
+    recorded = Training(played, forward_steps, structure, learning, (noted, written, read_later), model)
     with played.poisoned():
         try:
             results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
         except Exception as error:  # of an operator that got what was not written, such as indices
             raise Refused(f"played again, they fail: {error}") from error
     if expected != [*map(_mark, results), *_marks_of_state(buffers)]:
-        raise Differs(recorder.shared() - shared)
+        raise Refused("played again, they give other results")
     return recorded
 
 
@@ -226,13 +268,14 @@ def _whole_again(weights):
 
 
 def _random(shape, dtype):
-    numbers = np.random.default_rng(0).standard_normal(shape, "float32") / 64
+    # As large as those of float16 with a loss scale: gradients that become 0 on their way compare nothing.
+    numbers = np.random.default_rng(0).standard_normal(shape, "float32") * 16
     with undispatched():
         return paddle.to_tensor(numbers).astype(dtype)
 
 
 def _mark(tensor):
-    return hashlib.sha256(tensor.numpy()).digest()
+    return hashlib.sha256(tensor.numpy().tobytes()).digest()
 
 
 def _marks_of_state(buffers):

@@ -1,0 +1,328 @@
+"""What a played step must not change, whatever the model and its loss do: each against the same steps of the layers."""
+
+import copy
+import threading
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+
+from image_classification import half_cpu
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.training_replay import RECORDED
+from tests.helpers.replays import bits
+from tests.helpers.trainings import both
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
+
+
+class Net(nn.Layer):
+    """Two products, whatever else a test needs, and a function of all of it."""
+
+    def __init__(self, function, more=lambda net: None):
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(8, 8), nn.Linear(8, 8), function
+        more(self)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def numbers(seed, *shape):
+    return paddle.to_tensor(np.random.default_rng(seed).standard_normal(shape or (4, 8)).astype("float32"))
+
+
+def sum_of_squares(result):
+    return result.square().sum()
+
+
+def of_numbers(loss=sum_of_squares, shape=()):
+    """Return the step that gives a loss of the model's result alone, which nothing else holds."""
+    return lambda one, number: loss(one.result(numbers(number, *shape)))
+
+
+def trace_of(one, step, calls):
+    paddle.seed(1)
+    trace = []
+    for number in range(calls):
+        try:
+            step(one, number).backward()
+            error = None
+        except (OSError, RuntimeError, ValueError) as found:  # of Paddle's engine, which words those of a PyLayer anew
+            error = "written in place" if "written in place" in str(found) else str(found)
+        named = [*one.model.named_parameters(), *one.model.named_buffers()]
+        gradients = {name: bits(each.grad) for name, each in named if each.grad is not None}
+        trace.append((error, gradients, {name: bits(each) for name, each in named}, float(paddle.rand([1]))))
+        for weight in one.model.parameters():
+            weight.clear_gradient(set_to_zero=False)
+    return trace
+
+
+def assert_same(make, step, *, calls=RECORDED + 4, is_recorded=True, **options):
+    replayed, layers = both(make, **options)
+    assert trace_of(replayed, step, calls) == trace_of(layers, step, calls)
+    assert replayed.is_recorded() == is_recorded
+
+
+def two_results(net, x):
+    hidden = F.tanh(net.a(x))
+    return net.b(hidden), hidden
+
+
+@pytest.mark.parametrize(("function", "loss"), [
+    (lambda net, x: F.tanh(net.a(x)), lambda result: result.sum()),
+    (lambda net, x: F.softmax(net.a(x)), lambda result: result.square().mean()),
+    (lambda net, x: F.relu(net.b(F.sigmoid(net.a(x)))), lambda result: result.sum()),
+    (two_results, lambda results: results[0].square().sum() + results[1].sum()),
+])  # fmt: skip
+def test_result_that_only_the_backward_pass_needs_lives_until_then(function, loss):
+    assert_same(lambda: Net(function), of_numbers(loss), calls=40)
+
+
+def test_result_written_before_the_backward_pass_is_refused_as_by_the_layers():
+    def step(one, number):
+        result = one.result(numbers(number))
+        loss = result.sum()
+        if number > RECORDED:
+            result.detach().scale_(0.0)
+        return loss
+
+    assert_same(lambda: Net(lambda net, x: F.tanh(net.a(x))), step)
+
+
+def freeze(net):
+    for weight in net.b.parameters():
+        weight.stop_gradient = True
+
+
+def test_frozen_weight_written_before_the_backward_pass_is_refused_as_by_the_layers():
+    def step(one, number):
+        result = one.result(numbers(number))
+        if number == RECORDED + 1:
+            with paddle.no_grad():
+                one.model.b.weight.scale_(0.5)
+        return result.square().sum()
+
+    assert_same(lambda: Net(lambda net, x: net.b(net.a(x)), freeze), step)
+
+
+def test_weights_of_a_result_that_the_loss_does_not_read_have_no_gradient():
+    assert_same(
+        lambda: Net(lambda net, x: two_results(net, x)), of_numbers(lambda results: results[1].sum()), is_recorded=False
+    )
+
+
+def test_gradient_that_is_missing_once_is_that_of_the_layers():
+    """A head of its own, dropped numbers and statistics: recorded with both results, then a loss reads one of them."""
+
+    def function(net, x):
+        hidden = F.dropout(net.norm(net.a(x)), 0.3)
+        return net.b(hidden), F.relu(hidden)
+
+    def step(one, number):
+        head, trunk = one.result(numbers(number))
+        return trunk.sum() if number == RECORDED + 1 else head.square().sum() + trunk.sum()
+
+    assert_same(
+        lambda: Net(function, lambda net: setattr(net, "norm", nn.BatchNorm1D(8))), step, calls=RECORDED + 5,
+        is_recorded=False,
+    )  # fmt: skip
+
+
+def test_results_with_nothing_in_common_may_have_backward_passes_one_after_the_other():
+    def step(one, number):
+        left, right = one.result(numbers(number))
+        left.square().sum().backward()
+        return right.square().sum()
+
+    assert_same(lambda: Net(lambda net, x: (net.a(x), net.b(x))), step, is_recorded=False)
+
+
+class Twice(paddle.autograd.PyLayer):
+    """A function of a model's own that no recorder notes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def gate(net):
+    net.gate = net.create_parameter([1], default_initializer=nn.initializer.Constant(0.0))
+
+
+def shared(net, x):
+    hidden = net.b(x)
+    return net.a(hidden + net.gate * net.a(F.gelu(hidden)))
+
+
+def read_unseen(net, x):
+    hidden = net.a(x)
+    return Twice.apply(hidden) + net.gate * net.b(hidden)
+
+
+@pytest.mark.parametrize(("function", "is_recorded"), [(shared, True), (read_unseen, False)])
+def test_summand_that_is_zero_as_it_is_recorded_is_one_later(function, is_recorded):
+    def step(one, number):
+        if number == RECORDED + 1:
+            with paddle.no_grad():
+                one.model.gate.add_(paddle.ones([1]))
+        return one.result(numbers(number)).square().sum()
+
+    assert_same(lambda: Net(function, gate), step, is_recorded=is_recorded)
+
+
+def small_scale(net):
+    net.scale = net.create_parameter([8], default_initializer=nn.initializer.Constant(1e-5))
+
+
+def read_three_times(net, x):
+    hidden = net.b(x)
+    return x + net.scale * (net.a(hidden) * F.tanh(hidden) + F.gelu(hidden))
+
+
+def test_gradients_that_float16_would_lose_without_a_loss_scale_are_compared():
+    loss = of_numbers(lambda result: result.astype("float32").square().mean() * 1024, (64, 8))
+    assert_same(
+        lambda: Net(read_three_times, small_scale), loss, mode="auto", dtype="float16", is_recorded=False
+    )  # fmt: skip
+
+
+def test_sum_of_three_gradients_of_few_numbers_is_left_to_the_layers():
+    def function(net, x):
+        hidden = net.a(x).mean()
+        return F.tanh(hidden) + F.sigmoid(hidden) + hidden.exp() * 0.3
+
+    assert_same(lambda: Net(function), of_numbers(lambda result: result), calls=20, is_recorded=False)
+
+
+def test_recomputed_part_gets_its_gradient_once():
+    function = lambda net, x: recompute(lambda y: F.tanh(net.b(y)), net.a(x))  # noqa: E731
+    assert_same(lambda: Net(function), of_numbers(), is_recorded=False)
+
+
+def writes_input(net, x):
+    x.scale_(2.0)
+    return net.a(x)
+
+
+def writes_weight(net, x):
+    with paddle.no_grad():
+        net.a.weight.scale_(0.9)
+    return net.a(x)
+
+
+@pytest.mark.parametrize("function", [writes_input, writes_weight])
+def test_model_that_writes_in_place_is_not_called_more_often(function):
+    assert_same(lambda: Net(function), of_numbers(), is_recorded=False)
+
+
+@pytest.mark.parametrize("shape", [lambda labels: labels > 0, lambda labels: paddle.nonzero(labels).flatten()])
+def test_shape_that_changes_with_the_data_leaves_statistics_and_random_numbers_to_the_layers(shape):
+    def function(net, x, labels):
+        return F.dropout(net.norm(net.a(x)), 0.3)[shape(labels)].square().sum()
+
+    def step(one, number):
+        return one.result(numbers(number), paddle.to_tensor([1, 1, 0, int(number > RECORDED)]))
+
+    assert_same(lambda: Net(function, lambda net: setattr(net, "norm", nn.BatchNorm1D(8))), step, is_recorded=False)
+
+
+@pytest.mark.parametrize("more", [freeze, lambda net: setattr(net, "b", nn.BatchNorm1D(8))])
+def test_recording_leaves_a_graph_that_waits(more):
+    """Two views of the images in one loss."""
+
+    def step(one, number):
+        return (one.result(numbers(number)) * one.result(numbers(number + 50))).sum()
+
+    assert_same(lambda: Net(lambda net, x: net.b(net.a(x)), more), step)
+
+
+def positions(net):
+    net.positions = net.create_parameter([1, 6, 8])
+
+
+def sparse(net):
+    net.table = nn.Embedding(10, 8, sparse=True)
+
+
+@pytest.mark.parametrize(("function", "more", "shape"), [
+    (lambda net, x: net.b(net.a(x)[:, :8]), freeze, ()),
+    (lambda net, x: net.b(net.a(x)[...][-4:]), freeze, ()),
+    (lambda net, x: net.a(x + net.positions[:, : x.shape[1]]), positions, (2, 6, 8)),
+    (lambda net, x: x @ net.a.weight.T, freeze, ()),
+    (lambda net, x: paddle.einsum("ij->ji", net.a(x)), freeze, ()),
+    (lambda net, x: net.a(net.table(x.abs().astype("int64") % 10)), sparse, (4,)),
+])  # fmt: skip
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16")])
+def test_common_code_of_models_runs_recorded_or_not(function, more, shape, mode, dtype):
+    def step(one, number):
+        return one.result(numbers(number, *shape)).astype("float32").square().sum()
+
+    replayed, layers = both(lambda: Net(function, more), mode, dtype)
+    assert trace_of(replayed, step, RECORDED + 3) == trace_of(layers, step, RECORDED + 3)
+
+
+def test_whole_slice_is_recorded():
+    assert_same(lambda: Net(lambda net, x: net.b(net.a(x)[:, :8])), of_numbers())
+
+
+def test_threads_that_record_at_once_each_get_their_gradients():
+    def train(seed):
+        one = both(lambda: nn.Sequential(*[each for _ in range(20) for each in (nn.Linear(8, 8), nn.GELU())]))[0]
+        for number in range(60):
+            if number % 6 == 0:
+                one.forward = half_cpu.Replayed(one.model)
+            one.result(numbers(number)).square().sum().backward()
+        finished.append(seed)
+
+    finished = []
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(finished) == [0, 1]
+
+
+def test_layer_that_comes_later_is_seen_in_its_mode():
+    def step(one, number):
+        if number == RECORDED + 1:
+            one.model.b.eval()
+        return one.result(numbers(number)).square().sum()
+
+    replayed, layers = both(lambda: Net(lambda net, x: net.b(net.a(x))))
+    for one in (replayed, layers):
+        paddle.seed(5)
+        one.model.b = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    assert trace_of(replayed, step, RECORDED + 4) == trace_of(layers, step, RECORDED + 4)
+
+
+def test_generators_of_parallel_processes_stand_where_the_layers_leave_them():
+    tracker = paddle.distributed.fleet.meta_parallel.get_rng_state_tracker()
+
+    def function(net, x):
+        with tracker.rng_state("test"):
+            return F.dropout(net.a(x), 0.3)
+
+    found = []
+    for one in both(lambda: Net(function)):
+        tracker.reset()
+        tracker.add("test", 5)
+        found.append(trace_of(one, of_numbers(), RECORDED + 4))
+    tracker.reset()
+    assert found[0] == found[1]
+
+
+def test_copy_of_a_recorded_model_is_a_model_of_its_own():
+    replayed, layers = both(lambda: Net(lambda net, x: net.b(net.a(x))))
+    trace_of(replayed, of_numbers(), RECORDED + 1)
+    other = copy.deepcopy(replayed.forward)
+    assert isinstance(other, half_cpu.Replayed) and other._model is not replayed.model
+    assert bits(other(numbers(0))) == bits(layers.forward(numbers(0)))
