@@ -16,6 +16,11 @@ from .config import invocation_yaml, to_yaml
 from .runtime import UserError, atomic_write, get_logger, remove_leftovers, why_unwritable, writing_to
 
 RESULTS = ("report.json", "*.pdparams")  # a run that died before it had any of them lost nothing; it may start over
+# What else a run writes, whatever was there before.
+WRITTEN = (
+    "config.yaml", "invocation.yaml", "metrics.jsonl", "log.txt", "log_[0-9]*.txt", "curves.png", "evaluation.json",
+    "per_class.csv", "confusion.csv", "confusion.png", "best_weights.safetensors",
+)  # fmt: skip
 LOCK = ".lock"
 
 
@@ -137,10 +142,11 @@ class RunFolder:
 
 
 def check_output(config):
-    """Refuse a folder that cannot be written to, or a ``-output`` that holds results of another run; writes nothing.
+    """Refuse a folder that cannot be written to, or a ``-output`` that holds results of another run or, where no run
+    has been, a file that this one would write over; writes nothing.
 
     Raises:
-        UserError: naming the two ways out.
+        UserError: naming the ways out.
     """
     path = Path(config.OUTPUT or config.SAVE)
     why = why_unwritable(path)
@@ -150,6 +156,7 @@ def check_output(config):
         return
     try:
         if not any(found for name in RESULTS for found in path.glob(name)):
+            _refuse_to_write_over(path, config)
             return
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise UserError(f"-output: {path}: {error.strerror}") from None
@@ -160,6 +167,18 @@ def check_output(config):
         return
     way = f"continue it with -resume={path / 'latest'}, or " if (path / "latest.pdparams").exists() else ""
     raise UserError(f"-output: {path}: holds a run already: {way}name another folder")
+
+
+def _refuse_to_write_over(path, config):
+    """Refuse a folder with files of somebody else; a start that left no result has left its lock, and its files may go.
+
+    Raises:
+        UserError: names the file.
+    """
+    if _goes_on_in(path, config) or (path / LOCK).exists():
+        return
+    for found in (found for name in WRITTEN for found in path.glob(name)):
+        raise UserError(f"-output: {found}: exists, and this run would write over it: name another folder")
 
 
 def _goes_on_in(path, config):

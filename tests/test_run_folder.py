@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from image_classification import launch
-from image_classification.config import build_config, load_config, to_yaml
-from image_classification.run_folder import RESULTS, RunFolder, check_output
+from image_classification.config import build_config, find_yaml, load_config, to_yaml
+from image_classification.run_folder import RESULTS, WRITTEN, RunFolder, check_output
 from image_classification.runtime import UserError
 from image_classification.ViT.vit import build_model
 
@@ -80,6 +80,27 @@ def test_resume_from_the_folder_and_a_folder_with_other_files_are_welcome(tmp_pa
     (tmp_path / "latest.pdparams").write_text("")
     for resumed in (tmp_path, tmp_path / "latest", tmp_path / "latest.pdparams"):
         check_output(config_of(tmp_path, RESUME=str(resumed)))
+
+
+@pytest.mark.parametrize("name", [name.replace("[0-9]*", "1") for name in WRITTEN])
+def test_file_of_the_user_that_a_run_would_write_over_is_refused_and_stays(tmp_path, name):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / name).write_text("precious")
+    for evaluates in (False, True):
+        with pytest.raises(UserError, match=f"-output: {folder / name}: exists.*: name another folder$"):
+            check_output(config_of(folder, EVAL=evaluates, RESUME=str(tmp_path / "latest")))
+    assert [path.name for path in folder.iterdir()] == [name] and (folder / name).read_text() == "precious"
+    check_output(config_of(folder, RESUME=str(folder / "latest")))
+
+
+def test_recipe_that_lies_in_the_output_is_refused_before_it_is_replaced_by_the_resolved_one(tmp_path, capsys):
+    recipe = tmp_path / "config.yaml"
+    recipe.write_text(find_yaml("vit_tiny_digits").read_text() + "# mine\n")
+    assert launch.run_guarded(build_model, [f"-cfg={recipe}", f"-output={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: -output: {recipe}: ") and error.count("\n") == 1
+    assert recipe.read_text().endswith("# mine\n")
 
 
 HOLDER = """
