@@ -337,3 +337,16 @@ def test_training_that_breaks_in_float32_is_said_and_blamed_on_no_format(tmp_pat
     assert facts["losses"]["float32"][-1] is None
     assert facts["diagnosis"]["overflow"] == facts["diagnosis"]["keep_float32"] == []
     assert yaml.safe_load((tmp_path / "advice.yaml").read_text()) == {"AMP": {"MODE": "auto", "DTYPE": "float16"}}
+
+
+def test_parameters_whose_gradients_overflow_are_named_beside_the_activations(tmp_path, capsys):
+    from tools.amp_doctor import main
+
+    words = ["-cfg=vit_tiny_digits", "-amp_mode=O2", "-amp_dtype=float16", "-steps=1", "-batch_size=8"]
+    assert main([*words, f"-report={tmp_path}", "-opts", "AMP.LOSS_SCALE=1073741824"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "overflow in float16 of activations: none" in lines
+    start = "overflow in float16 at loss scale 1.07374e+09 of gradients of parameters: "
+    (named,) = [line.removeprefix(start).split(", ") for line in lines if line.startswith(start)]
+    rows = json.loads((tmp_path / "doctor.json").read_text())["parameters"]
+    assert named == [row["parameter"] for row in rows if row["largest_gradient"] >= 65520] and "head.weight" in named

@@ -88,7 +88,9 @@ def show(facts, found, advice, options):
             print(f"{run}first inf or NaN in step {first['step']}: {kind} of {first['name']}")
     if facts["first_non_finite_float32"]:
         print("the tables and what follows are of the steps before; look at the learning rate, the data, the weights")
-    print(f"overflow in {found.dtype}: {', '.join(found.overflow) or 'none'}")
+    print(f"overflow in {found.dtype} of activations: {', '.join(found.overflow) or 'none'}")
+    beyond = ", ".join(row["parameter"] for row in facts["parameters"] if row[f"{found.dtype}_overflow"]) or "none"
+    print(f"overflow in {found.dtype} at loss scale {found.scale:g} of gradients of parameters: {beyond}")
     print(f"underflow in {found.dtype} at loss scale {found.scale:g}: {', '.join(found.underflow) or 'none'}")
     print(f"\nadvice, also in {options.report / 'advice.yaml'}:\n{advice}")
 
