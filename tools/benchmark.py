@@ -116,7 +116,7 @@ def parse(words):
     add("-peers", type="names", nargs="?", const="eager", default=(), metavar="ENGINES", help="measure timm's "
         f"model as well, where PyTorch is installed: {', '.join(PEERS)} (default of -peers: eager); and, beside a mode "
         "in float32, stock Paddle")  # fmt: skip
-    add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torch and timm (default: this one)")
+    add("-peer_python", metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
     for flag, given, known in (
@@ -229,14 +229,22 @@ def products_of(options):
 
 
 def torch_peers(task, environment, options, in_float32):
-    """Return PyTorch + timm with autocast, and in float32 if asked for, or nothing where they are not installed."""
+    """Return PyTorch + timm with autocast, and in float32 if asked for, or nothing where this Python has none.
+
+    Raises:
+        UserError: the Python of -peer_python does not run them.
+    """
+    python = options.peer_python or sys.executable
     try:
-        found = subprocess.run([options.peer_python, TORCH_WORKER], capture_output=True, text=True)
-        reason = found.returncode and found.stderr.strip().rpartition("\n")[2]
+        found = subprocess.run([python, TORCH_WORKER], capture_output=True, text=True)
+        ending = f"ends with exit code {found.returncode}"
+        reason = found.returncode and (found.stderr.strip().rpartition("\n")[2] or ending)
     except OSError as error:
-        reason = error
+        reason = error.strerror
+    if reason and options.peer_python:
+        raise UserError(f"-peer_python: {python}: does not run PyTorch + timm: {reason}")
     if reason:
-        print(f"PyTorch + timm: not measured, {options.peer_python} does not run them ({reason})", file=sys.stderr)
+        print(f"PyTorch + timm: not measured, {python} does not run them ({reason})", file=sys.stderr)
         return []
     config = preview_config([f"-cfg={options.cfg}", "-opts", "DATA.NUM_WORKERS=0", *options.opts])
     own = {"model": config.MODEL.NAME, "optimizer": config.TRAIN.OPTIMIZER.NAME}
@@ -248,7 +256,7 @@ def torch_peers(task, environment, options, in_float32):
         name, has_bfloat16, _ = PEERS[engine]
         modes = {"float32": "fp32"} if in_float32 or not has_bfloat16 else {}
         for dtype, mode in (modes | ({"bfloat16": "auto"} if has_bfloat16 else {})).items():
-            program = [options.peer_python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype, "engine": engine})]
+            program = [python, TORCH_WORKER, json.dumps(task | own | {"dtype": dtype, "engine": engine})]
             entry = {"name": f"{name} {dtype}", "mode": mode, "program": program, "environment": environment}
             result.append(entry | {"is_peer": True})
     return result

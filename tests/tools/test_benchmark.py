@@ -139,7 +139,8 @@ def test_unknown_variant_is_one_line(capsys):
 def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
     for name in benchmark.OUR_SETTINGS:
         monkeypatch.setenv(name, "1")
-    options = benchmark.parse(["--peers", "--peer-python", "/nonexistent", "--threads", "3"])
+    monkeypatch.setattr(benchmark, "torch_peers", lambda *arguments: [])
+    options = benchmark.parse(["--peers", "--threads", "3"])
     installed, given = benchmark.contestants(options)[-2:]
     assert not set(benchmark.OUR_SETTINGS) & set(installed["environment"])
     assert {name: given["environment"].get(name) for name in benchmark.OUR_SETTINGS} == {
@@ -178,9 +179,29 @@ def test_peer_that_cannot_be_measured_is_one_line(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("path", "reason"), [
+    ("/nope", "No such file or directory"), (shutil.which("false"), "ends with exit code 1"),
+])  # fmt: skip
+def test_python_of_the_peers_that_was_named_and_does_not_run_them_is_refused_before_anything_is_measured(
+    path, reason, capsys, monkeypatch
+):
+    monkeypatch.setattr(benchmark, "run_rounds", None)
+    assert benchmark.main(["-cfg=vit_tiny_digits", "-modes=fp32", "-peers", f"-peer_python={path}"]) == 2
+    assert capsys.readouterr().err == f"error: -peer_python: {path}: does not run PyTorch + timm: {reason}\n"
+
+
+def test_own_python_without_the_peers_is_a_note(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    entries = benchmark.contestants(benchmark.parse(["-cfg=vit_tiny_digits", "-modes=auto", "-peers"]))
+    assert [entry["name"] for entry in entries] == ["auto bfloat16"]
+    note = f"PyTorch + timm: not measured, {sys.executable} does not run them (ends with exit code 1)\n"
+    assert capsys.readouterr().err == note
+
+
 def test_stock_paddle_runs_paddles_own_operators(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["-cfg", "resnet_tiny_digits", "--modes", "fp32", "--iterations", "1", "--peers", "--peer-python", "/none"]
+    words = ["-cfg", "resnet_tiny_digits", "--modes", "fp32", "--iterations", "1", "--peers"]
+    monkeypatch.setattr(benchmark, "torch_peers", lambda *arguments: [])
     backends = {}
     for entry in benchmark.contestants(benchmark.parse(words))[:2]:
         done = subprocess.run(
