@@ -31,6 +31,7 @@ from image_classification.runtime import (
     atomic_write,
     command,
     cores,
+    prepare_process,
     progress_bar,
     refuse_existing,
 )
@@ -66,6 +67,7 @@ def main(arguments):
     """Print the table and return the exit code."""
     options = parse(arguments)
     if options.support_matrix:
+        prepare_process()
         from image_classification.amp.support import support_table
 
         print(support_table())
@@ -147,10 +149,11 @@ def contestants(options):
         "iterations": options.iterations, "device": options.device, "evaluation": options.evaluation,
         "opts": options.opts, "stock": False, "products": False, "layers": False,
     }  # fmt: skip
-    environment = dict(os.environ)  # before Paddle is imported here: it sets OMP_NUM_THREADS to 1
+    environment = dict(os.environ)  # before this process sets what it needs: each contestant has its own settings
     if options.threads:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
-    from image_classification.amp.options import has_option  # it imports Paddle
+    prepare_process()
+    from image_classification.amp.options import has_option
 
     for option, word in options.amp_opts:
         if not any(has_option(mode, option) for mode in options.modes):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -131,9 +132,20 @@ def test_option_of_the_precision_that_no_mode_has_is_refused_before_anything_is_
     assert capsys.readouterr().err == error
 
 
-def test_unknown_variant_is_one_line(capsys):
-    assert benchmark.main(["-cfg", "vit_enormous", "--modes", "fp32", "--rounds", "1"]) == 2
-    assert "vit_enormous" in capsys.readouterr().err
+def test_unknown_variant_is_one_line_and_no_warning_of_paddle_beside_it():
+    words = [sys.executable, benchmark.__file__, "-cfg", "vit_enormous", "--modes", "fp32", "--rounds", "1"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: -cfg: vit_enormous: ")
+
+
+def test_modes_get_the_environment_of_the_user_and_nothing_that_this_process_sets_for_itself():
+    program = ("import os; from image_classification.tools import benchmark; before = dict(os.environ)\n"
+               "options = benchmark.parse(['-cfg=vit_tiny_digits', '-modes=fp32'])\n"
+               "assert [entry['environment'] for entry in benchmark.contestants(options)] == [before]")  # fmt: skip
+    bare = {name: value for name, value in os.environ.items() if name not in benchmark.OUR_SETTINGS}
+    done = subprocess.run([sys.executable, "-c", program], env=bare, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
@@ -211,10 +223,11 @@ def test_stock_paddle_runs_paddles_own_operators(monkeypatch):
     assert backends == {"fp32": half_cpu.backend_name("float32"), "stock Paddle, as installed": "paddle"}
 
 
-def test_support_matrix_names_every_mode(capsys):
-    assert benchmark.main(["--support-matrix"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"| {mode} |" in printed for mode in PRECISION_MODES)
+def test_support_matrix_names_every_mode():
+    words = [sys.executable, benchmark.__file__, "--support-matrix"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert all(f"| {mode} |" in done.stdout for mode in PRECISION_MODES)
+    assert done.stderr == ""
 
 
 def test_run_prints_a_table_and_writes_json_and_a_chart(tmp_path):
