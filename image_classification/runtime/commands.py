@@ -155,7 +155,10 @@ def count(text: str) -> int:
 
 def names(text: str) -> tuple[str, ...]:
     _refuse_empty(text)
-    return tuple(dict.fromkeys(text.split(",")))
+    found = tuple(dict.fromkeys(text.split(",")))
+    if not all(map(str.strip, found)):  # an empty word is part of every name
+        raise argparse.ArgumentTypeError(f"has an empty name: {text!r}")
+    return found
 
 
 def new_folder(text: str) -> Path:

@@ -42,7 +42,7 @@ def test_words_behind_two_dashes_are_values():
 
 
 @pytest.mark.parametrize(("words", "names"), [
-    ([], ("fp32", "auto")), (["-modes"], ("O1",)), (["-modes=b,a,b,a"], ("b", "a")), (["-modes=b,,a"], ("b", "", "a")),
+    ([], ("fp32", "auto")), (["-modes"], ("O1",)), (["-modes=b,a,b,a"], ("b", "a")),
 ])  # fmt: skip
 def test_list_of_names_has_each_once_in_its_order(words, names):
     """What is measured twice under one name looks like two findings."""
@@ -62,6 +62,10 @@ def test_list_of_names_has_each_once_in_its_order(words, names):
     (["x", "-json=/etc/hostname/x"], "-json: /etc/hostname: is no folder"),
     (["x", "-json=/etc"], "-json: /etc: is a folder"),
     (["x", "-modes="], "-modes: is empty; give it a value or leave it out"),
+    (["x", "-modes=b,,a"], "-modes: has an empty name: 'b,,a'"),
+    (["x", "-modes=a,"], "-modes: has an empty name: 'a,'"),
+    (["x", "-modes=,"], "-modes: has an empty name: ','"),
+    (["x", "-modes", "a, "], "-modes: has an empty name: 'a, '"),
     (["x", "-report=/etc/hostname"], "-report: /etc/hostname: is no folder"),
 ])  # fmt: skip
 def test_wrong_word_is_one_line(words, message):
