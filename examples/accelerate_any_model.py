@@ -82,7 +82,7 @@ def parse(words):
     add("-image_size", type="count", default=224, help="side of the images of classifiers (default: %(default)s)")
     add("-batch_size", type="count", default=4, help="images of a step (default: %(default)s)")
     add("-rounds", type="count", default=3, help="measurements, after one that warms up (default: %(default)s)")
-    add("-threads", type="count", help="compute threads (default: all cores)")
+    add("-threads", type="threads", help="compute threads (default: all cores)")
     add("-peers", type="names", default=(), metavar="ENGINES", help=f"PyTorch beside it: {', '.join(PEERS)}")
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torchvision (default: this one)")
     options = parser.parse_args(words)

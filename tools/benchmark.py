@@ -106,7 +106,7 @@ def parse(words):
     add("-image_size", type="count", help="side of the images in pixels (default: the configuration's)")
     add("-rounds", type="count", default=3, help="processes of each mode (default: %(default)s)")
     add("-iterations", type="count", default=5, help="measured steps of a round (default: %(default)s)")
-    add("-threads", type="count", help="compute threads (default: all cores)")
+    add("-threads", type="threads", help="compute threads (default: all cores)")
     add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
     add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")

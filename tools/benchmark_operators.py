@@ -93,7 +93,7 @@ def parse(words):
     add("-formats", type="names", default=",".join(FORMATS), help="number formats (default: %(default)s)")
     add("-batch_size", type="count", default=8, help="images of a batch (default: %(default)s)")
     add("-rounds", type="count", default=9, help="measurements of a figure, after a first that warms up (%(default)s)")
-    add("-threads", type="count", help="compute threads (default: all cores)")
+    add("-threads", type="threads", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
     for name in options.formats:
         if name not in FORMATS:

@@ -15,6 +15,7 @@ from .errors import UserError
 from .files import why_unwritable
 from .interrupts import remembered_interrupts
 from .log import log_to_stderr
+from .process import cores
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
 INTERRUPTED = 130
@@ -71,9 +72,9 @@ class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescripti
 class Parser(argparse.ArgumentParser):
     """Takes each option with one dash or two, with - or _ in its name; raises a UserError of one line for a mistake.
 
-    ``type`` of an option may be one of four names, too: "count", an integer of at least 1; "names", a tuple of what
-    stands between commas, each once; "new_file", "new_folder", the Path of what is written in the end, which is refused
-    at once where that could not be.
+    ``type`` of an option may be one of five names, too: "count", an integer of at least 1; "threads", a count that is
+    at most the number of cores; "names", a tuple of what stands between commas, each once; "new_file", "new_folder",
+    the Path of what is written in the end, which is refused at once where that could not be.
 
     Args:
         aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
@@ -84,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options | {"allow_abbrev": False})
         self.aliases = dict(aliases or {})
-        for kind in (count, names, new_file, new_folder):
+        for kind in (count, threads, names, new_file, new_folder):
             self.register("type", kind.__name__, kind)
 
     def error(self, message: str) -> NoReturn:
@@ -151,6 +152,15 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, found {text!r}")
     return int(text)
+
+
+def threads(text: str) -> int:
+    number = count(text)
+    if number > cores():
+        raise argparse.ArgumentTypeError(
+            f"expected at most {cores()}, the cores that this process may use, found {number}"
+        )
+    return number
 
 
 def names(text: str) -> tuple[str, ...]:

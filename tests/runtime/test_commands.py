@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from image_classification.runtime import Parser, UserError, command, get_logger, log_to_stderr
+from image_classification.runtime import Parser, UserError, command, commands, get_logger, log_to_stderr
+from tests.helpers.model_zoo import ROOT
 
 
 def parser():
@@ -71,6 +72,27 @@ def test_list_of_names_has_each_once_in_its_order(words, names):
 def test_wrong_word_is_one_line(words, message):
     with pytest.raises(UserError, match=message):
         parser().parse_args(words)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("0", "expected an integer of at least 1, found '0'"),
+    ("1000", "expected at most 3, the cores that this process may use, found 1000"),
+])  # fmt: skip
+def test_threads_are_no_more_than_the_cores(text, message, monkeypatch):
+    monkeypatch.setattr(commands, "cores", lambda: 3)
+    made = Parser()
+    made.add_argument("-threads", type="threads")
+    assert made.parse_args(["-threads=3"]).threads == 3
+    with pytest.raises(UserError, match=f"-threads: {message}"):
+        made.parse_args([f"-threads={text}"])
+
+
+@pytest.mark.parametrize("program", ["tools/benchmark.py", "tools/benchmark_operators.py",
+                                     "examples/accelerate_any_model.py"])  # fmt: skip
+def test_program_asked_for_more_threads_than_cores_refuses_them(program):
+    done = subprocess.run([sys.executable, program, "-threads=100000"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "error: argument -threads: expected at most " in done.stderr
 
 
 @pytest.mark.parametrize(("error", "code", "said"), [

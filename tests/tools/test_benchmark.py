@@ -150,13 +150,13 @@ def test_modes_get_the_environment_of_the_user_and_nothing_that_this_process_set
 
 def test_stock_paddle_gets_none_of_our_settings(monkeypatch):
     for name in benchmark.OUR_SETTINGS:
-        monkeypatch.setenv(name, "1")
+        monkeypatch.setenv(name, "9")
     monkeypatch.setattr(benchmark, "torch_peers", lambda *arguments: [])
-    options = benchmark.parse(["--peers", "--threads", "3"])
+    options = benchmark.parse(["--peers", "--threads", "1"])
     installed, given = benchmark.contestants(options)[-2:]
     assert not set(benchmark.OUR_SETTINGS) & set(installed["environment"])
     assert {name: given["environment"].get(name) for name in benchmark.OUR_SETTINGS} == {
-        "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": None, "MKL_DEBUG_CPU_TYPE": None,
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": None, "MKL_DEBUG_CPU_TYPE": None,
         "MKL_CBWR": None,
     }  # fmt: skip
 
