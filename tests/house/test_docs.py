@@ -102,6 +102,14 @@ def test_documented_commands_work(page, number, lines, tmp_path):
             assert words[0] in ("pip", "git", "ln", "visualdl"), f"{page}: no rule for {line!r}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_rows_of_a_table_have_as_many_cells_as_its_header(page):
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        header, *rows = table.splitlines()
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"(?<!\\)\|", header)), row
+
+
 def test_library_example_of_the_readme_works():
     """On a model that fits into the test, with fresh weights."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
