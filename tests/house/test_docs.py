@@ -59,6 +59,8 @@ def check_options(words):
         if word.startswith("-"):
             name = word.partition("=")[0].lstrip("-").replace("-", "_")
             assert f"-{name}" in options, f"{words[1]} has no {word}"
+            written = word.partition("=")[2] if name in ("json", "plot", "report") else ""
+            assert not (written and (ROOT / written).exists()), f"{word}: exists, and is refused"
 
 
 @pytest.mark.parametrize(("page", "number", "lines"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
