@@ -23,7 +23,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import preview_config, refuse_run_options
+from image_classification.config import chosen, preview_config, refuse_run_options
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
 from image_classification.runtime import (
     Parser,
@@ -121,16 +121,12 @@ def parse(words):
     add("-peer_python", metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
-    for flag, given, known in (
-        ("--modes", options.modes, PRECISION_MODES), ("--dtypes", options.dtypes, HALF_DTYPES),
-        ("--peers", options.peers, PEERS),
-    ):  # fmt: skip
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
+    options.modes = chosen(options.modes, PRECISION_MODES, "-modes")
+    options.dtypes = chosen(options.dtypes, HALF_DTYPES, "-dtypes")
+    options.peers = chosen(options.peers, tuple(PEERS), "-peers")
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:
-            parser.error(f"--peers: {engine} does not train: add -evaluation")
+            parser.error(f"-peers: {engine} does not train: add -evaluation")
     options.amp_opts = [(word[4:].partition("=")[0], word) for word in options.opts if word.startswith("AMP.")]
     options.amp_opts = [(option, word) for option, word in options.amp_opts if option not in ("MODE", "DTYPE")]
     options.opts = [word for word in options.opts if word not in dict(options.amp_opts).values()]

@@ -23,6 +23,7 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import (
+    chosen,
     family_of_file,
     find_yaml,
     invocation_yaml,
@@ -77,12 +78,8 @@ def parse_arguments(words):
         if not seed.removeprefix("-").isdecimal():
             parser.error(f"-seeds: expected integers, found {seed!r}")
     arguments.seeds = list(dict.fromkeys(map(int, arguments.seeds)))
-    for flag, given, known in (
-        ("-modes", arguments.modes, PRECISION_MODES), ("-dtypes", arguments.dtypes, HALF_DTYPES)
-    ):  # fmt: skip
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            parser.error(f"{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
+    arguments.modes = chosen(arguments.modes, PRECISION_MODES, "-modes")
+    arguments.dtypes = chosen(arguments.dtypes, HALF_DTYPES, "-dtypes")
     return arguments
 
 

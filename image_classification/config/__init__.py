@@ -3,6 +3,7 @@
 from .catalogue import find_yaml, model_folders, variants
 from .command_line import check_model, load_config, make_parser, preview_config
 from .dialect import family_of_file
+from .fields import chosen
 from .merge import build_config
 from .schema import Config, invocation_yaml, to_yaml
 from .switches import refuse_run_options
@@ -11,6 +12,7 @@ __all__ = [
     "Config",
     "build_config",
     "check_model",
+    "chosen",
     "family_of_file",
     "find_yaml",
     "invocation_yaml",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ..runtime import UserError
+
 
 def option(
     default: Any,
@@ -74,3 +76,18 @@ def within(value: Any, limits: Mapping[str, Any]) -> Any:
         if bound is not None and fails(value, bound):
             raise ValueError(f"expected {words} {bound}")
     return choices[value.lower()] if choices else value
+
+
+def chosen(names: tuple[str, ...], choices: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """Return the names of a tool's option, each once, spelt as the choices are: it takes what a configuration takes.
+
+    Raises:
+        UserError: one that is no choice.
+    """
+    found = []
+    for name in names:
+        try:
+            found.append(within(name, {"choices": choices}))
+        except ValueError as error:
+            raise UserError(f"{option}: {error}, found {name!r}") from None
+    return tuple(dict.fromkeys(found))

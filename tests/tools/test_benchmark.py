@@ -91,7 +91,8 @@ def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
 
 
 @pytest.mark.parametrize("words, named", [
-    (["--modes", "fp32,O4"], "O4"), (["--dtypes", "int8"], "int8"), (["--rounds", "0"], "-rounds"),
+    (["--modes", "fp32,O4"], "found 'O4'"), (["--dtypes", "bf16"], "did you mean bfloat16?"),
+    (["--rounds", "0"], "-rounds"),
     (["--plot", "chart.xyz"], "-plot: chart.xyz: ends in none of .png, .svg"),
     (["--plot", "chart"], "-plot: chart: ends in none of"),
     (["--json", __file__], "test_benchmark.py: exists; name another"),
@@ -99,6 +100,11 @@ def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
 def test_wrong_option_is_named_before_anything_is_measured(words, named, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "contestants", None)
     assert benchmark.main(words) == 2 and named in capsys.readouterr().err
+
+
+def test_modes_and_formats_are_spelt_as_the_trainer_takes_them():
+    options = benchmark.parse(["-modes=o1,O1,FP32", "-dtypes=BFloat16", "-peers=Eager"])
+    assert (options.modes, options.dtypes, options.peers) == (("O1", "fp32"), ("bfloat16",), ("eager",))
 
 
 @pytest.mark.parametrize(("word", "named"), [
@@ -182,8 +188,8 @@ def test_peers_are_measured_in_the_formats_of_the_modes(words, expected):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--peers", "tensorrt"], "'tensorrt' is not one of eager, compiled, onnxruntime, openvino"),
-        (["--peers", "openvino"], "--peers: openvino does not train: add -evaluation"),
+        (["--peers", "tensorrt"], "-peers: expected one of eager, compiled, onnxruntime, openvino, found 'tensorrt'"),
+        (["--peers", "openvino"], "-peers: openvino does not train: add -evaluation"),
     ],
 )
 def test_peer_that_cannot_be_measured_is_one_line(words, message, capsys):

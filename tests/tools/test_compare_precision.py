@@ -195,9 +195,15 @@ def test_run_of_all_epochs_is_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (["-seeds=0,x,0"], "-seeds: expected integers, found 'x'"), (["-seeds=0,"], "-seeds: expected integers, found ''"),
-    (["-modes=fp32,fp33"], "'fp33' is not one of fp32"), (["-dtypes=int8"], "'int8' is not one of float16"),
+    (["-seeds=0,x,0"], "-seeds: expected integers, found 'x'"), (["-seeds=0,"], "-seeds: has an empty name: '0,'"),
+    (["-modes=fp32,01"], "-modes: expected one of fp32, auto, O0, O1, O2, O3, naive (did you mean O1?), found '01'"),
+    (["-dtypes=fp16"], "-dtypes: expected one of float16, bfloat16 (did you mean float16?), found 'fp16'"),
 ])  # fmt: skip
 def test_wrong_word_of_a_list_is_named_alone(words, named):
     with pytest.raises(UserError, match=re.escape(named)):
         parse_arguments(["-cfg=vit_tiny_digits", *words])
+
+
+def test_modes_and_formats_are_spelt_as_the_trainer_takes_them():
+    arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=o1,O1,FP32", "-dtypes=Float16"])
+    assert (arguments.modes, arguments.dtypes) == (("O1", "fp32"), ("float16",))
