@@ -36,14 +36,14 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
     if amp and mode == "fp32":
         raise UserError("-amp and AMP.MODE fp32 contradict each other: leave one of them out")
     plain = mode in FLOAT32_MODES and not config.AMP.OPTIONS  # a level's properties may be changed one by one
+    half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
+    # -amp leaves a mode that is named as it is
+    to_half = f"{'add -amp, or' if mode == 'fp32' else 'give'} -amp_mode with one of {half}"
     if of_command_line.EVAL_FP32 and (plain or not config.EVAL):
-        why = f"AMP.MODE {mode} computes in float32: add -amp" if config.EVAL else "compares evaluations: add -eval"
+        why = f"AMP.MODE {mode} computes in float32: {to_half}" if config.EVAL else "compares evaluations: add -eval"
         raise UserError(f"EVAL_FP32=True: {why}, or leave it out")
     if dtype and plain:
-        half = ", ".join(name for name in PRECISION_MODES if name not in FLOAT32_MODES)
-        raise UserError(
-            f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: add -amp, or -amp_mode with one of {half}"
-        )
+        raise UserError(f"-amp_dtype={dtype}: AMP.MODE {mode} computes in float32: {to_half}")
 
 
 def refuse_run_options(config: Config, instead: str) -> None:

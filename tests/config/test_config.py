@@ -282,6 +282,8 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["-amp", "-amp_mode=fp32"], "-amp and AMP.MODE fp32 contradict"),
         ("", ["-amp_dtype=float16"], "-amp_dtype=float16: AMP.MODE fp32 computes in float32: add -amp"),
         ("", ["--opt-level=O0", "-opts", "AMP.DTYPE=bfloat16"], "-amp_dtype=bfloat16: AMP.MODE O0 computes in float32"),
+        ("", ["-amp", "-amp_dtype=bfloat16", "-amp_mode=O0"], "computes in float32: give -amp_mode with one of auto"),
+        ("", ["-amp", "-amp_mode=O0", "-eval", "-opts", "EVAL_FP32=True"], "float32: give -amp_mode with one of"),
         ("", ["-output=a", "-opts", "SAVE=b"], "SAVE=b: -output=a is the folder of this run"),
         ("DATA: {DATASET: digits}", ["-data_path=/photos"], "-data_path=/photos: DATA.DATASET digits reads no folder"),
         ("DATA: {DATASET: digits}", ["-amp", "True"], "-data_path=True: DATA.DATASET digits reads no folder"),
