@@ -19,7 +19,9 @@ With -peers torchvision's model of the same name runs in PyTorch too, in a proce
 to bfloat16; its column is (PyTorch's time / our bfloat16's), so above 1 is faster than PyTorch.
 """
 
+import contextlib
 import importlib
+import inspect
 import json
 import os
 import statistics
@@ -30,7 +32,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import Parser, UserError, command, prepare_process, progress_bar
+from image_classification.config import chosen
+from image_classification.runtime import Parser, UserError, close_names, command, prepare_process, progress_bar
 
 STOCK = "stock"
 FORMATS = ("float32", "bfloat16", "float16")
@@ -55,11 +58,10 @@ def main(arguments):
         if not Path(options.path).is_dir():
             raise UserError(f"-path {options.path}: not a folder")
         sys.path.insert(0, options.path)
-    if options.peers:
-        run_peer(options.peer_python)
     builders = {
         name: find_model(name, MODELS, images(options.image_size)) for name in options.models or all_names(MODELS)
     }
+    options.peerless = without_peers(builders, options)
     by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
     print(f"Paddle {paddle.__version__}, {os.environ['OMP_NUM_THREADS']} threads, batch {options.batch_size}; {by}")
     columns = [*options.formats, *(PEERS[engine] for engine in options.peers)]
@@ -78,7 +80,7 @@ def parse(words):
     add("models", nargs="*", help="names, see above")
     add("-all", action="store_true", help="all of paddle.vision.models and of other_models.py")
     add("-path", metavar="FOLDER", help="where MODULE:FUNCTION is looked for, such as a checkout of PaddleClas")
-    add("-formats", default=",".join(FORMATS), help="number formats (default: %(default)s)")
+    add("-formats", type="names", default=",".join(FORMATS), help="number formats (default: %(default)s)")
     add("-image_size", type="count", default=224, help="side of the images of classifiers (default: %(default)s)")
     add("-batch_size", type="count", default=4, help="images of a step (default: %(default)s)")
     add("-rounds", type="count", default=3, help="measurements, after one that warms up (default: %(default)s)")
@@ -86,15 +88,10 @@ def parse(words):
     add("-peers", type="names", default=(), metavar="ENGINES", help=f"PyTorch beside it: {', '.join(PEERS)}")
     add("-peer_python", default=sys.executable, metavar="PATH", help="Python with torchvision (default: this one)")
     options = parser.parse_args(words)
-    options.formats = options.formats.split(",")
-    for engine in options.peers:
-        if engine not in PEERS:
-            parser.error(f"-peers: {engine!r} is not one of {', '.join(PEERS)}")
+    options.formats = chosen(options.formats, FORMATS, "-formats")
+    options.peers = chosen(options.peers, tuple(PEERS), "-peers")
     if options.peers and "bfloat16" not in options.formats:
         parser.error("-peers: PyTorch runs in bfloat16, which is not among -formats")
-    for name in options.formats:
-        if name not in FORMATS:
-            parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
     if bool(options.models) == options.all:
         parser.error("name models, or give -all, not both")
     return options
@@ -113,13 +110,19 @@ def find_model(name, others, images):
     if name in others:
         return others[name]
     module, _, function = name.rpartition(":")
+    if not module and name not in paddle.vision.models.__all__:  # it has the modules of the models, too
+        near = close_names(name, [*paddle.vision.models.__all__, *others])
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(all_names(others))}, or MODULE:FUNCTION"
+        raise UserError(f"{name}: there is no such model; {hint}")
     try:
         build = getattr(importlib.import_module(module or "paddle.vision.models"), function)
-    except (ImportError, TypeError) as error:  # TypeError: a module that begins with a dot
+    except (ImportError, TypeError, AttributeError) as error:  # TypeError: a module that begins with a dot
         raise UserError(f"{name}: {error}") from None
-    except AttributeError:
-        known = ", ".join(all_names(others))
-        raise UserError(f"{name}: there is no such model; known are {known}, or MODULE:FUNCTION") from None
+    try:
+        with contextlib.suppress(ValueError):  # a function in C need not say what it takes
+            inspect.signature(build).bind()
+    except TypeError as error:
+        raise UserError(f"{name}: called without arguments: {error}") from None
 
     def model_and_images():
         try:
@@ -270,8 +273,27 @@ def run_peer(python, *words):
     return done.stdout
 
 
+def without_peers(names, options):
+    """Return those of the models that torchvision does not have, and say it once.
+
+    Raises:
+        UserError: it has none of them, or -peer_python does not run it.
+    """
+    if not options.peers:
+        return []
+    known = run_peer(options.peer_python, "models").split()
+    missing = [name for name in names if name not in known]
+    if len(missing) == len(names):
+        raise UserError(f"-peers: torchvision has none of the models {', '.join(missing)}; leave -peers out")
+    if missing:
+        print(f"PyTorch is not measured with {', '.join(missing)}: torchvision has no such model", file=sys.stderr)
+    return missing
+
+
 def peer_seconds(name, engine, evaluates, options):
     """Return the seconds of a step of torchvision's model of this name in PyTorch, NaN where it does not run."""
+    if name in options.peerless:
+        return float("nan")
     task = {"model": f"torchvision/{name}", "engine": engine, "dtype": "bfloat16", "evaluation": evaluates,
             "batch_size": options.batch_size, "image_size": options.image_size, "num_classes": 1000,
             "optimizer": "Momentum", "iterations": 2}  # fmt: skip

@@ -7,7 +7,7 @@ from .versions import refuse_unsupported
 
 refuse_unsupported()  # before any other line of the project runs, so that no entry point or tool can forget it
 
-from .commands import Parser, WithDefaults, command
+from .commands import Parser, WithDefaults, close_names, command
 from .devices import (
     cards_variable,
     device_of,
@@ -44,6 +44,7 @@ __all__ = [
     "atomic_write",
     "cards_variable",
     "check_interrupts",
+    "close_names",
     "command",
     "cores",
     "device_of",

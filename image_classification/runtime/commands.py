@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -184,6 +184,12 @@ def new_file(text: str) -> Path:
     if os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text}: is a folder")
     return new_folder(os.path.dirname(text) or ".") / os.path.basename(text)
+
+
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three of the known names, the nearest first, whatever their case; none where none is near."""
+    spelt = {each.lower(): each for each in known}
+    return [spelt[each] for each in difflib.get_close_matches(name.lower(), spelt)]
 
 
 def _refuse_empty(text: str) -> None:

@@ -55,6 +55,40 @@ def test_mistake_is_one_line_and_nothing_runs(words, named, capsys):
     assert printed.err.count("\n") == 1 and named in printed.err
 
 
+@pytest.mark.parametrize(("name", "said"), [
+    ("lenet", "lenet: there is no such model; did you mean LeNet?"), ("resnet5O", "did you mean resnet50?"),
+    ("Conv2D_of_mine", "known are resnet18, "), ("paddle.nn:Linear", "paddle.nn:Linear: called without arguments: "),
+    ("math:pi", "math:pi: called without arguments: "),
+])  # fmt: skip
+def test_wrong_name_behind_a_right_one_is_said_before_anything_is_measured(name, said, capsys):
+    assert example.main(["crnn", name]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and said in printed.err
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """A Python of which PyTorch's models are resnet18 alone, and which measures nothing."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\n[ "$2" = models ] && echo resnet18\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_peer_that_has_none_of_the_models_is_refused_before_anything_is_measured(peer, capsys):
+    assert example.main(["crnn", "unet", "--peers", "eager", f"--peer-python={peer}"]) == 2
+    error = "error: -peers: torchvision has none of the models crnn, unet; leave -peers out\n"
+    assert capsys.readouterr() == ("", error)
+
+
+def test_model_that_the_peer_does_not_have_is_said_once(peer, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(example, "measure", lambda name, build, options, bar: asked.append(name) or [])
+    assert example.main(["resnet18", "crnn", "--peers", "eager", f"--peer-python={peer}"]) == 0
+    assert capsys.readouterr().err == "PyTorch is not measured with crnn: torchvision has no such model\n"
+    assert asked == ["resnet18", "crnn"]
+
+
 def test_model_that_is_trained_again_and_again_stays_finite():
     """bfloat16 products of inf and NaN take longer: a feature pyramid had them after six steps at a rate of 1e-2."""
     paddle.seed(0)

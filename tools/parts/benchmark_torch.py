@@ -1,8 +1,9 @@
 """Measure timm's or torchvision's model with PyTorch in this process, for tools/benchmark.py and the example.
 
 Runs in an environment with torch and timm, not Paddle. Takes and prints what benchmark_worker.py does; without
-a task it only says which versions it has. The task's "engine" says what runs the model: PyTorch ("eager", "compiled" by
-its inductor, which needs a C++ compiler), or for evaluation "onnxruntime" or "openvino", where they are installed.
+a task it only says which versions it has, and for "models" which models torchvision has. The task's "engine" says what
+runs the model: PyTorch ("eager", "compiled" by its inductor, which needs a C++ compiler), or for evaluation
+"onnxruntime" or "openvino", where they are installed.
 """
 
 import contextlib
@@ -21,6 +22,9 @@ WARMUP_ITERATIONS = 8  # as many as ours
 def main():
     if len(sys.argv) == 1:
         print(f"torch {torch.__version__}, timm {timm.__version__}")
+        return
+    if sys.argv[1] == "models":
+        print("\n".join(torchvision.models.list_models()))
         return
     task = json.loads(sys.argv[1])
     idle_memory = resident_bytes()
