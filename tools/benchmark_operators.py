@@ -34,7 +34,8 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import Parser, UserError, command, prepare_process
+from image_classification.config import chosen
+from image_classification.runtime import Parser, UserError, close_names, command, prepare_process
 from image_classification.tools.parts.benchmark_operator_cases import cases
 
 FORMATS = ("float32", "float16", "bfloat16")
@@ -52,15 +53,17 @@ def main(arguments):
 
     found = cases(options.batch_size)
     for word in options.operators:
-        if not any(word in name for name in found):
-            raise UserError(f"-operators: {word!r} is part of none of the names {', '.join(found)}")
+        if not any(word.lower() in name.lower() for name in found):
+            near = close_names(word, [*found, *" ".join(found).split()])
+            hint = f"did you mean {' or '.join(near)}?" if near else "without -operators the table has them all"
+            raise UserError(f"-operators: {word!r} is part of no operator's name; {hint}")
     bandwidth = copy_bandwidth()
     by = ", ".join(f"{dtype}: {half_cpu.backend_name(dtype)}" for dtype in options.formats)
     print(f"{by}; {os.environ['OMP_NUM_THREADS']} threads; a copy moves {bandwidth / 1e9:.1f} GB/s; milliseconds")
     print("| operator | use | format | ours | spread | stock | ratio | limit | kept |")
     print("| --- " * 3 + "| --: " * 6 + "|")
     for name, (function, shapes) in found.items():
-        if options.operators and not any(word in name for word in options.operators):
+        if options.operators and not any(word.lower() in name.lower() for word in options.operators):
             continue
         if not in_child(print_rows, name, function, shapes, bandwidth, options):
             return 1
@@ -95,9 +98,7 @@ def parse(words):
     add("-rounds", type="count", default=9, help="measurements of a figure, after a first that warms up (%(default)s)")
     add("-threads", type="threads", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
-    for name in options.formats:
-        if name not in FORMATS:
-            parser.error(f"-formats: {name!r} is not one of {', '.join(FORMATS)}")
+    options.formats = chosen(options.formats, FORMATS, "-formats")
     return options
 
 
