@@ -56,7 +56,10 @@ def class_names(config, path=None):
         return list(known)
     if path is None and count != 1000:
         return [str(index) for index in range(count)]
-    lines = read_text(path or IMAGENET_CLASSES).splitlines()
+    try:
+        lines = read_text(path or IMAGENET_CLASSES).splitlines()
+    except UserError as error:
+        raise UserError(f"-class_names: {error}") from None
     names = []
     for index, line in enumerate(lines):
         number, _, name = line.partition(" ")

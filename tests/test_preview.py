@@ -15,4 +15,6 @@ def test_class_names_come_from_a_file_or_imagenet(tmp_path):
     with pytest.raises(UserError, match="has 1 lines, the model has 10 classes"):
         (tmp_path / "short.txt").write_text("one\n")
         class_names(config, tmp_path / "short.txt")
+    with pytest.raises(UserError, match="^-class_names: .*gone.txt: cannot be read: No such file"):
+        class_names(config, tmp_path / "gone.txt")
     assert class_names(config)[3] == "3"

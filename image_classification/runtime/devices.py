@@ -194,7 +194,8 @@ def select_device(name: str) -> str:
         raise UserError(f"DEVICE: {name!r} is not one of {allowed}")
     count = device_of(kind).count()
     if count == 0:
-        raise UserError(f"DEVICE: {name!r} was asked for, but this Paddle sees no {kind.upper()}; use -opts DEVICE=cpu")
+        raise UserError(f"DEVICE: {name!r} was asked for, but this Paddle sees no {kind.upper()}; use -device=cpu, or "
+                        "-opts DEVICE=cpu")  # fmt: skip
     if colon and int(index) >= count:
         raise UserError(f"DEVICE: {name!r} was asked for, but this Paddle sees {kind}:0 to {kind}:{count - 1}")
     if kind == "cpu":

@@ -45,7 +45,10 @@ def load_pretrained(model, source, replace_head=False):
             source cannot be read.
     """
     path = find_weights(source)
-    file = read_weights(path)
+    try:
+        file = read_weights(path)
+    except UserError as error:
+        raise UserError(f"-pretrained: {error}") from None
     state = model.state_dict()
     tensors, dialect = translate(file.tensors, model)
     if file.layout == "torch":

@@ -341,6 +341,12 @@ def test_missing_file_is_named(source):
         find_weights(source)
 
 
+def test_file_that_holds_no_weights_is_named_with_the_option(tmp_path):
+    (tmp_path / "notes.txt").write_text("to do")
+    with pytest.raises(UserError, match=f"^-pretrained: {tmp_path}/notes.txt: no weight file"):
+        load_pretrained(tiny_vit(), str(tmp_path / "notes.txt"))
+
+
 def test_path_and_file_url_with_and_without_suffix_name_the_same_file(tmp_path):
     path = tmp_path / "my weights.pdparams"
     write_weights(path, {"x": np.zeros(1, np.float32)})
