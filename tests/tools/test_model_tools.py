@@ -32,7 +32,7 @@ def test_class_file_that_is_missing_is_named_before_weights_are_read(name, tmp_p
     words = [VARIANT, "-pretrained=gone.pdparams", "-output", str(tmp_path / "out"), "-class_names=gone.txt"]
     assert tool(name).main(words if name == "export" else [*words, str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: gone.txt: cannot be read") and error.count("\n") == 1
+    assert error.startswith("error: -class_names: gone.txt: cannot be read") and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
