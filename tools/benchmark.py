@@ -148,6 +148,7 @@ def contestants(options):
     environment = dict(os.environ)  # before this process sets what it needs: each contestant has its own settings
     if options.threads:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
+    check_row(task | {"mode": options.modes[0], "dtype": None})  # a mistake is answered before Paddle is imported
     prepare_process()
     from image_classification.amp.options import has_option
 
