@@ -28,6 +28,7 @@ from image_classification.runtime import (
     log_to_stderr,
     prepare_process,
     progress_bar,
+    refuse_existing,
 )
 
 CAPTIONS = 3  # classes below a picture
@@ -80,6 +81,8 @@ def run(options, names):
     root = os.path.commonpath([path.resolve().parent for path in paths])
     if options.output is not None:
         refuse_output_among(options.output, root, paths, options.images)
+        for path in paths:
+            refuse_existing(picture_of(path, options.output, root), "-output")
     model, config = load_model(options.cfg, options.pretrained, options.opts)
     results = dict.fromkeys(paths)
     precision = build_precision("fp32")
@@ -105,7 +108,7 @@ def run(options, names):
                     "label_names": [names[index] for index in ids],
                 }
                 if options.output is not None:
-                    save_picture(options.output / path.resolve().relative_to(root).parent, config, heat, results[path])
+                    save_picture(picture_of(path, options.output, root), config, heat, results[path])
             bar.update(len(crops))
     if all("error" in result for result in results.values()):
         raise UserError(next(iter(results.values()))["error"])
@@ -162,7 +165,12 @@ def find_images(words):
     return list(dict.fromkeys(found))
 
 
-def save_picture(folder, config, heat, result):
+def picture_of(path, output, root):
+    """Return the path below `output` of the picture of a photograph, whose place is below `root`."""
+    return output / path.resolve().relative_to(root).parent / f"{path.stem}-{path.suffix.lstrip('.')}.png"
+
+
+def save_picture(target, config, heat, result):
     """Write the photograph with what the model saw of it outlined, where it looked, and the classes in words."""
     import cv2
 
@@ -175,7 +183,7 @@ def save_picture(folder, config, heat, result):
              for name, score in zip(result["label_names"][:CAPTIONS], result["scores"], strict=False)]  # fmt: skip
     picture = annotate(photo, box, heat, lines)
     content = cv2.imencode(".png", picture[:, :, ::-1])[1]
-    with atomic_write(folder / f"{source.stem}-{source.suffix.lstrip('.')}.png") as file:
+    with atomic_write(target) as file:
         file.write(content.tobytes())
 
 

@@ -79,9 +79,19 @@ def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_p
     assert picture.shape[1] == 500 and picture.shape[0] > 300
     np.testing.assert_array_equal(picture[:300, :90], photo[:, :90])  # left of the square that the model saw
     assert picture[300:].any()  # the caption
-    assert predict.main([*words, "-explain"]) == 1
+    assert predict.main([*words[:-1], f"-output={tmp_path / 'explained'}", "-explain"]) == 1
     assert "two/cut.png\n  is no image" in capsys.readouterr().out
-    assert Image.open(output / "one" / "a-png.png").size[0] == 1000
+    assert Image.open(tmp_path / "explained" / "one" / "a-png.png").size[0] == 1000
+
+
+def test_predict_writes_over_no_picture_of_before(photos, tmp_path, capsys):
+    there = tmp_path / "sub" / "c-png.png"
+    there.parent.mkdir()
+    there.write_text("precious")
+    words = [VARIANT, str(photos / "a.png"), str(photos / "sub"), "-pretrained=gone.pdparams", f"-output={tmp_path}"]
+    assert tool("predict").main(words) == 2
+    assert capsys.readouterr() == ("", f"error: -output: {there}: exists; name another, or remove it first\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [there] and there.read_text() == "precious"
 
 
 def test_predict_of_a_folder_finds_what_a_training_finds_in_it(weights, tmp_path, capsys):
