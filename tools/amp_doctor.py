@@ -57,7 +57,8 @@ def main(arguments):
     parser.add_argument("-cfg", required=True, help="variant or YAML file")
     parser.add_argument("-steps", type="count", default=20, help="steps of each run (default: 20)")
     parser.add_argument("-rows", type="count", default=15, help="rows of each table (default: 15)")
-    parser.add_argument("-report", type="new_folder", default="output/doctor", help="folder of the report")
+    parser.add_argument("-report", type="new_folder", default="output/doctor",
+                        help="folder of the report (default: %(default)s)")  # fmt: skip
     parser.pass_on(make_parser())
     options = parser.parse_args(arguments)
     words = options.words

@@ -108,7 +108,8 @@ def parse(words):
     add("-iterations", type="count", default=5, help="measured steps of a round (default: %(default)s)")
     add("-threads", type="threads", help="compute threads (default: all cores)")
     add("-device", default="auto", help="as DEVICE of a configuration (default: %(default)s)")
-    add("-data", choices=("synthetic", "real"), default="synthetic", help="noise, or the configuration's data set")
+    add("-data", choices=("synthetic", "real"), default="synthetic",
+        help="noise, or the configuration's data set (default: %(default)s)")  # fmt: skip
     add("-evaluation", action="store_true", help="measure forward passes without gradients instead of training steps")
     add("-layers", action="store_true", help="measure the layers one by one as well, without replay")
     add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further keys of the configuration; an option of the "

@@ -95,7 +95,8 @@ def parse(words):
     add("-operators", type="names", default=(), help="those whose names contain one of these words (default: all)")
     add("-formats", type="names", default=",".join(FORMATS), help="number formats (default: %(default)s)")
     add("-batch_size", type="count", default=8, help="images of a batch (default: %(default)s)")
-    add("-rounds", type="count", default=9, help="measurements of a figure, after a first that warms up (%(default)s)")
+    add("-rounds", type="count", default=9,
+        help="measurements of a figure, after a first that warms up (default: %(default)s)")  # fmt: skip
     add("-threads", type="threads", help="compute threads (default: all cores)")
     options = parser.parse_args(words)
     options.formats = chosen(options.formats, FORMATS, "-formats")

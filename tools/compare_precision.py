@@ -68,7 +68,8 @@ def parse_arguments(words):
                         help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
     parser.add_argument("-dtypes", type="names", default="float16,bfloat16", help="formats (default: %(default)s)")
     parser.add_argument("-seeds", type="names", default="0,1,2", help="seeds (default: %(default)s)")
-    parser.add_argument("-output", type="new_folder", default="output/compare", help="folder of the runs")
+    parser.add_argument("-output", type="new_folder", default="output/compare",
+                        help="folder of the runs (default: %(default)s)")  # fmt: skip
     parser.add_argument("-jobs", type="count", default=1, help="runs at the same time (default: %(default)s)")
     parser.add_argument("-json", type="new_file", metavar="FILE", help="add the means to those in this file")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of every run")

@@ -61,7 +61,8 @@ def main(arguments):
     parser.add_argument("-output", type="new_folder", required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
     parser.add_argument("-fold", action="store_true", help="fold BatchNorms into the convolutions before them")
-    parser.add_argument("-dtype", choices=tuple(TOLERANCES), default="float32", help="also export in this format")
+    parser.add_argument("-dtype", choices=tuple(TOLERANCES), default="float32",
+                        help="also export in this format (default: %(default)s alone)")  # fmt: skip
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)

@@ -57,7 +57,8 @@ def parse(words):
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("variants", nargs="*", metavar="VARIANT", help="models (default: the digits-sized one of each family)")
-    add("-data", choices=("real", "synthetic"), default="real", help="the configuration's images, or noise")
+    add("-data", choices=("real", "synthetic"), default="real",
+        help="the configuration's images, or noise (default: %(default)s)")  # fmt: skip
     add("-pretrained", metavar="FILE", help="weights; {} stands for the variant (default: random weights)")
     add("-batch_size", type="count", default=32, help="images of a step (default: %(default)s)")
     add("-iterations", type="count", default=5, help="measured steps of a round (default: %(default)s)")

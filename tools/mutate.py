@@ -87,7 +87,8 @@ class Outcome:
 def main(arguments):
     """Run the mutations, print the table and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument("-k", default="", metavar="TEXT", help="only those with one of these texts, a,b, in the name")
+    parser.add_argument("-k", default="", metavar="TEXT",
+                        help="only those with one of these texts, a,b, in the name (default: all)")  # fmt: skip
     parser.add_argument("-j", type="count", default=1, metavar="N", help="mutations at the same time (default: 1)")
     parser.add_argument("-table", type=Path, metavar="FILE", help="write the table there, as a page in Markdown")
     parser.add_argument("-root", type=Path, default=ROOT, help="tree to work on, a git work tree (default: this one)")

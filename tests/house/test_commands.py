@@ -4,6 +4,8 @@ Limits are processor time of the process, which another program on the machine d
 0.15 s; an import of Paddle alone takes 1.5 s.
 """
 
+import argparse
+import importlib
 import os
 import re
 import shlex
@@ -14,6 +16,7 @@ import tempfile
 import pytest
 
 from image_classification.__main__ import TOOLS, TRAINING
+from image_classification.runtime import Parser, UserError
 from tests.helpers.model_zoo import FOLDERS, ROOT
 
 PROGRAMS = sorted([*(ROOT / "tools").glob("*.py"), *(path for folder in FOLDERS for path in folder.glob("main_*.py"))])
@@ -39,6 +42,21 @@ def test_help_is_there_at_once(path):
     code, seconds, out, err = answer(path, "-h")
     assert (code, err) == (0, "") and out.startswith("usage:")
     assert seconds < HELP_SECONDS
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tools").glob("*.py")), ids=lambda path: path.stem)
+def test_help_has_the_default_of_every_option(path, monkeypatch):
+    helps = {}
+
+    def look(parser, words=None):
+        formatter = parser._get_formatter()
+        shown = [action for action in parser._actions if action.default not in (None, False, [], (), argparse.SUPPRESS)]
+        helps.update({tuple(action.option_strings): formatter._expand_help(action) for action in shown})
+        raise UserError("seen")
+
+    monkeypatch.setattr(Parser, "parse_args", look)
+    importlib.import_module(f"image_classification.tools.{path.stem}").main([])
+    assert [flags for flags, text in helps.items() if "default: " not in text] == []
 
 
 def test_help_of_the_one_command_names_the_others_and_each_of_them_has_one():
