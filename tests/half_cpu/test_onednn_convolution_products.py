@@ -78,3 +78,14 @@ def test_product_is_chosen_for_large_filters_that_move_by_strides(name, filters,
     geometry = ((stride, stride), (0, 0), (0, 0), (0, 0))
     key = (images, Layout(data_type, filters, None), results, geometry)
     assert onednn_convolution_products.is_product(True, name, *key) is chosen
+
+
+@needs_bfloat16_of_onednn
+@pytest.mark.parametrize(("width", "data_type", "filters", "chosen"), [
+    (7, onednn.BFLOAT16, (512, 512, 3, 3), True), (8, onednn.BFLOAT16, (512, 512, 3, 3), False),
+    (7, onednn.FLOAT32, (512, 512, 3, 3), False), (7, onednn.BFLOAT16, (128, 128, 3, 3), False),
+])  # fmt: skip
+def test_product_is_chosen_for_large_filters_of_narrow_results(width, data_type, filters, chosen):
+    images, results = (Layout(data_type, (8, channels, 7, width), None) for channels in (filters[1], filters[0]))
+    key = (images, Layout(data_type, filters, None), results, ((1, 1), (0, 0), (1, 1), (1, 1)))
+    assert onednn_convolution_products.is_product(True, "backward_weights", *key) is chosen
