@@ -137,6 +137,8 @@ class Replayed:
         except Refused as error:
             return self._refuse(error)
         except Exception as error:  # of what runs with layers all the same
+            if any(word in str(error) for word in ("KeyboardInterrupt", "SystemExit")):
+                raise  # Paddle's engine makes an error of what interrupts a backward pass
             return self._refuse(f"recorded, it fails: {type(error).__name__}: {error}")
         if recorded.played.bytes > _LARGE:
             ask()  # for memory that it has and the layers had not

@@ -326,3 +326,29 @@ def test_copy_of_a_recorded_model_is_a_model_of_its_own():
     other = copy.deepcopy(replayed.forward)
     assert isinstance(other, half_cpu.Replayed) and other._model is not replayed.model
     assert bits(other(numbers(0))) == bits(layers.forward(numbers(0)))
+
+
+class Interrupted(paddle.autograd.PyLayer):
+    """Ctrl-C in the backward pass that is recorded."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Interrupted.backwards += 1
+        if Interrupted.backwards == RECORDED:
+            raise KeyboardInterrupt
+        return gradient * 2
+
+
+def test_interrupt_of_the_backward_pass_that_is_recorded_ends_the_step():
+    Interrupted.backwards = 0
+    replayed, _ = both(lambda: Net(lambda net, x: Interrupted.apply(net.a(x))))
+    with pytest.raises((KeyboardInterrupt, OSError), match="KeyboardInterrupt|^$"):
+        for number in range(RECORDED):
+            replayed.result(numbers(number)).sum().backward()
+    assert Interrupted.backwards == RECORDED and not replayed.is_recorded()
