@@ -151,11 +151,14 @@ def contestants(options):
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     check_row(task | {"mode": options.modes[0], "dtype": None})  # a mistake is answered before Paddle is imported
     prepare_process()
-    from image_classification.amp.options import has_option
+    from image_classification.amp.options import has_option, validate_options
 
     for option, word in options.amp_opts:
         if not any(has_option(mode, option) for mode in options.modes):
-            raise UserError(f"-opts: {word}: none of the modes {', '.join(options.modes)} has such an option")
+            try:
+                validate_options(options.modes[-1], {option: None})
+            except ValueError as error:
+                raise UserError(f"-opts: {word}: {error}") from None
     result = []
     for mode in options.modes:
         of_mode = [word for option, word in options.amp_opts if has_option(mode, option)]
