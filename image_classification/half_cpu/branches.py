@@ -18,7 +18,6 @@ from .scope import active
 # Elements from which on the sum of the engine takes longer than making the views: of half tensors, of float32 images.
 LARGE_HALF, LARGE = 1 << 15, 1 << 18
 
-
 FEW = 256  # elements whose sums in another order may be the same by chance
 
 MOST_KNOWN = 4096  # kinds of first readers

@@ -86,7 +86,7 @@ def _folded(*layouts):
 
 def _is_one_axis(outer, inner):
     (count, step), (size, stride) = outer, inner
-    return count == size == 1 or 1 not in (count, size) and step == size * stride
+    return count == size == 1 or step == size * stride
 
 
 def without_odd_strides(matrices):

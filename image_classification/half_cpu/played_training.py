@@ -32,6 +32,8 @@ class Training:
         model: whose passes these are.
 
     Attributes:
+        written: the buffers that a forward pass writes.
+        has_several_results: whether a backward pass may find that some of them got no gradient.
         is_partial: whether a backward pass came that needed the layers, because a result got no gradient.
     """
 

@@ -30,7 +30,7 @@ from .recording import Recorder, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
 from .state import State
-from .watched_calls import Calls
+from .watched_calls import Calls, writes_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Replayed:
         if not known:
             return self._model(*inputs)
         try:
-            with self._calls.writes_nothing([*inputs, *weights]):
+            with writes_nothing([*inputs, *weights]):
                 result = self._model(*inputs)
             self._calls.watch(result)
         except Refused as error:
@@ -127,7 +127,6 @@ class Replayed:
         try:
             if has_hooks(self._model):
                 raise Refused("it has hooks")
-            self._calls.check()
             kept, active.frozen = active.frozen, None  # nothing that was made of the weights before
             try:
                 with _RECORDING:

@@ -184,11 +184,12 @@ def test_column_sums_without_compiled_kernels_are_the_same(dtype, monkeypatch):
         np.testing.assert_array_equal(sums.astype("float32").numpy(), tensor.astype("float32").numpy().sum(axis=0))
 
 
-def with_gaps(shape, axis, first, dtype):
-    """Return a part of a tensor along an axis of a larger one, with NaN around it."""
-    sizes = [size + 2 * (place == axis) for place, size in enumerate(shape)]
+def with_gaps(shape, axes, first, dtype):
+    """Return a part of a tensor along axes of a larger one, with NaN around it."""
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    sizes = [size + 2 * (place in axes) for place, size in enumerate(shape)]
     whole = paddle.full(sizes, float("nan"))
-    part = tuple(slice(first, first + size) if place == axis else slice(None) for place, size in enumerate(shape))
+    part = tuple(slice(first, first + size) if place in axes else slice(None) for place, size in enumerate(shape))
     whole[part] = paddle.randn(shape)
     return whole.astype(dtype)[part]
 
@@ -197,7 +198,7 @@ def with_gaps(shape, axis, first, dtype):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [
     ((3, 1, 64, 64), 1), ((1, 3, 64, 64), 1), ((2, 1, 2, 2), 0), ((2, 3, 1, 64, 64), 2), ((2, 1, 2, 64, 64), 3),
-    ((2, 3, 2, 16, 16), 1), ((3, 64, 64), 0), ((3, 16, 16), 1),
+    ((2, 3, 2, 16, 16), 1), ((2, 3, 2, 16, 16), (1, 2)), ((2, 2, 2, 2, 2), (1, 2)), ((3, 64, 64), 0), ((3, 16, 16), 1),
 ])  # fmt: skip
 def test_products_of_parts_along_any_axis_read_no_other_numbers(shape, axis, transposed, dtype):
     left, right = (with_gaps(shape, axis, first, dtype) for first in (1, 2))

@@ -124,6 +124,7 @@ def test_gradient_that_is_missing_once_is_that_of_the_layers():
 
     def step(one, number):
         head, trunk = one.result(numbers(number))
+        trunk = trunk * paddle.rand([8])  # drawn between the passes
         return trunk.sum() if number == RECORDED + 1 else head.square().sum() + trunk.sum()
 
     assert_same(
@@ -242,6 +243,17 @@ def test_recording_leaves_a_graph_that_waits(more):
         return (one.result(numbers(number)) * one.result(numbers(number + 50))).sum()
 
     assert_same(lambda: Net(lambda net, x: net.b(net.a(x)), more), step)
+
+
+def test_recording_of_another_shape_leaves_a_played_step_that_waits():
+    def step(one, number):
+        first = one.result(numbers(number))
+        return first.square().sum() + (one.result(numbers(number, 6, 8)).square().sum() if number > RECORDED else 0.0)
+
+    assert_same(
+        lambda: Net(lambda net, x: net.norm(net.a(x)), lambda net: setattr(net, "norm", nn.BatchNorm1D(8))), step,
+        calls=3 * RECORDED,
+    )  # fmt: skip
 
 
 def positions(net):
