@@ -8,7 +8,8 @@ from typing import Any
 
 import paddle
 
-from .replay import can_record, has_hooks, key_of, replay
+from .first_calls import divided
+from .replay import Evaluation, can_record, has_hooks, key_of, replay
 from .scope import active
 
 _FIRST = 8  # images of the pieces that tell how much memory one takes
@@ -19,7 +20,8 @@ _IN_CACHES = 40 << 20  # bytes of intermediate results: within a tenth of the fa
 def replay_images(model: paddle.nn.Layer, images: paddle.Tensor) -> Any:
     """Return `replay(model, images)` of a model that computes with each of the images [B, ...] by itself.
 
-    In a half format they pass a few at a time; how many, the recorded pass of eight of them tells.
+    In a half format they pass a few at a time; how many, the recorded pass of eight of them tells. In each format the
+    first calls of a recorded pass may be made for fewer still (`first_calls.py`).
 
     Returns:
         As the model, which gets all images at once where its result is no tensor [B, ...], where a layer is in training
@@ -27,15 +29,24 @@ def replay_images(model: paddle.nn.Layer, images: paddle.Tensor) -> Any:
     """
     rows, size = images.shape[0], _piece(model, images)
     if size >= rows:
-        return replay(model, images)
+        return _replayed(model, images)
     results = []
     for start in range(0, rows, size):
         piece = images[start : start + size]
-        results.append(replay(model, piece))
+        results.append(_replayed(model, piece))
         if not isinstance(results[-1], paddle.Tensor) or results[-1].shape[:1] != piece.shape[:1]:
             active.frozen.pieces[key_of(model, [images[:_FIRST]])] = _ALL
             return replay(model, images)
     return paddle.concat(results)
+
+
+def _replayed(model, images):
+    """Return `replay(model, images)`, where it pays of a pass whose first calls are made for fewer images."""
+    result = replay(model, images)
+    recorded = active.frozen.passes.get(key_of(model, [images])) if can_record() else None
+    if isinstance(recorded, Evaluation) and not recorded.is_divided:
+        recorded.run, recorded.is_divided = divided(model, recorded.played, images), True
+    return result
 
 
 def _piece(model, images):

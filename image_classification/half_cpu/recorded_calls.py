@@ -18,6 +18,10 @@ class Refused(Exception):
     """A pass that cannot be played again; the message says why."""
 
 
+class Enough(BaseException):
+    """So much of a pass was recorded as is wanted."""
+
+
 class Kernel:
     """A call of a compiled function or a primitive; `pointers` are the places of the arguments that may be pointers.
 

@@ -17,7 +17,7 @@ from .arena import Block, Memory, arenas
 from .call_list import CallList
 from .noted_operators import Noted
 from .onednn_primitives import new_tensor
-from .recorded_calls import Kernel, Operator, Refused, pointer_of
+from .recorded_calls import Enough, Kernel, Operator, Refused, pointer_of
 from .references import References
 from .scope import active, undispatched
 
@@ -29,14 +29,15 @@ class Recorder:
         constants: tensors whose content is not the pass's own: weights, and what was made of them.
         inputs: see `input`.
         shared: ids of weights whose readers' gradients are summed by kernels, where it is seen.
+        most: the number of calls with whose next one the pass is left by :class:`Enough`.
 
     Attributes:
         steps: the calls.
         reason: why the pass cannot be played again, or None.
     """
 
-    def __init__(self, constants, inputs, shared=frozenset()):
-        self.reason = None
+    def __init__(self, constants, inputs, shared=frozenset(), most=None):
+        self.reason, self._most = None, most
         self._shared, self._readers = shared, collections.Counter[int]()
         self.steps: list[Kernel | Operator] = []
         self._inputs, self._made, self._memory = [], [], Memory()
@@ -104,6 +105,8 @@ class Recorder:
         return self._add(Operator, name, function, args, kwargs, results, kept)
 
     def _add(self, kind, *arguments):
+        if len(self.steps) == self._most:
+            raise Enough
         try:
             step = kind(*arguments, self._find)
         except Refused as error:
@@ -164,7 +167,7 @@ class Recorder:
         calls = [step.moved() for step in self.steps]
         for slot in (*self._slots[0], *self._slots[1]):
             slot.settle()
-        return Pass(calls, *self._slots, holders, self._made)
+        return Pass(self.steps, calls, *self._slots, holders, self._made)
 
 
 def _method_past_operators(original):
@@ -247,10 +250,10 @@ class Slot:
 
 class Pass:
     """A recorded pass, which belongs to a thread. `bytes` are those of its intermediate results that are in use at a
-    time."""
+    time, `steps` what its calls are and which memory they use."""
 
-    def __init__(self, calls, inputs, results, arenas, constants):
-        self.calls, self.inputs, self.results = CallList(calls), inputs, results
+    def __init__(self, steps, calls, inputs, results, arenas, constants):
+        self.steps, self.calls, self.inputs, self.results = steps, CallList(calls), inputs, results
         self.arenas, self.bytes = arenas, sum(arena.shape[0] for arena in arenas)
         self._constants, self._is_poisoned = constants, False
 
@@ -270,7 +273,12 @@ class Pass:
         if slot.users is None:
             paddle_names.assign_out_(tensor, slot.own)
         else:
-            self._use(slot, tensor.data_ptr())
+            self.look(slot, tensor.data_ptr())
+
+    def look(self, slot, pointer):
+        """Have the pass read an input, or write a result, where a pointer points to."""
+        for number, argument, offset in slot.users:
+            self.calls.put(number, argument, pointer + offset)
 
     def write(self, slot):
         """Return a tensor to which the pass will write a result, or None where `written` gives one."""
@@ -279,7 +287,7 @@ class Pass:
         tensor = new_tensor(slot.dtype, slot.shape)
         if self._is_poisoned:
             _poison(tensor)
-        self._use(slot, tensor.data_ptr())
+        self.look(slot, tensor.data_ptr())
         return tensor
 
     def written(self, slot, tensor):
@@ -290,10 +298,6 @@ class Pass:
         """Make the calls of some steps."""
         with undispatched(), paddle.no_grad():
             self.calls.make(first, last)
-
-    def _use(self, slot, pointer):
-        for number, argument, offset in slot.users:
-            self.calls.put(number, argument, pointer + offset)
 
     @contextlib.contextmanager
     def poisoned(self):

@@ -106,8 +106,7 @@ def _recorded(model, inputs, expected):
             raise Refused("it is not frozen")
         if has_hooks(model):
             raise Refused("it has hooks")
-        own = [tensor.clone() for tensor in inputs]
-        constants = [*model.parameters(), *model.buffers(), *active.frozen.tensors()]
+        own, constants = [tensor.clone() for tensor in inputs], constants_of(model)
         versions = [tensor.inplace_version for tensor in (*constants, *own)]
         recorder = Recorder(constants, own)
         with recorder.recording():
@@ -117,7 +116,7 @@ def _recorded(model, inputs, expected):
         recorder.returns(flat(result))
         found = Evaluation(recorder.finish(), result)
         with found.played.poisoned():
-            if not _same_bits(_played(found, inputs), expected):
+            if not same_bits(_played(found, inputs), expected):
                 raise Refused("played again, it gives other results")
     except Refused as error:
         return _refuse(model, error), expected
@@ -128,11 +127,23 @@ def _recorded(model, inputs, expected):
     return found, expected
 
 
+def constants_of(model):
+    """Return what the passes of a frozen model read and do not write."""
+    return [*model.parameters(), *model.buffers(), *active.frozen.tensors()]
+
+
 class Evaluation:
-    """A recorded forward pass; call it with inputs of the recorded shapes."""
+    """A recorded forward pass; call it with inputs of the recorded shapes.
+
+    Attributes:
+        run: what gives the results of `played` for inputs, that itself or something faster.
+        is_divided: whether it is known if the first calls are to be made for a few images at a time.
+    """
 
     def __init__(self, played: Pass, result):
         self.played = played
+        self.run: Any = played
+        self.is_divided = False
         self._structure = mapped(lambda tensor: NOTHING, result)
 
     @property
@@ -141,7 +152,7 @@ class Evaluation:
         return self.played.bytes
 
     def __call__(self, inputs):
-        results = iter(self.played(inputs))
+        results = iter(self.run(inputs))
         return mapped(lambda _: next(results), self._structure)
 
 
@@ -156,7 +167,8 @@ def _played(found, inputs):
         raise Refused(f"played again, it fails: {error}") from error
 
 
-def _same_bits(found, expected):
+def same_bits(found, expected):
+    """Return whether two results of a model are the same."""
     return mapped(_bits, found) == mapped(_bits, expected)
 
 
