@@ -11,11 +11,11 @@
 #if HAS_AMX
 namespace {
 
-constexpr long BAND = 1 << 18;   // numbers that a band is copied to
-constexpr long WHOLE = 1 << 19;  // numbers of filters that the cache keeps beside it
-constexpr long SHARE = 1 << 17;  // numbers of filters at a time where these are more
-constexpr long BANDS = 3 << 18;  // numbers of the bands that wait for the next share
-constexpr long COPIED = 4;       // as much as numbers of filters that are read take those of a band, which are copied
+constexpr long ONE_BAND = 1 << 18;  // numbers that a band is copied to
+constexpr long WHOLE = 1 << 19;     // numbers of filters that the cache keeps beside it
+constexpr long SHARE = 1 << 17;     // numbers of filters at a time where these are more
+constexpr long BANDS = 3 << 18;     // numbers of the bands that wait for the next share
+constexpr long COPIED = 4;          // as much as numbers of filters that are read take those of a band, which are copied
 
 // Half of 32 numbers: one permutation where the general way takes two steps.
 static inline Vector widened(__m512i numbers, int from) {
@@ -102,7 +102,7 @@ struct Band {
         terms = s.taps[0] * (folds ? 1 : s.taps[1]) * step;
         // As many rows as the cache keeps, as few as all threads want, and no panel of few.
         long each = phases[0] * phases[1] * columns * step, wanted = parts(s.batch * s.out_height, omp_get_max_threads());
-        rows = std::clamp(BAND / each - beyond[0], 1L, s.out_height);
+        rows = std::clamp(ONE_BAND / each - beyond[0], 1L, s.out_height);
         rows = std::min(rows, std::max(wanted, parts(2 * tiles::PANEL, columns)));
         rows = parts(s.out_height, parts(s.out_height, rows));
     }
