@@ -41,9 +41,10 @@ class Kernel:
             elif getattr(value, "_type_", None) is ctypes.c_void_p:
                 self._lists[index] = places = [find(pointer, self.name) for pointer in value]
                 self.uses += ((*place, None) for place in places)
-        # the result and what it may take the place of, if this call is the last that reads it
+        # the result and what it may take the place of, if there is one and this call is the last that reads it
         replaced: Sequence[int] = getattr(call, "replaced", ())
-        self.replaced = [use for index in replaced for use in self.uses if use[2] == index]
+        found = [use for index in replaced for use in self.uses if use[2] == index]
+        self.replaced = found if len(found) == 2 else []
 
     def moved(self):
         """Return the call with each pointer where its memory is now."""

@@ -10,6 +10,7 @@ from paddle import nn
 from image_classification import half_cpu, layers
 from image_classification.half_cpu import arena, onednn, recording
 from image_classification.half_cpu.arena import Block, arenas
+from image_classification.half_cpu.recorded_calls import Kernel
 from image_classification.half_cpu.replay import RECORDED
 from tests.helpers.replays import FORMATS, bits, images, passes
 
@@ -89,6 +90,17 @@ class Residuals(nn.Layer):
         x = block(1, x, x)
         x = block(2, block(3, x), x)
         return x.mean(axis=[2, 3])
+
+
+def test_kernel_that_is_called_without_a_residual_replaces_none():
+    def convolution(out, residual):
+        pass
+
+    convolution.replaced = (0, 1)
+    with_it, without = (
+        Kernel(convolution, (64, residual), (0, 1), lambda pointer, name: (pointer, 0)) for residual in (128, None)
+    )
+    assert with_it.replaced == [(64, 0, 0), (128, 0, 1)] and not without.replaced
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
