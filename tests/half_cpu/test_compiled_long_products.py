@@ -148,6 +148,7 @@ def count_calls(monkeypatch):
 
     monkeypatch.setattr(onednn_matmul, "long_product", long_product)
     monkeypatch.setattr(onednn_matmul, "cache", onednn_matmul.cache.__class__())
+    onednn_matmul._prepared.cache_clear()
     return calls
 
 

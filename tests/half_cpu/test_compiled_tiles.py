@@ -224,4 +224,5 @@ def count_calls(monkeypatch):
 
     monkeypatch.setattr(onednn_matmul, "is_tiles", is_tiles)
     monkeypatch.setattr(onednn_matmul, "cache", onednn_matmul.cache.__class__())
+    onednn_matmul._prepared.cache_clear()
     return calls
