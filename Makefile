@@ -11,7 +11,7 @@ $(if $(filter $(CUDA),$(CUDAS)),,$(error CUDA=$(CUDA): expected one of $(CUDAS))
 GPU    := $(if $(filter auto,$(DEVICE)),$(wildcard $(VENV)/.installed-cu*))
 INSTALLED := $(if $(filter gpu%,$(DEVICE)),$(VENV)/.installed-$(CUDA),$(firstword $(GPU) $(VENV)/.installed))
 
-.PHONY: help demo test lint test-slow test-browser test-mutations test-device test-edges test-gpu test-peers test-fuzz test-matrix docs chromium clean
+.PHONY: help demo test lint test-slow test-browser test-mutations test-device test-edges test-amx test-gpu test-peers test-fuzz test-matrix docs chromium clean
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++"
 	@echo "make test-edges   the half arithmetic where memory beyond every tensor is forbidden, needs gcc; half an hour"
+	@echo "make test-amx     the kernels' products by AMX, in software where no processor has it; a few minutes, needs g++"
 	@echo "make test-gpu     every precision mode on a GPU, compared with the CPU"
 	@echo "make test-browser  VisualDL's page of a resumed run in chromium, which is installed where it can be"
 	@echo "make test-peers   logits, preprocessing, files and checkpoints against PyTorch, timm, torchvision, PaddleViT, PaddleClas"
@@ -60,6 +61,10 @@ test-device: $(VENV)/.installed-dev
 # What reads or writes beyond a tensor ends its test by a signal.
 test-edges: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.edges
+
+# Numbers, memory and configurations of tiles; not the speed, nor what oneDNN computes by AMX.
+test-amx: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.amx
 
 # The contract of every precision mode on a GPU, compared with the CPU reference; skips where there is none.
 test-gpu: $(VENV)/.installed-dev
