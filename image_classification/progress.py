@@ -12,6 +12,10 @@ from .parallel.protocol import Parallel
 from .runtime import UserError, get_logger
 
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
+CHANGES = {
+    "images_per_step": ("the total batch size", "another -batch_size or -accum_iter would keep the recipe"),
+    "images": ("the number of training images", "a fixed fifth for evaluation has some that were trained on"),
+}
 
 
 @dataclasses.dataclass
@@ -41,7 +45,7 @@ def units(config: Any, replicas: int, steps_per_epoch: int, images: int) -> dict
 def recount(progress: Progress, units: dict[str, int], own: dict[str, int], batches: int) -> None:
     """Express a progress counted in other units in this run's, so that no image of the epoch is left out.
 
-    Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of an epoch.
+    Whole steps of this run only: a few images may come twice. The schedule goes on at the same part of the run.
 
     Raises:
         UserError: more of the epoch is done than it has here.
@@ -52,13 +56,11 @@ def recount(progress: Progress, units: dict[str, int], own: dict[str, int], batc
     progress.batch = images // own["images_per_step"] * accum_iter
     if progress.batch > batches:
         raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
-    if units["images_per_step"] != own["images_per_step"]:
-        before = progress.step
-        progress.step = round(before * own["steps_per_epoch"] / units["steps_per_epoch"])
-        get_logger().warning(
-            f"-resume: the total batch size was {units['images_per_step']}, now it is {own['images_per_step']}: "
-            f"step {before} counts as {progress.step}; another -batch_size or -accum_iter would keep the recipe"
-        )
+    before, progress.step = progress.step, round(progress.step * own["steps_per_epoch"] / units["steps_per_epoch"])
+    for key, (words, hint) in CHANGES.items():
+        if units.get(key, own[key]) != own[key]:
+            get_logger().warning(f"-resume: {words} was {units[key]}, now it is {own[key]}: step {before} counts as "
+                                 f"{progress.step}; {hint}")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -387,6 +387,17 @@ def test_state_of_other_batches_continues_at_the_same_image(batch_size, window, 
     assert (second.progress.batch, second.progress.step) == (batch, step)
 
 
+@pytest.mark.parametrize("batches", [3, 12])
+def test_state_of_another_number_of_images_continues_at_the_same_part_of_the_schedule(batches, caplog):
+    first = make_trainer(make_batches(6, 4), batch_size=4, NUM_EPOCHS=1)
+    first.fit()
+    second = make_trainer(make_batches(batches, 4), batch_size=4, NUM_EPOCHS=3)
+    with caplog.at_level("WARNING"):
+        second.load_state(first.state(), "memory")
+    assert second.progress.step == batches  # one epoch of three
+    assert f"the number of training images was 24, now it is {4 * batches}: step 6 counts as {batches}" in caplog.text
+
+
 def test_best_accuracy_stays_the_best_after_a_worse_evaluation():
     trainer = make_trainer(make_batches(2, 4))
     images, labels = trainer.eval_loader.batches[0]
