@@ -165,6 +165,8 @@ def check_output(config):
                         "name another one")  # fmt: skip
     if _goes_on_in(path, config):
         return
+    if not _has_run(path):
+        raise UserError(f"-output: {path}: holds results of another project: name another folder")
     way = f"continue it with -resume={path / 'latest'}, or " if (path / "latest.pdparams").exists() else ""
     raise UserError(f"-output: {path}: holds a run already: {way}name another folder")
 
@@ -182,9 +184,17 @@ def _refuse_to_write_over(path, config):
 
 
 def _goes_on_in(path, config):
-    """Return whether ``-resume`` names a checkpoint of a folder, or the folder."""
-    resumed = config.MODEL.RESUME and Path(config.MODEL.RESUME).resolve()
-    return bool(resumed) and path.resolve() in (resumed, resumed.parent)
+    """Return whether ``-resume`` names a folder that a run has left, or a checkpoint in it."""
+    given = config.MODEL.RESUME
+    if not given or not _has_run(path):
+        return False
+    is_folder = os.path.isdir(given) and not os.path.isfile(f"{given}.pdparams")  # as `checkpoint.find` takes it
+    return path.resolve() == (Path(given).resolve() if is_folder else Path(given).resolve().parent)
+
+
+def _has_run(path):
+    """Return whether a run of ours has been in a folder; a copy may lack the hidden lock."""
+    return (path / LOCK).exists() or (path / "invocation.yaml").exists()
 
 
 def take_lock(path):

@@ -44,6 +44,9 @@ def test_two_run_folders_made_in_one_second_differ(tmp_path):
 @pytest.mark.parametrize("trace", [name.replace("*", "epoch_0003") for name in RESULTS])
 def test_folder_of_another_run_is_refused_with_the_ways_out(tmp_path, trace):
     (tmp_path / trace).write_text("precious")
+    with pytest.raises(UserError, match="holds results of another project: name another folder"):
+        check_output(config_of(tmp_path))
+    (tmp_path / ".lock").write_text("")
     with pytest.raises(UserError, match="holds a run already: name another folder"):
         check_output(config_of(tmp_path))
     (tmp_path / "latest.pdparams").write_text("precious")
@@ -77,9 +80,24 @@ def test_metrics_go_on_where_the_checkpoint_is_of_this_folder_only(tmp_path, pla
 def test_resume_from_the_folder_and_a_folder_with_other_files_are_welcome(tmp_path):
     (tmp_path / "photo.jpg").write_text("")
     check_output(config_of(tmp_path))
+    RunFolder.create(config_of(tmp_path))
     (tmp_path / "latest.pdparams").write_text("")
     for resumed in (tmp_path, tmp_path / "latest", tmp_path / "latest.pdparams"):
         check_output(config_of(tmp_path, RESUME=str(resumed)))
+    (tmp_path / ".lock").unlink()  # copied without hidden files
+    check_output(config_of(tmp_path, RESUME=str(tmp_path)))
+
+
+@pytest.mark.parametrize("place", ["of/another", "of"])
+def test_output_that_resume_names_but_no_run_has_left_is_refused(tmp_path, place):
+    """A checkpoint in the folder of another project, and a run's folder below one with files."""
+    folder, resumed = tmp_path / "of", tmp_path / place
+    resumed.mkdir(parents=True)
+    (folder / "log.txt").write_text("precious")
+    (resumed / "latest.pdparams").write_text("")
+    for given in (resumed, resumed / "latest"):
+        with pytest.raises(UserError, match=f"-output: {folder}.*: name another folder$"):
+            check_output(config_of(folder, RESUME=str(given)))
 
 
 @pytest.mark.parametrize("name", [name.replace("[0-9]*", "1") for name in WRITTEN])
@@ -91,7 +109,6 @@ def test_file_of_the_user_that_a_run_would_write_over_is_refused_and_stays(tmp_p
         with pytest.raises(UserError, match=f"-output: {folder / name}: exists.*: name another folder$"):
             check_output(config_of(folder, EVAL=evaluates, RESUME=str(tmp_path / "latest")))
     assert [path.name for path in folder.iterdir()] == [name] and (folder / name).read_text() == "precious"
-    check_output(config_of(folder, RESUME=str(folder / "latest")))
 
 
 def test_recipe_that_lies_in_the_output_is_refused_before_it_is_replaced_by_the_resolved_one(tmp_path, capsys):
