@@ -34,7 +34,8 @@ _PIL_ERRORS = (
 )  # fmt: skip
 _PIL_MODES = {3: "RGB", 1: "L"}
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNM = (b"P2", b"P3", b"P5", b"P6")
+# PNM says which number is white, by which OpenCV does not scale; a TIFF's colours it multiplies by alpha.
+_LEFT_TO_PILLOW = (b"P2", b"P3", b"P5", b"P6", b"II", b"MM")
 LARGEST = 89_478_485  # pixels, those of Pillow's MAX_IMAGE_PIXELS: 256 MB of RGB
 MOST_SCANS = 200  # of a progressive JPEG, each of which goes over all pixels; encoders write ten
 
@@ -139,7 +140,7 @@ def _decode_cv2(content, channels, reduction, upright):
         return None
     if content[:8] == _PNG and not _png_is_whole(content):
         return None
-    if bytes(content[:2]) in _PNM:  # whose header says which number is white: OpenCV does not scale by it
+    if bytes(content[:2]) in _LEFT_TO_PILLOW:
         return None
     try:
         flags = _CV2_FLAGS[channels] | _CV2_REDUCTIONS[reduction]

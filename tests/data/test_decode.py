@@ -71,6 +71,15 @@ def test_formats_are_read_as_before(kind, library):
         np.testing.assert_array_equal(pixels, image)
 
 
+@pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_pixels_that_are_nearly_transparent_keep_their_colours(kind, library):
+    """OpenCV reads a TIFF through libtiff's RGBA, which multiplies the colours by alpha."""
+    image = photo(20, 30)
+    translucent = np.dstack([image, np.full((20, 30), 3, np.uint8)])
+    np.testing.assert_array_equal(decode(encoded(translucent, kind), library), image)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize("white", [1, 15, 100, 255, 256, 1023, 65535])
