@@ -36,6 +36,8 @@ def list_class_names(root):
 def list_images(folder):
     """Return (sorted image files, the other files), as paths relative to ``folder``, of what is in it and below it.
 
+    Linked folders are read, too, each folder once.
+
     Raises:
         UserError: a folder cannot be read.
     """
@@ -43,8 +45,14 @@ def list_images(folder):
     def fail(error):
         raise unreadable(error.filename, error)
 
-    found, others = [], []
-    for base, folders, files in os.walk(folder, onerror=fail):
+    top = os.path.realpath(folder)
+    found, others, seen = [], [], set()
+    for base, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        place = os.path.realpath(base)
+        if place in seen or top.startswith(os.path.join(place, "")):  # links may go in a circle
+            folders.clear()
+            continue
+        seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         relative = os.path.relpath(base, folder)
         for name in files:

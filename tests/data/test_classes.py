@@ -168,6 +168,16 @@ def test_photographs_with_capital_endings_are_images(tmp_path):
     assert list_images(tmp_path) == (["cat/IMG_0001.JPG", "dog/IMG_0001.JPG"], [])
 
 
+def test_images_of_a_linked_folder_are_found_once_and_a_circle_ends(tmp_path):
+    """As those of a class folder that is a link itself, and as torchvision finds them."""
+    write_class_folders(tmp_path / "elsewhere", {"more": 2})
+    write_class_folders(tmp_path / "photos", {"cat": 1, "dog": 1})
+    (tmp_path / "photos" / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "more")
+    (tmp_path / "photos" / "cat" / "circle").symlink_to(tmp_path / "photos")
+    found, others = list_images(tmp_path / "photos" / "cat")
+    assert found == ["image_0001.jpg", "linked/image_0001.jpg", "linked/image_0002.jpg"] and not others
+
+
 def test_files_that_are_no_images_by_their_names_are_counted(photos, caplog):
     build_dataset(make_config(3, DATASET="folder", DATA_PATH=photos), "train")
     assert not caplog.text
