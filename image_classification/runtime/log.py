@@ -140,7 +140,7 @@ class _LogFile(logging.FileHandler):
     def __init__(self, path: Path) -> None:
         self.complained = False
         try:
-            super().__init__(path, encoding="utf-8")
+            super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a file's name may be any bytes
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 

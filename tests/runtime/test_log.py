@@ -1,5 +1,6 @@
 """What the log writes and where."""
 
+import os
 import warnings
 
 from image_classification import runtime
@@ -28,6 +29,13 @@ def test_file_begins_with_what_was_said_before_it_existed_and_holds_warnings_and
     assert any("UserWarning: of a library" in line for line in lines)
     assert lines[-1].endswith("error: the last line")
     assert "last line" not in capsys.readouterr().out
+
+
+def test_name_that_is_no_text_is_escaped_in_the_file(tmp_path, capsys):
+    runtime.setup_logger(tmp_path)
+    runtime.get_logger().warning("corrupt image left out: %s", os.fsdecode(b"caf\xe9.jpg"))
+    assert (tmp_path / "log.txt").read_text().endswith("corrupt image left out: caf\\udce9.jpg\n")
+    assert not capsys.readouterr().err
 
 
 def test_file_of_the_run_before_is_closed_whoever_still_holds_its_handler(tmp_path):
