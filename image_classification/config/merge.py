@@ -26,7 +26,8 @@ Builder: TypeAlias = Callable[..., Any]
 FILLED_IN = {"num_classes": "MODEL.NUM_CLASSES", "image_size": "DATA.IMAGE_SIZE", "in_channels": "DATA.IMAGE_CHANNELS"}
 MOST_FILES = 100  # that a configuration is made of; each may name several
 # What holds for every argument of a model: sizes, counts, ratios, rates; and no norm takes a larger epsilon.
-SIZE, RATIO, EPSILON = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0}, {"minimum": 0, "maximum": 1e-3}
+SIZE, RATIO = {"minimum": 1, "maximum": 1 << 20}, {"minimum": 0, "maximum": 1 << 20}
+EPSILON = {"minimum": 0, "maximum": 1e-3}
 
 
 def build_config(layers: Iterable[Layer], build_model: Builder | None = None) -> Config:

@@ -117,7 +117,7 @@ class LRScheduler:
     NAME: str = option("warmupcosine", "shape; cosine is another name of warmupcosine", choices=SCHEDULES)
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is cut", minimum=1)
     DECAY_EPOCHS: float = option(30.0, "step: epochs between two decays", above=0)
-    DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0)
+    DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0, maximum=1)
     POWER: float = option(1.0, "polynomial: exponent of the share that is left; 1: linear", above=0)
 
 
@@ -150,7 +150,7 @@ class Train:
     LAST_EPOCH: int = option(
         0, "epochs, also of the schedule, already done where a run starts without a checkpoint", minimum=0, recipe=False
     )
-    WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0)
+    WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0, maximum=1_000_000)
     WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
     BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)
     END_LR: float = option(0.0, "learning rate at the last step", minimum=0)
