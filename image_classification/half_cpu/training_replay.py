@@ -48,11 +48,12 @@ class Replayed:
             loss = criterion(model(images), labels)
         loss.backward()
 
-    The promise: what the layers do depends on their mode, on the shapes and formats of their inputs, on the numbers of
-    their parameters and buffers and on Paddle's random numbers, and on nothing else that changes. Results, gradients,
-    running statistics and random numbers are bit for bit those of the layers. Where passes cannot be recorded the log
-    says why, and the layers run; they run as well without gradients or a dispatch, where an input asks for a gradient,
-    where hooks hang on layers, and while the result of a call waits for its backward pass, of which there is one.
+    The promise: what the layers do depends on those of their attributes that are true, false or floats, such as modes
+    and rates, on the shapes and formats of their inputs, on the numbers of their parameters and buffers and on Paddle's
+    random numbers, and on nothing else that changes. Results, gradients, running statistics and random numbers are bit
+    for bit those of the layers. Where passes cannot be recorded the log says why, and the layers run; they run as well
+    without gradients or a dispatch, where an input asks for a gradient, where hooks hang on layers, and while the
+    result of a call waits for its backward pass, of which there is one.
 
     Args:
         model: it returns a tensor, or a list, tuple or dict of tensors.
@@ -114,7 +115,7 @@ class Replayed:
         scope: Any = active.scope
         return (
             threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
-            tuple(layer.training for layer in layers),
+            tuple(value for layer in layers for value in vars(layer).values() if type(value) in (bool, float)),
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
             tuple((id(weight), pointer_of(weight), weight.dtype) for weight in weights),
             tuple(map(pointer_of, buffers)),

@@ -13,6 +13,7 @@ from paddle.distributed.fleet.utils import recompute
 from image_classification import half_cpu
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.training_replay import RECORDED
+from image_classification.layers import DropPath
 from tests.helpers.replays import bits
 from tests.helpers.trainings import both
 
@@ -322,6 +323,24 @@ def test_layer_that_comes_later_is_seen_in_its_mode():
     for one in (replayed, layers):
         paddle.seed(5)
         one.model.b = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    assert trace_of(replayed, step, RECORDED + 4) == trace_of(layers, step, RECORDED + 4)
+
+
+@pytest.mark.parametrize(("layer", "name", "value"), [
+    (lambda: DropPath(0.1), "p", 0.9), (lambda: nn.BatchNorm1D(8), "_use_global_stats", True),
+])  # fmt: skip
+def test_attribute_that_is_set_later_is_that_of_the_next_step(layer, name, value):
+    """As by a hook of the user's that lets more paths drop from epoch to epoch, or freezes statistics in the end."""
+
+    def step(one, number):
+        if number == RECORDED + 1:
+            setattr(one.model.between, name, value)
+        return one.result(numbers(number)).square().sum()
+
+    def between(net):
+        net.between = layer()
+
+    replayed, layers = both(lambda: Net(lambda net, x: net.b(net.between(net.a(x))), between))
     assert trace_of(replayed, step, RECORDED + 4) == trace_of(layers, step, RECORDED + 4)
 
 
