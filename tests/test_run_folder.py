@@ -155,6 +155,15 @@ def test_folder_that_cannot_be_written_to_is_refused_before_a_run_begins(tmp_pat
     check_output(build_config([("test", {key: str(tmp_path / "new" / "run")})]))
 
 
+@pytest.mark.parametrize("key", ["OUTPUT", "SAVE"])
+def test_home_that_no_shell_has_put_in_is_refused_and_no_folder_of_that_name_is_made(tmp_path, monkeypatch, key):
+    """A shell leaves the ~ of -output=~/run as it is, and a YAML file has none."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"-?{key}: ~/run: .*write the whole path$".replace("OUTPUT", "output")):
+        check_output(build_config([("test", {key: "~/run"})]))
+    assert not list(tmp_path.iterdir())
+
+
 def test_output_of_an_impossible_name_is_an_error_that_says_why():
     config = build_config([("test", {"OUTPUT": "x" * 300})])
     with pytest.raises(UserError, match="-output: xxx.*: File name too long"):

@@ -67,6 +67,8 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def why_unwritable(folder: str | os.PathLike[str]) -> str:
     """Return why nothing can be written to a folder, which need not be there yet; "" where it can be."""
+    if Path(folder).parts[:1] == ("~",):
+        return f"{folder}: only a shell knows what ~ is, and not behind an =: write the whole path"
     there = next(each for each in (Path(folder), *Path(folder).absolute().parents) if os.path.lexists(each))
     named = f"{folder}:" if there in (Path(folder), Path(folder).absolute()) else f"{folder}: {there}"
     if not os.path.isdir(there):
