@@ -103,7 +103,7 @@ class Lars(Rule):
         always_adapt: use the trust ratio also for tensors without weight decay (biases, norms).
     """
 
-    slots = ("velocity",)
+    slots = ("velocity_with_rate",)  # Momentum's velocity is another thing, and no run takes one for the other
 
     def __init__(self, learning_rate, settings, momentum=0.9, trust_coefficient=0.001, always_adapt=False):
         super().__init__(learning_rate, settings)
@@ -119,7 +119,7 @@ class Lars(Rule):
             lr = lr * _ratio(self._trust_coefficient * weight_norm, grad_norm + weight_decay * weight_norm)
         if weight_decay:
             grad = grad + weight_decay * param
-        param.subtract_(state["velocity"].scale_(self._momentum).add_(lr * grad))
+        param.subtract_(state["velocity_with_rate"].scale_(self._momentum).add_(lr * grad))
 
 
 class Lion(Rule):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 
 import numpy as np
 import paddle
@@ -406,6 +407,17 @@ def test_state_that_does_not_fit_is_an_error_and_changes_nothing(change, message
         load_optimizer_state(optimizer, named, state)
     for key, value in optimizer_state(optimizer, named).items():
         np.testing.assert_array_equal(value.numpy(), before[key], err_msg=key)
+
+
+@pytest.mark.parametrize(("name", "other"), [
+    pair for pair in itertools.permutations(RULES, 2) if {*pair} != {"AdamW", "Adam"}  # whose averages are the same
+])  # fmt: skip
+def test_state_of_another_rule_does_not_fit(name, other):
+    """LARS's velocity has the rate in it: Momentum would take it for gradients, and the other way round."""
+    named = named_tensors()
+    state = optimizer_state(build_optimizer(named, train(name)), named)
+    with pytest.raises(UserError, match="the optimizer's state does not fit"):
+        load_optimizer_state(build_optimizer(named, train(other)), named, state)
 
 
 def test_private_parts_of_paddle_that_state_and_rules_rely_on_exist():
