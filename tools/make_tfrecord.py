@@ -20,7 +20,7 @@ if not __package__:  # run by its path
 import numpy as np
 
 from image_classification.data.datasets import LARGEST_FILE, require_folder
-from image_classification.data.folders import read_class_folders, read_list_file
+from image_classification.data.folders import list_class_names, read_class_folders, read_list_file
 from image_classification.data.records import check_shards
 from image_classification.data.tfrecord import (
     BadRecord,
@@ -76,8 +76,9 @@ def _read(source, split):
     if os.path.isfile(list_path):
         return read_list_file(list_path, source, MAX_CLASSES, "the most that this tool takes")
     folder = os.path.join(source, split)
+    train = os.path.join(source, "train")  # its folders number the classes of both
     if os.path.isdir(folder):
-        return read_class_folders(folder)
+        return read_class_folders(folder, list_class_names(train) if os.path.isdir(train) else None)
     if split == "train":
         raise UserError(f"{source}: has neither train_list.txt nor a folder train/")
     return None

@@ -255,6 +255,18 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     assert kept.stat().st_mtime_ns == stamp and index.read_text() == text
 
 
+def test_make_tfrecord_numbers_the_classes_of_an_evaluation_set_with_fewer_as_the_training_folders_do(tmp_path):
+    write_class_folders(tmp_path / "images" / "train", {"a": 2, "b": 2, "c": 2})
+    write_class_folders(tmp_path / "images" / "val", {"b": 1, "c": 1})
+    result = run_tool(tmp_path / "images", tmp_path / "records", "--shards", 1, "--shards-val", 1)
+    assert result.returncode == 0, result.stderr
+    dataset = build_dataset(make_config(3, DATASET="imagenet_tfrecord", DATA_PATH=tmp_path / "records"), "val")
+    assert sorted(label for _, label in map(dataset.read, range(len(dataset)))) == [1, 2]
+    write_class_folders(tmp_path / "images" / "val", {"d": 1})
+    result = run_tool(tmp_path / "images", tmp_path / "more", "--shards", 1, "--shards-val", 1)
+    assert result.returncode == 2 and "d: the training set has no class of this name" in result.stderr
+
+
 @pytest.mark.parametrize("change", ["other images", "other labels", "another seed", "another tool"])
 def test_make_tfrecord_writes_over_no_sound_shard_of_something_else(tmp_path, change):
     write_class_folders(tmp_path / "images" / "train", {"a": 3, "b": 3})
