@@ -65,7 +65,8 @@ def refuse_run_options(config: Config, instead: str) -> None:
 
 
 def with_one_source_of_weights(config: Config, of_command_line: Config) -> Config:
-    """Return the configuration with MODEL.PRETRAINED or MODEL.RESUME: the command line's, else the file's.
+    """Return the configuration with the MODEL.PRETRAINED or MODEL.RESUME that is loaded: the command line's, else the
+    file's.
 
     Raises:
         UserError: both are asked for in one place.
@@ -77,6 +78,8 @@ def with_one_source_of_weights(config: Config, of_command_line: Config) -> Confi
         )
     if given.PRETRAINED:
         return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
+    if given.RESUME and not config.EVAL:
+        return config  # the weights that the training began with: it keeps their normalisation, and loads the others
     if given.RESUME:
         return dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, PRETRAINED=None))
     if config.MODEL.PRETRAINED and config.MODEL.RESUME:

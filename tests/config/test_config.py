@@ -259,8 +259,9 @@ def test_what_belongs_to_one_invocation_is_not_in_the_recipe(tmp_path):
     ("text", "argv", "weights"),
     [
         ("MODEL: {RESUME: old}", ["-pretrained=new"], ("new", None)),
-        ("MODEL: {PRETRAINED: old}", ["-resume=new"], (None, "new")),
-        ("MODEL: {PRETRAINED: old}", ["-opts", "MODEL.RESUME=new"], (None, "new")),
+        ("MODEL: {PRETRAINED: old}", ["-resume=new"], ("old", "new")),  # whose normalisation a training keeps
+        ("MODEL: {PRETRAINED: old}", ["-opts", "MODEL.RESUME=new"], ("old", "new")),
+        ("MODEL: {PRETRAINED: old}", ["-eval", "-resume=new"], (None, "new")),
         ("MODEL: {PRETRAINED: old}", [], ("old", None)),
         ("MODEL: {PRETRAINED: old}", ["-pretrained=none"], (None, None)),
     ],

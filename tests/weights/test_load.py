@@ -429,6 +429,16 @@ def test_training_from_published_weights_takes_their_normalisation_only():
     assert data.IMAGENET_MEAN == (0.485, 0.456, 0.406) and data.CROP_PCT == 0.8
 
 
+@pytest.mark.parametrize(("words", "mean"), [([], 0.485), (["-eval"], 0.5)])
+def test_training_that_is_resumed_keeps_the_normalisation_of_the_weights_in_its_recipe(tmp_path, words, mean):
+    """As by the words of its first start; an evaluation takes the checkpoint's recipe, or says that it does not."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("BASE: resnet50\nDATA: {IMAGENET_MEAN: [0.5, 0.5, 0.5]}\n"
+                      "MODEL: {PRETRAINED: torchvision/resnet50.V1}\n")  # fmt: skip
+    config = load_config([f"-cfg={recipe}", "-resume=run/latest", *words], build_resnet)
+    assert with_preprocessing(config).DATA.IMAGENET_MEAN[0] == mean
+
+
 @pytest.mark.parametrize(
     ("word", "key", "value"),
     [
