@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from .config import invocation_yaml, to_yaml
+from .data.sources import searched_folders
 from .runtime import UserError, atomic_write, get_logger, remove_leftovers, why_unwritable, writing_to
 
 RESULTS = ("report.json", "*.pdparams")  # a run that died before it had any of them lost nothing; it may start over
@@ -142,16 +143,19 @@ class RunFolder:
 
 
 def check_output(config):
-    """Refuse a folder that cannot be written to, or a ``-output`` that holds results of another run or, where no run
-    has been, a file that this one would write over; writes nothing.
+    """Refuse a folder that cannot be written to or lies among the images, or a ``-output`` that holds results of
+    another run or, where no run has been, a file that this one would write over; writes nothing.
 
     Raises:
         UserError: naming the ways out.
     """
-    path = Path(config.OUTPUT or config.SAVE)
+    path, flag = Path(config.OUTPUT or config.SAVE), "-output" if config.OUTPUT else "SAVE"
     why = why_unwritable(path)
     if why:
-        raise UserError(f"{'-output' if config.OUTPUT else 'SAVE'}: {why}")
+        raise UserError(f"{flag}: {why}")
+    for place in searched_folders(config.DATA):  # where the pictures of the run would be a class of the next one
+        if path.resolve().is_relative_to(Path(place).resolve()):
+            raise UserError(f"{flag}: {path}: lies among the images of {place}: name another folder")
     if not config.OUTPUT or config.DRY_RUN:
         return
     try:

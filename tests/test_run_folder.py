@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,24 @@ def test_home_that_no_shell_has_put_in_is_refused_and_no_folder_of_that_name_is_
     with pytest.raises(UserError, match=f"-?{key}: ~/run: .*write the whole path$".replace("OUTPUT", "output")):
         check_output(build_config([("test", {key: "~/run"})]))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("dataset", "splits", "place", "lies_among"), [
+    ("folder", (), "run", True), ("folder", (), "output/run", True), ("folder", ("train", "val"), "run", False),
+    ("folder", ("train", "val"), "train/run", True), ("imagenet2012", (), "run", False),
+    ("imagenet2012", ("train",), "train/cat/run", True), ("list", (), "run", False), ("digits", (), "run", False),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["OUTPUT", "SAVE"])
+def test_output_among_the_images_is_refused_as_its_pictures_would_be_a_class(
+    tmp_path, key, dataset, splits, place, lies_among
+):
+    for split in splits:
+        (tmp_path / split).mkdir()
+    data = {"DATASET": dataset, "DATA_PATH": str(tmp_path)}
+    config = build_config([("test", {key: str(tmp_path / place), "DATA": data})])
+    refused = pytest.raises(UserError, match="lies among the images.*: name another folder$")
+    with refused if lies_among else nullcontext():
+        check_output(config)
 
 
 def test_output_of_an_impossible_name_is_an_error_that_says_why():

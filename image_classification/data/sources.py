@@ -80,6 +80,13 @@ def _folder(config, split):
     return FileDataset(root, paths, everything.labels[chosen], everything.class_names)
 
 
+def searched_folders(data):
+    """Return the folders in which everything that looks like an image belongs to a class of a DATA section."""
+    splits = [os.path.join(data.DATA_PATH, split) for split in ("train", "val")]
+    flat = data.DATASET == "folder" and not any(map(os.path.isdir, splits))
+    return [data.DATA_PATH] if flat else splits if data.DATASET in ("folder", "imagenet2012") else []
+
+
 def _list(config, split):
     root = config.DATA.DATA_PATH
     require_folder(root)
