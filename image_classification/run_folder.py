@@ -154,7 +154,7 @@ def check_output(config):
     if why:
         raise UserError(f"{flag}: {why}")
     for place in searched_folders(config.DATA):  # where the pictures of the run would be a class of the next one
-        if path.resolve().is_relative_to(Path(place).resolve()):
+        if path.resolve().is_relative_to(os.path.realpath(place)):
             raise UserError(f"{flag}: {path}: lies among the images of {place}: name another folder")
     if not config.OUTPUT or config.DRY_RUN:
         return
@@ -193,7 +193,8 @@ def _goes_on_in(path, config):
     if not given or not _has_run(path):
         return False
     is_folder = os.path.isdir(given) and not os.path.isfile(f"{given}.pdparams")  # as `checkpoint.find` takes it
-    return path.resolve() == (Path(given).resolve() if is_folder else Path(given).resolve().parent)
+    resumed = os.path.realpath(given)  # pathlib raises for a circle of links
+    return os.path.realpath(path) == (resumed if is_folder else os.path.dirname(resumed))
 
 
 def _has_run(path):

@@ -183,6 +183,15 @@ def test_output_among_the_images_is_refused_as_its_pictures_would_be_a_class(
         check_output(config)
 
 
+def test_circle_of_links_is_left_to_whoever_reads_it(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    data = {"DATASET": "folder", "DATA_PATH": str(tmp_path / "loop")}
+    config = build_config([("test", {"OUTPUT": str(tmp_path / "run"), "DATA": data})])
+    check_output(config)
+    RunFolder.create(config)
+    check_output(config_of(tmp_path / "run", RESUME=str(tmp_path / "loop")))
+
+
 def test_output_of_an_impossible_name_is_an_error_that_says_why():
     config = build_config([("test", {"OUTPUT": "x" * 300})])
     with pytest.raises(UserError, match="-output: xxx.*: File name too long"):
