@@ -14,7 +14,7 @@ from .runtime import UserError, get_logger
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
 CHANGES = {
     "images_per_step": ("the total batch size", "another -batch_size or -accum_iter would keep the recipe"),
-    "images": ("the number of training images", "a fixed fifth for evaluation has some that were trained on"),
+    "images": ("the number of training images", "where a fixed fifth is for evaluation, some of it was trained on"),
 }
 
 
