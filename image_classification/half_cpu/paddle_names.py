@@ -85,6 +85,13 @@ def parameters_and_buffers(layers):
     return found[0], found[1]
 
 
+def settings(layer):
+    """Return what of a layer's attributes is true, false or a float, but for what its first call sets: a norm makes
+    False of its use_global_stats=None, and `_built` is True from then on."""
+    return tuple(value or False for name, value in vars(layer).items()
+                 if name != "_built" and (value is None or type(value) in (bool, float)))  # fmt: skip
+
+
 def backward_edges(ends):
     """Return [(operator, what it is called, what its gradients go to)] of the operators that lead to tensors; what
     stands for an operator is its address. Leaves are left out."""

@@ -115,7 +115,7 @@ class Replayed:
         scope: Any = active.scope
         return (
             threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
-            tuple(value for layer in layers for value in vars(layer).values() if type(value) in (bool, float)),
+            tuple(map(paddle_names.settings, layers)),
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
             tuple((id(weight), pointer_of(weight), weight.dtype) for weight in weights),
             tuple(map(pointer_of, buffers)),
