@@ -83,7 +83,8 @@ def execution(library, primitive, arguments, pointers):
     if load() is None:
         return None
     functions = library.address("memory_set_data_handle"), library.address("primitive_execute")
-    return _partial("execute", *functions, primitive, library.stream, len(arguments), arguments, pointers)
+    counted = len(arguments), arguments, len(pointers), pointers
+    return _partial("execute", *functions, primitive, library.stream, *counted)
 
 
 def move(data_type, axes, boxes, wide=False):

@@ -141,7 +141,7 @@ class Library:
             function.replaced = _REPLACED.get(name, ())
             setattr(self, name, function)
         self.execute = dll.execute  # the one that returns a status of oneDNN's
-        self.execute.argtypes, self.execute.restype = (_P, _P, _P, _P, _I, _P, _P), c_int
+        self.execute.argtypes, self.execute.restype = (_P, _P, _P, _P, _I, _P, _I, _P), c_int
         self.play = dll.play  # a list of calls, see `call_list`
         self.play.argtypes, self.play.restype = (_P, _L, _L, _P), c_long
         self.instruction_set = {16: "avx512", 8: "avx2"}[dll.lanes()]

@@ -72,7 +72,7 @@ class Builder:
                 algorithm, operand = details
                 status = library.post_ops_append_binary(chain, algorithm, self.md(operand))
             library.check(status, kind)
-        attributes = library.new("attributes", library.primitive_attr_create)
+        attributes = library.new_attributes()
         self._attributes.append(attributes)
         library.check(library.primitive_attr_set_post_ops(attributes, chain), "post operations")
         return attributes

@@ -31,7 +31,7 @@ SOFTMAX = 0x30000
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT = 1, 2, 4
 
 SRC, SRC_1, DST = 1, 2, 17
-WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE = 33, 41, 49, 50, 51, 52, 64
+WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE, SCRATCHPAD = 33, 41, 49, 50, 51, 52, 64, 80
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
 POST_OP = 1 << 15  # times the post operation's number from 1, plus SRC_1: the second operand of a binary one
 
@@ -39,6 +39,7 @@ QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
 QUERY_STRIDES, QUERY_NUMBER_OF_AXES, QUERY_DATA_TYPE, QUERY_PADDED_SHAPE, QUERY_FORMAT = 14, 256, 258, 260, 262
 QUERY_NUMBER_OF_BLOCKS, QUERY_BLOCKS, QUERY_BLOCKED_AXES = 263, 264, 265
 BLOCKED = 2
+ALLOCATED = -1  # what stands for a pointer to memory that a memory object has of its own
 MAX_DIMENSIONS = 12
 
 _EXPECTED_NAMES = (
@@ -108,6 +109,7 @@ _SIGNATURES = {
     "dnnl_primitive_attr_create": (_HANDLE,),
     "dnnl_primitive_attr_destroy": (c_void_p,),
     "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
+    "dnnl_primitive_attr_set_scratchpad_mode": (c_void_p, c_int),
     "dnnl_post_ops_create": (_HANDLE,),
     "dnnl_post_ops_destroy": (c_void_p,),
     "dnnl_post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
@@ -168,6 +170,7 @@ class Library:
         self._reorder.argtypes, self._reorder.restype = (_HANDLE, _P, _P, _P, _P, _P), c_int
         self.engine = self.new("oneDNN engine", self.engine_create, 1, 0)
         self.stream = self.new("oneDNN stream", self.stream_create, self.engine, 1)
+        self._attributes = self.new_attributes()  # without post operations
         # A cached primitive's memory objects are set before each call, and ctypes lets other threads run meanwhile.
         self.lock = lock = threading.Lock()
         # A process that is forked meanwhile has no thread that would give the lock back.
@@ -216,16 +219,33 @@ class Library:
         self.check(create(byref(handle), *arguments), what)
         return handle.value
 
+    def new_attributes(self):
+        """Return attributes that say that the scratchpad is an argument. One of oneDNN's own belongs, in some
+        implementations, to the thread that made the primitive: another one would write to its own, or to none."""
+        attributes = self.new("attributes", self.primitive_attr_create)
+        self.check(self.primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad")
+        return attributes
+
     def description(self, name, *arguments):
         """Return a primitive descriptor: oneDNN's choice of an implementation for these memory descriptors."""
+        *operands, attributes = arguments
+        attributes = attributes or self._attributes
         if name == "reorder":
-            source, destination, attributes = arguments
+            source, destination = operands
             return self.new(name, self._reorder, source, self.engine, destination, self.engine, attributes)
-        return self.new(name, self._descriptions[name], self.engine, *arguments)
+        return self.new(name, self._descriptions[name], self.engine, *operands, attributes)
+
+    def scratchpad(self, description):
+        """Return a memory object with the memory that a primitive needs while it runs, or None for none."""
+        md = self.query_md(description, QUERY_EXEC_ARGUMENT, SCRATCHPAD)
+        if not self.memory_desc_get_size(md):
+            return None
+        return self.new("scratchpad", self.memory_create, md, self.engine, ALLOCATED)
 
     def execute(self, primitive, arguments, pointers):
-        """Run a primitive on the data that the pointers point to, one for each argument, and return the status."""
-        for argument, pointer in zip(arguments, pointers, strict=True):
+        """Run a primitive on the data that the pointers point to, one for each of the first arguments, and return the
+        status."""
+        for argument, pointer in zip(arguments, pointers, strict=False):
             self.memory_set_data_handle(argument.memory, pointer)
         return self.primitive_execute(primitive, self.stream, len(arguments), arguments)
 

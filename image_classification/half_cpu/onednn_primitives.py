@@ -172,12 +172,13 @@ class Primitive:
     """
 
     __slots__ = (
-        "_library", "_handle", "_description", "_memories", "_pointers", "_run", "implementation", "sizes", "replaced",
+        "_library", "_handle", "_description", "_memories", "_scratchpad", "_pointers", "_run", "implementation",
+        "sizes", "replaced",
     )  # fmt: skip
 
     def __init__(self, library, description, argument_numbers, replaced=()):
         self._library = library
-        self._handle = self._memories = None
+        self._handle = self._memories = self._scratchpad = None
         self._description = description
         self.implementation = library.implementation(description)
         self.replaced = replaced
@@ -188,7 +189,11 @@ class Primitive:
             md = library.query_md(description, onednn.QUERY_EXEC_ARGUMENT, number)
             self.sizes.append(library.memory_desc_get_size(md))
             self._memories.append(library.new("memory", library.memory_create, md, library.engine, None))
-        arguments = onednn.argument_array(list(zip(argument_numbers, self._memories, strict=True)))
+        arguments = list(zip(argument_numbers, self._memories, strict=True))
+        self._scratchpad = library.scratchpad(description)
+        if self._scratchpad is not None:
+            arguments.append((onednn.SCRATCHPAD, self._scratchpad))
+        arguments = onednn.argument_array(arguments)
         self._pointers = onednn.pointer_array(len(self._memories))
         self._run = compiled.execution(library, self._handle, arguments, self._pointers) or functools.partial(
             library.execute, self._handle, arguments, self._pointers
@@ -223,8 +228,8 @@ class Primitive:
 
     def __del__(self):
         library = self._library
-        for memory in self._memories or ():
-            library.memory_destroy(memory)
+        for memory in (*(self._memories or ()), self._scratchpad):
+            library.memory_destroy(memory)  # None does no harm
         if self._handle:
             library.primitive_destroy(self._handle)
         library.primitive_desc_destroy(self._description)

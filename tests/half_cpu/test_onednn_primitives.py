@@ -169,6 +169,30 @@ def test_threads_that_share_a_primitive_get_their_own_results(function):
     assert not wrong
 
 
+@needs_bfloat16_of_onednn
+def test_convolution_with_a_scratchpad_has_the_same_bits_in_another_thread():
+    """oneDNN makes the gradient of these filters from columns, in memory that belonged to the thread of the first."""
+    numbers = np.random.default_rng(0).standard_normal
+    arrays = [numbers(shape).astype("float32") for shape in ((4, 39, 12, 20), (38, 39, 3, 3))]
+    found = []
+
+    def work():
+        images, filters = (paddle.to_tensor(array).astype("bfloat16").detach() for array in arrays)
+        images.stop_gradient = filters.stop_gradient = False
+        with half_cpu.dispatch():
+            result = F.conv2d(images, filters, stride=3, padding=2, dilation=2)
+        result.backward(paddle.ones_like(result))
+        found.append([tensor.astype("float32").numpy() for tensor in (result, images.grad, filters.grad)])
+
+    work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 2
+    for expected, actual in zip(*found, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
 def test_threads_that_let_the_cache_drop_primitives_get_theirs():
     def build(loaded, builder, number):
         return compiled.Primitive(lambda: number, 0)

@@ -1,4 +1,5 @@
-// A call of oneDNN in one step: where its operands lie, then the primitive. Returns oneDNN's status.
+// A call of oneDNN in one step: where its operands lie, the first of the arguments, then the primitive. Returns oneDNN's
+// status.
 #include "amx.h"
 #include "interface.h"
 
@@ -12,8 +13,9 @@ struct Argument {
 }  // namespace
 
 EXPORT int execute(int (*set_data)(void*, void*), int (*run)(const void*, void*, int, const Argument*),
-                   const void* primitive, void* stream, int count, const Argument* arguments, void* const* pointers) {
-    for (int i = 0; i < count; i++)
+                   const void* primitive, void* stream, int count, const Argument* arguments, int operands,
+                   void* const* pointers) {
+    for (int i = 0; i < operands; i++)
         if (int status = set_data(arguments[i].memory, pointers[i])) return status;
     return run(primitive, stream, count, arguments);
 }
