@@ -23,7 +23,7 @@ from .onednn_memory import (
     ordered_like,
     settled,
 )
-from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
+from .onednn_primitives import Layout, bound, cache, constant, layout, new_tensor, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
 from .scope import made_once
@@ -151,6 +151,10 @@ def batch_norm(original, args, kwargs):
         return NotImplemented
     x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, moves = values
     given = use_global_stats or is_test and not moves  # a norm may use its batch's in evaluation too
+    if shift is None and scale is not None:  # Paddle's own has no gradient for one alone
+        shift = constant(paddle.zeros_like, scale)
+    elif scale is None and shift is not None:
+        scale = constant(paddle.ones_like, shift)
     return _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given)
 
 

@@ -183,7 +183,7 @@ def layer_norm(original, args, kwargs):
     if not servable(x) or scale is None or not 0 < axis < x.ndim:
         return NotImplemented
     shift = constant(paddle.zeros_like, scale) if shift is None else shift
-    if not numel(scale) == numel(shift) == math.prod(x.shape[axis:]):
+    if not scale.shape == shift.shape == [math.prod(x.shape[axis:])]:
         return NotImplemented  # Paddle words the error
     if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
         return NotImplemented

@@ -7,6 +7,8 @@ is computed in float32 too and rounded once, to the dtype of the input.
 
 import functools
 
+import paddle
+
 from . import op_names, paddle_names
 from .arguments import (
     BFLOAT16,
@@ -24,6 +26,9 @@ from .arguments import (
     replace_tensors,
     scan,
 )
+from .scope import noted
+
+_CPU = paddle.CPUPlace()
 
 
 class UnsupportedOperator(RuntimeError):
@@ -171,13 +176,19 @@ def compute_norm(name, original, args, kwargs, tensors, cast):
 
 def _all_learning(name, args):
     """Return the arguments of a norm of which all learn if one does: beside a frozen scale Paddle 3.3.1 gives a layer
-    norm's input a wrong gradient, and the shift of the others none."""
-    places = [place for place in _LEARNING.get(name, ()) if place < len(args) and args[place] is not None]
-    if all(args[place].stop_gradient for place in places):
+    norm's input a wrong gradient, and the shift of the others none; without a scale, or a shift, the other one gets a
+    gradient without memory, to cast which ends the process."""
+    places = [place for place in _LEARNING.get(name, ()) if place < len(args)]
+    if all(args[place] is None or args[place].stop_gradient for place in places):
         return args
     args = list(args)
+    if name != "layer_norm" and len(places) == 3:
+        _, scale, shift = places
+        for place, other, value in ((scale, shift, 1.0), (shift, scale, 0.0)):
+            if args[place] is None and args[other] is not None:
+                args[place] = noted(paddle_names.full, args[other].shape, value, args[other].dtype, _CPU)
     for place in places:
-        args[place] = _learning(args[place])
+        args[place] = None if args[place] is None else _learning(args[place])
     return args
 
 

@@ -31,6 +31,34 @@ def test_sum_over_axes_that_paddle_refuses_raises_paddles_error(axis):
         paddle.sum(paddle.ones([2, 3], "bfloat16"), axis=axis)
 
 
+AT_ZERO = {
+    "elu": lambda x: F.elu(x, 0.5),
+    "elu, negative": lambda x: F.elu(x, -0.25),
+    "celu": lambda x: F.celu(x, 0.5),
+    "selu": F.selu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.5),
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardtanh": lambda x: F.hardtanh(x, 0.0, 1.0),
+    "clip": lambda x: paddle.clip(x, -1.0, 0.0),
+    "abs": paddle.abs,
+}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("function", AT_ZERO.values(), ids=AT_ZERO)
+def test_gradient_of_an_activation_at_zero_is_paddles(function, dtype):
+    gradients = []
+    for own, context in ((FLOAT32, contextlib.nullcontext()), (dtype, half_cpu.dispatch())):
+        x = paddle.to_tensor([0.0, -0.0], own)
+        x.stop_gradient = False
+        with context:
+            y = function(x)
+        y.backward(paddle.ones_like(y))
+        gradients.append(x.grad.astype(FLOAT32).tolist())
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=2.0**-8)  # a factor of SELU is rounded
+
+
 @pytest.mark.parametrize("dtype", ALL)
 def test_activation_inside_paddles_old_layers_is_served_too(dtype, monkeypatch):
     """`paddle.vision`'s densenet asks the legacy table for it."""

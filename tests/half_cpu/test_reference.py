@@ -296,6 +296,28 @@ def test_gradients_of_a_norm_do_not_depend_on_what_else_is_frozen(norm, dtype, b
                 np.testing.assert_allclose(gradient, expected[place], rtol=2.0**-7, atol=1e-2)
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alone", ["scale", "shift"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norm_with_a_scale_or_a_shift_alone_has_the_gradients_of_one_with_both(norm, alone, dtype, backend):
+    """Paddle's own batch and instance norm give one alone no gradient, not even memory that a cast could read."""
+    x, slope, found = paddle.randn([18, 4]).astype(dtype), paddle.randn([18 * 4]), []
+    given = paddle.ones([4]) if alone == "scale" else paddle.zeros([4])
+    for other in (paddle.zeros([4]) if alone == "scale" else paddle.ones([4]), None):
+        tensors = [tensor.detach() for tensor in (x, given)]
+        for tensor in tensors:
+            tensor.stop_gradient = False
+        parameters = (tensors[1], other) if alone == "scale" else (other, tensors[1])
+        with half_cpu.dispatch(backend=backend):
+            (NORMS[norm](tensors[0], *parameters).flatten().astype("float32") * slope).sum().backward()
+        found.append([tensor.grad.astype("float32").numpy() for tensor in tensors])
+    if norm == "group" and (alone == "shift" and backend == "reference"):
+        return  # Paddle's own gradient of the images is wrong
+    for expected, actual in zip(*found, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2.0**-7, atol=1e-2)
+
+
 TWO_OPERANDS = {
     "prelu": (F.prelu, [(2, 4, 3, 3), (4,)]),
     "grid_sample": (lambda x, grid: F.grid_sample(x, grid.tanh()), [(2, 3, 4, 4), (2, 3, 3, 2)]),

@@ -27,6 +27,10 @@ def layer_norm(shape, *sizes):
     return lambda x: F.layer_norm(x, shape, *(paddle.ones([size], x.dtype) for size in sizes))
 
 
+def layer_norm_of_tables(x):
+    return F.layer_norm(x, IMAGES[2:], filters(x, *IMAGES[2:]), filters(x, *IMAGES[2:]))
+
+
 def filters(x, *shape):
     return paddle.ones(shape, x.dtype)
 
@@ -38,6 +42,7 @@ CASES = {
     "layer_norm, few factors": (layer_norm([600], 64), ROWS),
     "layer_norm, many factors": (layer_norm([600], 700), ROWS),
     "layer_norm, other summands": (layer_norm([600], 600, 599), ROWS),
+    "layer_norm, factors in two axes": (layer_norm_of_tables, IMAGES),
     "layer_norm over all": (layer_norm([64, 600], 64 * 600), ROWS),
     "group_norm, few factors": (lambda x: F.group_norm(x, 2, weight=filters(x, 5), bias=filters(x, 5)), IMAGES),
     "conv2d without a stride": (lambda x: F.conv2d(x, filters(x, 8, 8, 3, 3), stride=0), IMAGES),

@@ -140,7 +140,7 @@ struct Elu {
     float alpha, unused;
     Vector forward(Vector x) const { return choose(less(x, all(0.0f)), all(alpha) * (exponential(x) - all(1.0f)), x); }
     Vector backward(Vector x, Vector g) const {
-        return choose(less(x, all(0.0f)), g * all(alpha) * exponential(x), g);
+        return choose(less(all(0.0f), x), g, g * all(alpha) * exponential(x));
     }
 };
 struct Celu {
