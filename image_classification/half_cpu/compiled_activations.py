@@ -82,7 +82,7 @@ def clip(original, args, kwargs):
     if values is None or not servable(values[0]):
         return NotImplemented
     x, low, high = values
-    if not all(isinstance(value, (int, float)) for value in (low, high)) or low > high:
+    if not all(isinstance(value, (int, float)) for value in (low, high)) or not low <= high:
         return NotImplemented  # Paddle words the error
     return Activation.apply(x, b"clip", float(low), float(high), "input")
 

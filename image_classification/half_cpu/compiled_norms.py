@@ -54,8 +54,8 @@ class GroupNorm(PyLayer):
 
 def _normalized(x, scale, shift, groups, epsilon):
     given = [tensor for tensor in (scale, shift) if tensor is not None]
-    if not servable(x) or x.ndim < 2 or not groups or x.shape[1] % groups:
-        return NotImplemented
+    if not servable(x) or x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+        return NotImplemented  # Paddle words the error
     if any(tensor.dtype not in DATA_TYPES or tensor.shape != [x.shape[1]] for tensor in given):
         return NotImplemented
     return GroupNorm.apply(x, scale, shift, groups, float(epsilon))
@@ -112,7 +112,7 @@ class Softmax(PyLayer):
 def softmax(original, args, kwargs):
     """Kernel of ``softmax(x, axis)``."""
     values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]):
+    if values is None or not servable(values[0]) or type(values[1]) is not int:
         return NotImplemented
     x, axis = values
     if not -x.ndim <= axis < x.ndim or not (x.is_contiguous() or settled(x) is x):
@@ -148,7 +148,9 @@ class LogSoftmax(PyLayer):
 def log_softmax(original, args, kwargs):
     """Kernel of ``log_softmax(x, axis)`` over the last axis."""
     values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]) or values[1] not in (-1, values[0].ndim - 1) or not values[0].ndim:
+    if values is None or not servable(values[0]) or type(values[1]) is not int or not values[0].ndim:
+        return NotImplemented
+    if values[1] not in (-1, values[0].ndim - 1):
         return NotImplemented
     return LogSoftmax.apply(values[0])
 

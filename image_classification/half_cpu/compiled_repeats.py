@@ -40,6 +40,8 @@ def _expand(x, shape):
     if not isinstance(shape, (list, tuple)) or not all(type(size) is int for size in shape) or len(shape) < x.ndim:
         return NotImplemented
     own = [1] * (len(shape) - x.ndim) + x.shape
+    if -1 in shape[: len(shape) - x.ndim]:
+        return NotImplemented  # Paddle words the error
     shape = [here if size == -1 else size for size, here in zip(shape, own, strict=True)]
     pairs = list(zip(own, shape, strict=True))
     if any(here not in (1, size) for here, size in pairs) or not pays(x, math.prod(shape), only_backward=True):

@@ -81,7 +81,7 @@ def softmax(original, args, kwargs):
     if values is None:
         return NotImplemented
     x, axis = values
-    if not servable(x) or axis not in (-1, x.ndim - 1) or x.ndim == 0:
+    if not servable(x) or type(axis) is not int or axis not in (-1, x.ndim - 1) or x.ndim == 0:
         return NotImplemented
     return Softmax.apply(x)
 

@@ -51,6 +51,12 @@ CASES = {
     "transposed without a stride": (lambda x: F.conv2d_transpose(x, filters(x, 8, 8, 3, 3), stride=0), IMAGES),
     "max_pool2d without a stride": (lambda x: F.max_pool2d(x, 3, stride=0), IMAGES),
     "avg_pool2d without a stride": (lambda x: F.avg_pool2d(x, 3, stride=0), IMAGES),
+    "group_norm, groups below zero": (lambda x: F.group_norm(x, -1), IMAGES),
+    "softmax over a broken axis": (lambda x: F.softmax(x, 1.0), IMAGES),
+    "softmax over the last axis, true": (lambda x: F.softmax(x, True), ROWS),
+    "log_softmax over a broken axis": (lambda x: F.log_softmax(x, 1.0), ROWS),
+    "expand along an axis of no size": (lambda x: paddle.expand(x, [-1, *ROWS]), ROWS),
+    "clip from NaN": (lambda x: paddle.clip(x, float("nan"), 0.5), ROWS),
     "clip to nothing": (lambda x: paddle.clip(x, 0.5, -0.5), ROWS),
     "matmul of other rows": (lambda x: paddle.matmul(x, filters(x, 64, 8)), ROWS),
 }
