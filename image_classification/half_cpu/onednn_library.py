@@ -17,6 +17,8 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING
 
+from .onednn_scratch import Scratch
+
 FLOAT16, BFLOAT16, FLOAT32 = 1, 2, 3
 ELEMENT_SIZE = {FLOAT16: 2, BFLOAT16: 2, FLOAT32: 4}
 AVX2, AVX512, AVX512_BF16, AMX_BF16 = 0x7, 0x27, 0xE7, 0xFEF  # bits of instruction sets
@@ -39,7 +41,6 @@ QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
 QUERY_STRIDES, QUERY_NUMBER_OF_AXES, QUERY_DATA_TYPE, QUERY_PADDED_SHAPE, QUERY_FORMAT = 14, 256, 258, 260, 262
 QUERY_NUMBER_OF_BLOCKS, QUERY_BLOCKS, QUERY_BLOCKED_AXES = 263, 264, 265
 BLOCKED = 2
-ALLOCATED = -1  # what stands for a pointer to memory that a memory object has of its own
 MAX_DIMENSIONS = 12
 
 _EXPECTED_NAMES = (
@@ -170,7 +171,7 @@ class Library:
         self._reorder.argtypes, self._reorder.restype = (_HANDLE, _P, _P, _P, _P, _P), c_int
         self.engine = self.new("oneDNN engine", self.engine_create, 1, 0)
         self.stream = self.new("oneDNN stream", self.stream_create, self.engine, 1)
-        self._attributes = self.new_attributes()  # without post operations
+        self._attributes, self._scratch = self.new_attributes(), Scratch()  # without post operations
         # A cached primitive's memory objects are set before each call, and ctypes lets other threads run meanwhile.
         self.lock = lock = threading.Lock()
         # A process that is forked meanwhile has no thread that would give the lock back.
@@ -236,11 +237,10 @@ class Library:
         return self.new(name, self._descriptions[name], self.engine, *operands, attributes)
 
     def scratchpad(self, description):
-        """Return a memory object with the memory that a primitive needs while it runs, or None for none."""
+        """Return a memory object for what a primitive needs while it runs, or None for nothing."""
         md = self.query_md(description, QUERY_EXEC_ARGUMENT, SCRATCHPAD)
-        if not self.memory_desc_get_size(md):
-            return None
-        return self.new("scratchpad", self.memory_create, md, self.engine, ALLOCATED)
+        size = self.memory_desc_get_size(md)
+        return self.new("scratchpad", self.memory_create, md, self.engine, self._scratch.address(size)) if size else None
 
     def execute(self, primitive, arguments, pointers):
         """Run a primitive on the data that the pointers point to, one for each of the first arguments, and return the

@@ -1,6 +1,8 @@
 """The oneDNN binding: the cache of primitives, refusals, memory over many steps, threads."""
 
+import ctypes
 import multiprocessing
+import os
 import resource
 import sys
 import threading
@@ -16,6 +18,7 @@ from image_classification.half_cpu import compiled, kernels, onednn
 from image_classification.half_cpu import onednn_library as library
 from image_classification.half_cpu import onednn_primitives as primitives
 from image_classification.half_cpu.dispatch import _references
+from image_classification.half_cpu.onednn_scratch import Scratch
 from image_classification.Swin.swin import SwinBlock
 from tests.helpers.onednn_runs import needs_bfloat16_of_onednn, needs_onednn
 
@@ -243,3 +246,24 @@ def test_process_forked_while_another_thread_computes_does_not_wait_for_it(lock)
     process.join(20)
     process.kill()
     assert process.exitcode == 0
+
+
+def test_scratch_is_shared_and_grows_without_moving_what_is_in_use():
+    scratch = Scratch()
+    small, again, large, less = (scratch.address(size) for size in (5000, 4000, 5001, 9000))
+    assert small == again != large == less
+    assert small % 64 == large % 64 == 0
+    for address, size in ((small, 5000), (large, 10000)):  # both are there
+        ctypes.memset(address, 7, size)
+
+
+def test_scratch_of_a_forked_process_is_its_own():
+    scratch = Scratch()
+    address = scratch.address(100)
+    ctypes.memset(address, 1, 100)
+    child = os.fork()
+    if not child:
+        ctypes.memset(address, 2, 100)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ctypes.string_at(address, 100) == bytes([1]) * 100
