@@ -237,10 +237,10 @@ class Library:
         return self.new(name, self._descriptions[name], self.engine, *operands, attributes)
 
     def scratchpad(self, description):
-        """Return a memory object for what a primitive needs while it runs, or None for nothing."""
+        """Return a memory object for what a primitive needs while it runs, or 0 for nothing."""
         md = self.query_md(description, QUERY_EXEC_ARGUMENT, SCRATCHPAD)
         size = self.memory_desc_get_size(md)
-        return self.new("scratchpad", self.memory_create, md, self.engine, self._scratch.address(size)) if size else None
+        return size and self.new("scratchpad", self.memory_create, md, self.engine, self._scratch.address(size))
 
     def execute(self, primitive, arguments, pointers):
         """Run a primitive on the data that the pointers point to, one for each of the first arguments, and return the

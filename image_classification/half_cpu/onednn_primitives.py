@@ -191,7 +191,7 @@ class Primitive:
             self._memories.append(library.new("memory", library.memory_create, md, library.engine, None))
         arguments = list(zip(argument_numbers, self._memories, strict=True))
         self._scratchpad = library.scratchpad(description)
-        if self._scratchpad is not None:
+        if self._scratchpad:
             arguments.append((onednn.SCRATCHPAD, self._scratchpad))
         arguments = onednn.argument_array(arguments)
         self._pointers = onednn.pointer_array(len(self._memories))
@@ -228,8 +228,8 @@ class Primitive:
 
     def __del__(self):
         library = self._library
-        for memory in (*(self._memories or ()), self._scratchpad):
-            library.memory_destroy(memory)  # None does no harm
+        for memory in filter(None, (*(self._memories or ()), self._scratchpad)):
+            library.memory_destroy(memory)
         if self._handle:
             library.primitive_destroy(self._handle)
         library.primitive_desc_destroy(self._description)

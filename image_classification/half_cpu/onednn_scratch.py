@@ -7,8 +7,8 @@ import mmap
 class Scratch:
     """Memory that all primitives share, since one of them runs at a time.
 
-    Where one needs more than there is, it gets new memory, of twice the size at least, and the older ones stay where they
-    are. What was never written takes no memory. A process that is forked has its own.
+    Where one needs more than there is, it gets new memory, of twice the size at least, and the older ones keep theirs.
+    What was never written takes no memory. A process that is forked has its own.
     """
 
     def __init__(self):
