@@ -50,12 +50,9 @@ def divided(model: paddle.nn.Layer, whole: Pass, images: paddle.Tensor) -> Any:
         with whole.poisoned(), found.first.poisoned():
             if not same_bits(found([trial]), whole([trial])):
                 raise Refused("fewer images have other results")
-    except Refused as error:
-        logger.info("half_cpu: all calls of %s are made for %d images at a time: %s", name, rows, error)
-        return whole
     except Exception as error:  # of what runs as a whole all the same
-        logger.info("half_cpu: all calls of %s are made for %d images at a time: recorded for fewer, it fails: %s: %s",
-                    name, rows, type(error).__name__, error)  # fmt: skip
+        why = error if isinstance(error, Refused) else f"recorded for fewer, it fails: {type(error).__name__}: {error}"
+        logger.info("half_cpu: all calls of %s are made for %d images at a time: %s", name, rows, why)
         return whole
     finally:
         state.restore()

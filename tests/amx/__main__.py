@@ -15,7 +15,7 @@ from .build import CACHE, COMPILER, missing
 REACHING = """
 compiled compiled_attention compiled_long_products compiled_split compiled_tiled_convolution compiled_tiles
 compiled_window_gradients compiled_winograd arena conv_norm frozen graphs onednn onednn_convolution_passes onednn_matmul
-onednn_memory onednn_tiles pieces replay saved training_replay
+onednn_memory onednn_tiles first_calls pieces replay saved training_replay
 """
 FILES = [f"tests/half_cpu/test_{name}.py" for name in REACHING.split()]
 DEFAULT = ["-q", "-m", "not slow", "tests/amx/checks.py", *FILES]

@@ -60,15 +60,6 @@ def test_what_is_not_finite_stays_in_its_row(program):
     np.testing.assert_array_equal(found[:5, 0], [32, np.nan, np.inf, np.nan, 32])
 
 
-@pytest.mark.parametrize("source", sorted(path.name for path in SOURCES.glob("*.cpp")))
-def test_source_compiles_for_a_processor_that_has_it(source):
-    """With the compiler's own intrinsics; without optimisation it takes a second."""
-    flags = [flag for flag in FLAGS if flag not in ("-O3", "-march=native")]
-    command = ["c++", *flags, "-march=sapphirerapids", "-w", "-fsyntax-only", SOURCES / source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-
-
 FAULTS = {
     "not asked for": "nobody asked the system",
     "no configuration": "without a configuration",

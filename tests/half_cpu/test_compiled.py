@@ -49,6 +49,21 @@ def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
     assert compiled_library.build(tmp_path / "cache") != before
 
 
+@needs_library
+@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
+def test_kernels_compile_for_every_kind_of_processor(processor):
+    """Those who test have one of them; another has other branches of the sources, such as AMX."""
+    sources = map(str, sorted(compiled_library.SOURCES.glob("*.cpp")))
+    flags = [flag for flag in compiled_library.FLAGS if flag not in ("-O3", "-march=native")]
+    done = subprocess.run(
+        [compiled_library.compiler(), *flags, f"-march={processor}", "-w", "-fsyntax-only", *sources],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if "march" in done.stderr:
+        pytest.skip(f"the compiler knows no {processor}")
+    assert done.returncode == 0, done.stderr[:3000]
+
+
 def small_sources(folder):
     folder.mkdir()
     (folder / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }')
