@@ -1,22 +1,22 @@
 """The memory that oneDNN's primitives need while they run."""
 
-import ctypes
-import mmap
+import numpy as np
+
+_ALIGNMENT = 64  # bytes, a line of the cache
 
 
 class Scratch:
     """Memory that all primitives share, since one of them runs at a time.
 
     Where one needs more than there is, it gets new memory, of twice the size at least, and the older ones keep theirs.
-    What was never written takes no memory. A process that is forked has its own.
     """
 
     def __init__(self):
-        self._maps: list[mmap.mmap] = []
+        self._arrays, self._newest = [np.empty(0, np.uint8)], 0
 
     def address(self, size: int) -> int:
         """Return where so many bytes begin."""
-        newest = len(self._maps[-1]) if self._maps else 0
-        if size > newest:
-            self._maps.append(mmap.mmap(-1, max(size, 2 * newest), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._maps[-1]))
+        if size > self._newest:
+            self._newest = max(size, 2 * self._newest)
+            self._arrays.append(np.empty(self._newest + _ALIGNMENT, np.uint8))
+        return -(-self._arrays[-1].ctypes.data // _ALIGNMENT) * _ALIGNMENT

@@ -2,7 +2,6 @@
 
 import ctypes
 import multiprocessing
-import os
 import resource
 import sys
 import threading
@@ -249,21 +248,12 @@ def test_process_forked_while_another_thread_computes_does_not_wait_for_it(lock)
 
 
 def test_scratch_is_shared_and_grows_without_moving_what_is_in_use():
-    scratch = Scratch()
-    small, again, large, less = (scratch.address(size) for size in (5000, 4000, 5001, 9000))
-    assert small == again != large == less
-    assert small % 64 == large % 64 == 0
-    for address, size in ((small, 5000), (large, 10000)):  # both are there
-        ctypes.memset(address, 7, size)
-
-
-def test_scratch_of_a_forked_process_is_its_own():
-    scratch = Scratch()
-    address = scratch.address(100)
-    ctypes.memset(address, 1, 100)
-    child = os.fork()
-    if not child:
-        ctypes.memset(address, 2, 100)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert ctypes.string_at(address, 100) == bytes([1]) * 100
+    scratch, big = Scratch(), 1 << 25
+    small = scratch.address(big)
+    before = np.ctypeslib.as_array((ctypes.c_char * big).from_address(small)).view(np.uint8)
+    before[:] = 7
+    large = [scratch.address(size) for size in (big // 2, big + 1, 2 * big)]
+    assert small == large[0] != large[1] == large[2]
+    assert small % 64 == large[1] % 64 == 0
+    ctypes.memset(large[1], 9, 2 * big)
+    assert (before == 7).all()  # still there
