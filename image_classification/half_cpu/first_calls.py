@@ -121,11 +121,12 @@ class Divided:
 
     def __init__(self, whole: Pass, first: Pass, pairs: Any, parts: int):
         self.first, self._whole, self._parts = first, whole, parts
-        if any(block.bytes != parts * part.bytes for block, part in pairs):
+        if any(block.bytes not in (part.bytes, parts * part.bytes) for block, part in pairs):
             raise Refused("what is left of each image lies between what is left of others")
         if first.inputs[0].users is None:
             raise Refused("the images are copied")
-        self._copies = [(block.place, part.place, part.bytes) for block, part in pairs]
+        # What is no part, such as a table of biases, depends on weights alone: all passes leave the same.
+        self._copies = [(block.place, part.place, part.bytes, block.bytes > part.bytes) for block, part in pairs]
 
     def __call__(self, inputs):
         """Return the results for images of the recorded shape."""
@@ -137,7 +138,7 @@ class Divided:
         for part in range(self._parts):
             self.first.look(self.first.inputs[0], images.data_ptr() + part * size)
             self.first.play(0, last)
-            for place, source, count in self._copies:
-                ctypes.memmove(place + part * count, source, count)
+            for place, source, count, is_part in self._copies:
+                ctypes.memmove(place + part * count * is_part, source, count)
         whole.play(last, len(whole))
         return [whole.written(slot, tensor) for slot, tensor in zip(whole.results, results, strict=True)]
