@@ -12,7 +12,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.parallel.single import SingleProcess
-from image_classification.progress import Progress
+from image_classification.progress import Progress, recount
 from image_classification.runtime import UserError
 from tests.helpers.checkpoints import make_state
 from tests.helpers.model_zoo import CONFIGS, builder
@@ -285,3 +285,13 @@ def test_failing_write_keeps_the_old_checkpoint(tmp_path):
         store.save(make_state(2) | {"rng": [Unpicklable()]}, "step")
     assert checkpoint.load(tmp_path / "latest.pdparams")["model"]["weight"][0, 0] == 1
     assert sorted(os.listdir(tmp_path)) == ["latest.pdparams", "step.pdparams"]
+
+
+def test_progress_of_a_checkpoint_that_knows_no_number_of_images_is_counted_anew(caplog):
+    """As those of before there was one."""
+    progress = Progress(epoch=1, batch=4, step=8)
+    own = {"images_per_batch": 8, "images_per_step": 8, "steps_per_epoch": 3, "images": 24}
+    recount(progress, {"images_per_batch": 4, "images_per_step": 4, "steps_per_epoch": 6}, own, 3)
+    assert (progress.batch, progress.step) == (2, 4)
+    assert "the total batch size was 4, now it is 8: step 8 counts as 4" in caplog.text
+    assert "training images" not in caplog.text

@@ -174,6 +174,8 @@ def test_images_of_a_linked_folder_are_found_once_and_a_circle_ends(tmp_path):
     write_class_folders(tmp_path / "photos", {"cat": 1, "dog": 1})
     (tmp_path / "photos" / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "more")
     (tmp_path / "photos" / "cat" / "circle").symlink_to(tmp_path / "photos")
+    (tmp_path / "elsewhere" / "more" / "again").symlink_to(tmp_path / "elsewhere" / "more")
+    (tmp_path / "photos" / "cat" / "twice").symlink_to(tmp_path / "elsewhere" / "more")
     found, others = list_images(tmp_path / "photos" / "cat")
     assert found == ["image_0001.jpg", "linked/image_0001.jpg", "linked/image_0002.jpg"] and not others
 

@@ -111,6 +111,19 @@ def test_what_early_calls_make_of_weights_is_there_for_later_ones(inside):
     assert isinstance(divided(inside(Biased(), "fp32", None)).run, Divided)
 
 
+def test_what_grows_otherwise_than_the_images_keeps_them_together(inside, caplog):
+    class Alike(Net):
+        def forward(self, images):
+            x = images.mean([2, 3])
+            products = x.matmul(x, transpose_y=True)
+            return super().forward(images) + products.exp().mean()
+
+    caplog.set_level("INFO")
+    found = divided(inside(Alike(), "fp32", None))
+    assert found.run is found.played
+    assert "what is left of each image lies between what is left of others" in caplog.text
+
+
 def test_model_with_other_calls_for_fewer_images_passes_as_a_whole(inside, caplog):
     class Counts(Net):
         def forward(self, images):
