@@ -83,17 +83,19 @@ def _recorded(model, whole, last, images):
     Raises:
         Refused: its calls are others, or keep their memory in another way.
     """
-    wanted, names, before = [step.name for step in whole.steps[:last]], None, None
-    while names != wanted:  # the first recordings order weights as the fewer images want them
-        recorder = Recorder(constants_of(model), [images], most=last)
+    wanted, names, known = [step.name for step in whole.steps[:last]], None, -1
+    while names != wanted:
+        constants = constants_of(model)
+        if len(constants) == known:
+            raise Refused("fewer images take other calls")
+        known = len(constants)  # more by each recording that orders weights as the fewer images want them
+        recorder = Recorder(constants, [images], most=last)
         try:
             with recorder.recording():
                 model(images)
         except Enough:
             pass
-        before, names = names, [step.name for step in recorder.steps]
-        if names == before:
-            raise Refused("fewer images take other calls")
+        names = [step.name for step in recorder.steps]
     read = {block for step in whole.steps[last:] for block, _, _ in step.uses}
     read |= {slot.block for slot in whole.results}
     pairs = {}

@@ -190,6 +190,22 @@ def test_memory_of_the_first_calls_is_that_of_few_images(inside):
     assert first.bytes <= 1.1 * found.played.bytes * first.inputs[0].shape[0] / 32
 
 
+def test_model_that_takes_turns_for_fewer_images_passes_as_a_whole(inside, caplog):
+    class Turns(Net):
+        calls = 0
+
+        def forward(self, images):
+            self.calls += images.shape[0] < 8
+            for _ in range(images.shape[0] < 8 and 1 + self.calls % 2):
+                images = images.exp()
+            return super().forward(images)
+
+    caplog.set_level("INFO")
+    found = divided(inside(Turns(), "fp32", None))
+    assert found.run is found.played
+    assert "all calls of Turns are made for 8 images at a time: fewer images take other calls" in caplog.text
+
+
 def test_random_numbers_that_fewer_images_draw_are_not_drawn(inside):
     class Draws(Net):
         def forward(self, images):
