@@ -86,9 +86,9 @@ def parameters_and_buffers(layers):
 
 
 def settings(layer):
-    """Return what of a layer's attributes is true, false or a float, but for what its first call sets: a norm makes
-    False of its use_global_stats=None, and `_built` is True from then on."""
-    return tuple(value or False for name, value in vars(layer).items()
+    """Return what of a layer's attributes is None, true, false or a float, but for `_built`, which the first call of a
+    layer with hooks sets."""
+    return tuple(value for name, value in vars(layer).items()
                  if name != "_built" and (value is None or type(value) in (bool, float)))  # fmt: skip
 
 

@@ -28,8 +28,9 @@ def test_played_steps_give_the_bits_of_the_layers_on_other_images(mode, dtype):
     assert replayed.is_recorded()
 
 
-def test_layers_of_a_played_step_do_not_run():
-    replayed, _ = both(Net)
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_layers_of_a_played_step_do_not_run(mode, dtype):
+    replayed, _ = both(Net, mode, dtype)
     runs, forward = [], replayed.model.fc.forward
     replayed.model.fc.forward = lambda x: runs.append(1) or forward(x)
     for seed in range(RECORDED + 5):
