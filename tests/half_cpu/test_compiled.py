@@ -410,17 +410,19 @@ print(half_cpu.backend_name("float16"))
 
 @needs_library
 def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
+    """Also of more than have shares of their own, and of fewer than shares were made for."""
     results = []
-    for threads in ("1", "3"):
-        path = str(tmp_path / f"{threads}.npz")
+    for threads, limit in (("1", "1"), ("3", "3"), ("70", "70"), ("3", "2")):
+        path = str(tmp_path / f"{threads}-{limit}.npz")
         program = THREADS.format(root=str(ROOT), path=path)
-        environment = os.environ | {"OMP_NUM_THREADS": threads}
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "OMP_THREAD_LIMIT": limit}
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].startswith("compiled")
         results.append(np.load(path))
     for name in results[0].files:
-        np.testing.assert_array_equal(results[0][name], results[1][name])
+        for others in results[1:]:
+            np.testing.assert_array_equal(results[0][name], others[name])
         assert np.isfinite(results[0][name]).all() and results[0][name].any()
 
 

@@ -7,16 +7,27 @@
 #include <cstdlib>
 #include <new>
 
-// Call f(task) for each task, the next one to whichever thread is free.
+// Call f(task) for each task. Each thread has a share of neighbours, whose memory is read ahead from one to the next, and
+// then takes what is left of the shares of slower ones.
 template <class F>
 static void for_tasks(long tasks, F f) {
-    if (tasks <= 1) {
+    struct alignas(64) Share {  // a line of the cache each
+        std::atomic<long> next;
+    };
+    constexpr int MOST = 64;
+    const int shares = (int)std::min<long>(std::min(omp_get_max_threads(), MOST), tasks);
+    if (shares <= 1) {
         for (long task = 0; task < tasks; task++) f(task);
         return;
     }
-    std::atomic<long> next{0};
+    Share share[MOST];
+    for (int i = 0; i < shares; i++) share[i].next.store(tasks * i / shares, std::memory_order_relaxed);
 #pragma omp parallel
-    for (long task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(task);
+    for (int i = 0, own = omp_get_thread_num(); i < shares; i++) {
+        const int which = (own + i) % shares;
+        const long end = tasks * (which + 1) / shares;
+        for (long task; (task = share[which].next.fetch_add(1, std::memory_order_relaxed)) < end;) f(task);
+    }
 }
 
 // Call f(first, last) for ranges of 0..n that are no smaller than `grain` and the same for any number of threads.
