@@ -224,6 +224,20 @@ def test_exponential_of_every_size_is_float64s_down_to_denormal_numbers():
 
 
 @needs_library
+def test_sigmoid_of_every_size_is_float64s_and_0_below_the_smallest_normal_number():
+    ends = np.float32([-np.inf, -3e38, -200, -87.5, 0, 200, 3e38, np.inf, np.nan])
+    payloads = np.uint32([0x7F800001, 0x7FC00001, 0xFFC12345]).view(np.float32)  # of NaN, too
+    values = np.concatenate([ends, payloads, np.linspace(-86.9, 86.9, 40_000, dtype=np.float32)])
+    result = np.zeros_like(values)
+    constants = b"sigmoid", FORMATS["float32"], values.size, 0, 0
+    compiled_library.load().activation(*constants, values.ctypes.data, result.ctypes.data)
+    np.testing.assert_array_equal(result[: len(ends)], np.float32([0, 0, 0, 0, 0.5, 1, 1, 1, np.nan]))
+    assert np.isnan(result[len(ends) :][: len(payloads)]).all()
+    rest = slice(len(ends) + len(payloads), None)
+    np.testing.assert_allclose(result[rest], 1 / (1 + np.exp(-values[rest].astype(np.float64))), rtol=2.0**-21)
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gelu_of_half_formats_of_inf_and_nan_is_that_of_float32(dtype):
     patterns = np.arange(2**16, dtype=np.uint16)

@@ -84,6 +84,8 @@ struct GeluHalf {
         return g * choose(less(x, all(0.0f)), slope, all(1.0f) - slope);
     }
 };
+template <class T>
+using GeluOf = std::conditional_t<std::is_same_v<T, float>, Gelu, GeluHalf>;
 struct GeluTanh {
     static constexpr const char* NAME = "gelu_tanh";
     // tanh(u) = 2 sigmoid(2u) - 1, so the factor of x is a sigmoid, exact in the tails.
@@ -301,14 +303,14 @@ int for_activation(const char* name, float alpha, float beta, F f) {
 }
 
 // The ones that a normalisation ends with: all of them know their gradient by their input.
-template <class F>
+template <class T, class F>
 int for_fused(const char* name, F f) {
     if (!strcmp(name, Identity::NAME)) f(Identity{});
     else if (!strcmp(name, Relu::NAME)) f(Relu{});
     else if (!strcmp(name, Relu6::NAME)) f(Relu6{});
     else if (!strcmp(name, HardSwish::NAME)) f(HardSwish{});
     else if (!strcmp(name, Silu::NAME)) f(Silu{});
-    else if (!strcmp(name, Gelu::NAME)) f(Gelu{});
+    else if (!strcmp(name, Gelu::NAME)) f(GeluOf<T>{});
     else return 1;
     return 0;
 }

@@ -255,7 +255,7 @@ EXPORT int batch_norm(int format, long outer, long channels, long inner, float e
     int unknown = 0;
     unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_fused(activation, [&](auto f) {
+        unknown |= for_fused<T>(activation, [&](auto f) {
             batch_norm(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, scale, shift, (T*)y, mean,
                        variance, (const T*)residual);
         });
@@ -284,7 +284,7 @@ EXPORT int batch_norm_backward(int format, long outer, long channels, long inner
     int unknown = 0;
     unknown |= for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_fused(activation, [&](auto f) {
+        unknown |= for_fused<T>(activation, [&](auto f) {
             batch_norm_backward(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, mean, variance, scale,
                                 (const T*)gradient, (T*)out, scale_gradient, shift_gradient, shift, (const T*)y,
                                 (T*)passed);

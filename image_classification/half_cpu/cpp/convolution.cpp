@@ -251,7 +251,7 @@ EXPORT int convolution(int format, int pass, const long* numbers, const char* ac
         const T *a = (const T*)first, *b = (const T*)second;
         Ending<T> ending{factor, addend, (const T*)residual};
         auto fuse = [&](auto f) { ending.activation = [](Vector v) { return decltype(f){}.forward(v); }; };
-        if (activation && for_fused(activation, fuse)) return 1;
+        if (activation && for_fused<T>(activation, fuse)) return 1;
         if (pass == 0) (single ? depthwise<T> : convolve<T>)(s, a, b, (T*)out, ending);
         else if (pass == 1) (single ? depthwise_back<T> : convolve_back<T>)(s, a, b, (T*)out);
         else (single ? depthwise_filters<T> : filters_gradient<T>)(s, a, b, (T*)out);

@@ -11,7 +11,6 @@ namespace {
 
 template <class T>
 struct Ending {
-    using Activation = std::conditional_t<std::is_same_v<T, float>, Gelu, GeluHalf>;
     T* out;
     long row_stride, column_stride;
     float scale;
@@ -43,7 +42,7 @@ struct Ending {
             Vector x = load(sums + i) * all(scale);
             if (bias) x = x + take(bias + n + i, lanes);
             if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
-            store(sums + i, gelu ? Activation{}.forward(x) : x);
+            store(sums + i, gelu ? GeluOf<T>{}.forward(x) : x);
         });
     }
 };

@@ -48,7 +48,7 @@ EXPORT int tiled_convolution(const long* numbers, const char* activation, const 
     memcpy(&s, numbers, sizeof(s));
     if (!amx::granted()) return 1;
     const BFloat16 *x = (const BFloat16*)images, *packed = (const BFloat16*)filters;
-    return for_fused(activation, [&](auto f) {
+    return for_fused<BFloat16>(activation, [&](auto f) {
         Normalised<decltype(f)> finish{(BFloat16*)out, s.out_channels, {factor, addend, (const BFloat16*)residual}};
         if (s.taps[0] * s.taps[1] > 1) return convolve(s, x, packed, finish);
         if (s.stride[0] != 1 || s.stride[1] != 1) x = read_pixels(s, x);

@@ -87,6 +87,10 @@ static inline Vector nearest(Vector a) {
 }
 // The whole number nearest to a product below 2^22, in two instructions instead of three.
 static inline Vector nearest(Vector a, Vector factor) { return fma(a, factor, all(0x1.8p23f)) - all(0x1.8p23f); }
+// p, from 1/2 to 2, times two to the whole number of m, to which 1.5 * 2^23 was added; from -125 to 125.
+static inline Vector raised(Vector p, Vector m) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(m), 23)));
+}
 // What exp(x) is finite for, and some above, for which it is inf; `times_power_of_two` sees to what is far below.
 static inline Vector held(Vector x) { return minimum(all(89.5f), x); }
 // What comes to 0 is not computed: Intel's processors take 200 cycles for a vector with such a number.
@@ -233,6 +237,9 @@ static inline Vector nearest(Vector a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 static inline Vector nearest(Vector a, Vector factor) { return nearest(a * factor); }
+static inline Vector raised(Vector p, Vector m) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(m), 23)));
+}
 static inline Vector held(Vector x) { return minimum(all(89.5f), maximum(all(-105.0f), x)); }
 static inline Vector times_power_of_two(Vector a, Vector exponent) {
     // In two steps, so that results near the ends of the range are right.
@@ -397,7 +404,20 @@ static inline Vector log_one_plus(Vector x) {
     for (float divisor = 13; divisor > 0; divisor -= 2) p = fma(p, z, all(1 / divisor));
     return (s + s) * p;
 }
-static inline Vector sigmoid(Vector x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+// 1 / (1 + e^-x) to four units in the last place; 0 below -87, NaN stays.
+static inline Vector sigmoid(Vector x) {
+    const Vector many = all(0x1.8p23f), factor = all(-1.44269504f);
+    Vector held = minimum(all(87.0f), x), m = fma(held, factor, many);
+    Vector r = fma(held, all(-1.925963033e-8f), fma(held, factor, many - m));  // what a whole number of doublings leaves
+    Vector p = all(1.3276471e-3f);  // 2^r to 8e-8
+    p = fma(p, r, all(9.6755410e-3f));
+    p = fma(p, r, all(5.5507131e-2f));
+    p = fma(p, r, all(2.4022120e-1f));
+    p = fma(p, r, all(6.9314694e-1f));
+    p = fma(p, r, all(1.0f));
+    Vector one = fma(held, all(0.0f), all(1.0f));  // or NaN, of which `raised` knows nothing
+    return choose(less(x, all(-87.0f)), all(0.0f), all(1.0f) / (one + raised(p, m)));
+}
 // e / (e + 2) with e = exp(2 x) - 1, as exact beside zero as elsewhere: three units in the last place.
 static inline Vector tanh(Vector x) {
     x = minimum(all(20.0f), maximum(all(-20.0f), x));

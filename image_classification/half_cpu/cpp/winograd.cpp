@@ -260,7 +260,7 @@ EXPORT int winograd(int format, int pass, const long* numbers, const char* activ
         const T *a = (const T*)first, *added = (const T*)residual;
         Ending<T> ending{factor, addend, added};
         auto fuse = [&](auto f) { ending.activation = [](Vector v) { return decltype(f){}.forward(v); }; };
-        if (activation && for_fused(activation, fuse)) return 1;
+        if (activation && for_fused<T>(activation, fuse)) return 1;
         Marks broken(pass == 2 ? 1 : n.batch);
         if (pass == 2) broken[0] = !filters_gradient(tiles, images, results, a, (const T*)second, (T*)out);
         else convolve(tiles, images, results, a, (const float*)second, (T*)out, ending, broken);
