@@ -155,8 +155,11 @@ void convolve(const Tiles& tiles, const Images& source, const Images& result, co
               const Ending<T>& ending, Marks& broken) {
     long inputs = whole(source.channels), blocks = parts(result.channels, COLUMNS);
     // Of few channels what is read and written of a share stays in a core's cache; of many the filters are read less often.
-    long shares = parts(tiles.count(), inputs < 128 ? 24 : 96);
-    long groups = shares < 3L * omp_get_max_threads() && omp_get_max_threads() > 1 ? blocks : 1;
+    // Each thread has as many of them as the others; where they are fewer, threads have parts of the filters instead, which
+    // are large then.
+    long shares = parts(tiles.count(), inputs < 128 ? 24 : 96), threads = omp_get_max_threads();
+    long groups = shares < threads ? blocks : 1;
+    if (shares > threads) shares = parts(shares, threads) * threads;
     for_tasks(shares * groups, [&](long task) {
         static thread_local Scratch scratch;
         long share = task / groups, group = task % groups;
