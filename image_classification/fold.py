@@ -40,11 +40,13 @@ def _followed(model, inputs):
 
     def keep(layer, arguments, result):
         calls[id(layer)] += 1
-        results.append((result, layer))  # keeps the tensor, so that no other one is taken for it
+        if _channels_second(layer, result):
+            results.append((result, layer))  # keeps the tensor, so that no other one is taken for it
 
     def find(norm, arguments):
         calls[id(norm)] += 1
-        pairs.extend((layer, norm) for result, layer in results if result is arguments[0])
+        given = arguments[0] if arguments else None  # by its name: it is not looked for
+        pairs.extend((layer, norm) for result, layer in results if result is given)
 
     for each in model.sublayers(include_self=True):
         for kind, norm_kind in _PAIRS:
@@ -59,6 +61,11 @@ def _followed(model, inputs):
         for hook in hooks:
             hook.remove()
     return [pair for pair in pairs if all(calls[id(each)] == 1 for each in pair)]
+
+
+def _channels_second(layer, result):
+    """Return whether a layer's outputs are the axis that a norm which is folded has its channels on."""
+    return result.ndim == 2 if isinstance(layer, nn.Linear) else layer._data_format == "NCHW"
 
 
 def _is_safe(model, layer, norm):
@@ -98,7 +105,7 @@ def _unread(model, inputs, pairs, expected):
 
 
 def _flat(outputs):
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    return [one for one in paddle.utils.flatten(outputs) if isinstance(one, paddle.Tensor)]
 
 
 def _fold(layer, norm):

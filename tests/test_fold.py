@@ -74,6 +74,41 @@ def test_norm_that_trains_or_is_hooked_is_left_alone():
     assert type(model.bn) is nn.BatchNorm2D and model.conv.bias is None
 
 
+class Pair(nn.Layer):
+    """A layer and the norm after it, which is given the result by the word that is asked for, if any."""
+
+    def __init__(self, layer, norm, word=None):
+        super().__init__()
+        self.layer, self.norm, self.word = layer, norm, word
+
+    def forward(self, x):
+        return self.norm(**{self.word: self.layer(x)}) if self.word else self.norm(self.layer(x))
+
+
+@pytest.mark.parametrize(("layer", "norm", "shape"), [
+    (lambda: nn.Linear(8, 5), lambda: nn.BatchNorm1D(5), [2, 5, 8]),  # a norm of tokens, as many as features
+    (lambda: nn.Linear(8, 4), lambda: nn.BatchNorm1D(5), [2, 5, 8]),
+    (lambda: nn.Conv2D(3, 6, 1, data_format="NHWC"), lambda: nn.BatchNorm2D(6), [2, 6, 4, 3]),  # a norm of rows
+])  # fmt: skip
+def test_norm_of_another_axis_than_the_layers_outputs_is_left_alone(layer, norm, shape):
+    assert folded(moved(Pair(layer(), norm())), paddle.randn(shape)) == 0
+
+
+def test_model_that_answers_with_names_and_gaps_is_folded():
+    model = moved(Chain("none"))
+    plain, x = model.forward, paddle.randn([2, 3, 6, 6])
+    expected = plain(x).numpy()
+    model.forward = lambda x: {"logits": plain(x), "further": [None, plain(x) > 0]}
+    assert fold_batch_norms(model, x) == 0  # called twice
+    model.forward = lambda x: {"logits": plain(x), "further": [None, 3]}
+    assert fold_batch_norms(model, x) == 2
+    np.testing.assert_allclose(plain(x).numpy(), expected, rtol=0, atol=2e-5 * np.abs(expected).max())  # as `folded`
+
+
+def test_norm_that_is_given_its_input_by_name_is_left_alone():
+    assert folded(moved(Pair(nn.Conv2D(3, 6, 1), nn.BatchNorm2D(6), "input")), paddle.randn([2, 3, 4, 4])) == 0
+
+
 @pytest.mark.parametrize("name", ["resnet_tiny_digits", "regnet_tiny_digits", "mobilenet_tiny_digits"])
 def test_every_norm_after_a_convolution_of_a_zoo_model_is_folded(name):
     model = moved(create_model(name))
