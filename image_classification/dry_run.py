@@ -5,8 +5,9 @@ import time
 import paddle
 
 from .config import invocation_yaml, to_yaml
+from .evaluation import NO_IMAGE
 from .report import describe
-from .runtime import get_logger, peak_memory_bytes
+from .runtime import UserError, get_logger, peak_memory_bytes
 
 
 def dry_run(parts, trainer):
@@ -17,11 +18,15 @@ def dry_run(parts, trainer):
     describe(parts)
     start = time.perf_counter()
     if trainer is None:
-        images, labels = next(iter(parts.eval_loader))
-        parts.model.eval()
-        with paddle.no_grad(), parts.precision.forward_context():
-            logits = parts.parallel.predict(parts.model, paddle.to_tensor(images))
-        logger.info(f"one batch of {len(labels)} images: logits {logits.shape} {logits.dtype}")
+        batch = next(iter(parts.eval_loader), None)  # one of many processes may have no image
+        if not any(parts.parallel.gather(batch is not None)):
+            raise UserError(NO_IMAGE)
+        if batch is not None:
+            images, labels = batch
+            parts.model.eval()
+            with paddle.no_grad(), parts.precision.forward_context():
+                logits = parts.parallel.predict(parts.model, paddle.to_tensor(images))
+            logger.info(f"one batch of {len(labels)} images: logits {logits.shape} {logits.dtype}")
     else:
         parts.train_loader.set_epoch(0)
         parts.model.train()

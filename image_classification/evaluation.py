@@ -9,6 +9,8 @@ from . import half_cpu
 from .metrics import Accumulator
 from .runtime import UserError, progress_bar
 
+NO_IMAGE = "the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out"
+
 
 def evaluate(model, precision, loader, parallel, class_report=None):
     """Return ``{"top1", "top5", "loss", "images", "non_finite", "seconds"}`` over every image exactly once.
@@ -42,7 +44,7 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     total.merge(_sum(accumulator.sums, parallel))
     result = total.result()
     if not result["images"]:
-        raise UserError("the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out")
+        raise UserError(NO_IMAGE)
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
     return result | {"seconds": time.monotonic() - start}

@@ -284,7 +284,8 @@ def test_evaluation_that_cannot_read_its_images_fails_and_a_resume_begins_with_i
     latest = folders.parent / "out" / "latest"
     assert_one_line(expected, *words)
     elsewhere = f"-output={folders.parent / 'evaluated'}"
-    assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}")
+    for more in ([], ["-dry_run"]):
+        assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}", *more)
     for path, content in broken.items():
         path.write_bytes(content)
     out = run_well(*words, f"-resume={latest}")

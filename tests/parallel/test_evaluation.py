@@ -54,6 +54,17 @@ def test_evaluation_on_several_processes_equals_one(tmp_path, num_processes):
     assert alone[0]["images"] == NUM_IMAGES
 
 
+def test_dry_run_of_fewer_images_than_processes_ends_well(tmp_path):
+    model, _ = load_model("vit_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    (make_images(tmp_path / "images") / "val_list.txt").write_text("val/0.png 0\n")
+    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", "-cfg=./configs/vit_tiny_digits.yaml", "-eval"]
+    command += [f"-pretrained={tmp_path / 'w.safetensors'}", "-dataset=list", f"-data_path={tmp_path / 'images'}"]
+    done = subprocess.run([*command, "-dry_run"], cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "one batch of 1 images" in done.stdout
+
+
 @pytest.mark.parametrize("broken", ["0.png", "3.png"])  # one of each process's
 def test_image_that_one_process_cannot_read_costs_no_step_and_a_resume_begins_with_it(tmp_path, broken):
     images = make_images(tmp_path / "images")
