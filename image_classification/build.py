@@ -23,7 +23,7 @@ from .hooks import (
 )
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
-from .parallel.agreement import check_agreement
+from .parallel.agreement import check_agreement, check_same_file
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
@@ -139,6 +139,7 @@ def build_teacher(config, device, parallel):
         hint = "" if entry or config.MODEL.TEACHER_CFG else "; MODEL.TEACHER_CFG says whose weights they are"
         raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
     check_classes(loaded.config, config, f"MODEL.TEACHER {weights}")
+    check_same_file(parallel, "MODEL.TEACHER", loaded.path)
     precision = build_precision(
         dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
     )

@@ -8,6 +8,7 @@ from .class_files import summary, write_class_files, write_summary
 from .config.schema import Amp
 from .evaluation import evaluate as evaluate_model
 from .metrics import ClassReport
+from .parallel.agreement import check_same_file
 from .report import result_table
 from .runtime import get_logger, peak_memory_bytes
 from .saved_config import check_classes, warn_of_other_model
@@ -45,6 +46,7 @@ def load_resumed_weights(parts):
     """Fill the model with the weights of ``-resume`` and return the checkpoint's path."""
     path = checkpoint.find(parts.config.MODEL.RESUME)
     state = checkpoint.read(path)
+    check_same_file(parts.parallel, "-resume", path)
     if foreign.is_foreign(state):
         model, average = foreign.weights(state, parts.model, f"-resume: {path}")
     else:

@@ -162,10 +162,12 @@ def resume(trainer):
         UserError: the checkpoint does not fit, or has nothing left to train.
     """
     from . import checkpoint, foreign
+    from .parallel.agreement import check_same_file
     from .saved_config import changed_recipe
 
     path, changed = checkpoint.find(trainer.config.MODEL.RESUME), ""
     state = checkpoint.read(path)
+    check_same_file(trainer.parallel, "-resume", path)
     if foreign.is_foreign(state):
         foreign.resume(trainer, state, path)
     else:

@@ -90,13 +90,13 @@ def weights(tmp_path_factory):
     return path
 
 
-def trainer_of(weights, *options, argv=()):
+def trainer_of(weights, *options, argv=(), parallel=None):
     words = [f"-cfg={PACKAGE / 'DeiT/configs/deit_tiny_digits.yaml'}", *argv, "-opts", "DATA.DATASET=synthetic"]
     words += ["DATA.SYNTHETIC_IMAGES=16", "DATA.BATCH_SIZE=4", "DATA.BATCH_SIZE_EVAL=4", "MODEL.NUM_CLASSES=4"]
     words += ["MODEL.DISTILLED=True", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=2", "TRAIN.WARMUP_EPOCHS=0", "DEVICE=cpu"]
     words += ["DATA.NUM_WORKERS=0", "TRAIN.DISTILLATION_TYPE=hard", f"MODEL.TEACHER={weights}"]
     config = load_config([*words, "MODEL.TEACHER_CFG=resnet_tiny_digits", *options], build_model)
-    return build_trainer(build_parts(config, build_model, SingleProcess()))
+    return build_trainer(build_parts(config, build_model, parallel or SingleProcess()))
 
 
 def gradients(trainer, window):
@@ -172,6 +172,20 @@ def test_teacher_of_other_classes_is_refused(weights, tmp_path):
             with pytest.raises(UserError, match="MODEL.TEACHER .*teacher.pdparams: .*class 0 is bee there and ant in"):
                 trainer_of(path, own)
     trainer_of(path, own)
+
+
+class BesideAnother(SingleProcess):
+    """Rank 0 of two, of which the other has a teacher of its own."""
+
+    world_size = 2
+
+    def gather(self, value):
+        return [value, (value[0] + 1, value[1]) if isinstance(value, tuple) else value]
+
+
+def test_teacher_of_other_bytes_on_another_rank_is_refused(weights):
+    with pytest.raises(UserError, match="MODEL.TEACHER: rank 1 has another file at"):
+        trainer_of(weights, parallel=BesideAnother())
 
 
 @pytest.mark.slow

@@ -56,6 +56,19 @@ def read_pickle(path):
         raise unreadable(path, error) from None
 
 
+def checksum_of(path):
+    """Return the CRC32C of a file's bytes.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with open_plain(path) as file:
+            return _checksum(file, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 def _checksum(file, size):
     file.seek(0)
     crc = 0

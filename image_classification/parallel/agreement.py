@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..config import Config
 from ..config.compare import changes, recipe_of
+from ..files.pickle_file import checksum_of
 from ..runtime import UserError
 from .protocol import Parallel
 
@@ -32,3 +33,19 @@ def check_agreement(parallel: Parallel, config: Config, images: Mapping[str, int
         if different:
             texts = (f"{key} is {there} there and {here} on rank 0" for key, here, there in different)
             raise UserError(f"rank {rank} was started for another run: {'; '.join(texts)}")
+
+
+def check_same_file(parallel: Parallel, flag: str, path: str | os.PathLike[str]) -> None:
+    """Return when the file that each process reads has the bytes of rank 0's. A collective.
+
+    Its path may be another on each host.
+
+    Raises:
+        UserError: on every process: they would go on from different weights, and nothing would tell.
+    """
+    if parallel.world_size == 1:
+        return
+    first, *others = parallel.gather((checksum_of(path), str(path)))
+    for rank, (checksum, there) in enumerate(others, 1):
+        if checksum != first[0]:
+            raise UserError(f"{flag}: rank {rank} has another file at {there} than rank 0 at {first[1]}")

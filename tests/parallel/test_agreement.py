@@ -2,7 +2,8 @@
 
 import pytest
 
-from image_classification.parallel.agreement import check_agreement
+from image_classification.files.pickle_file import checksum_of
+from image_classification.parallel.agreement import check_agreement, check_same_file
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from tests.helpers.small_runs import config_of
@@ -45,3 +46,24 @@ def test_paths_of_each_host_are_no_difference():
     there, here = ({"NUM_CLASSES": 4, "RESUME": f"{folder}/latest"} for folder in ("/mnt/run", "run"))
     processes = First((config_of(elsewhere, MODEL=there, OUTPUT="/mnt/out"), 20))
     check_agreement(processes, config_of(MODEL=here), {"training images": 20})
+
+
+class Two(SingleProcess):
+    """Rank 0 of two, and what rank 1 says."""
+
+    world_size = 2
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def gather(self, value):
+        return [value, (value[0] if self.other is None else checksum_of(self.other), "/mnt/latest")]
+
+
+def test_file_of_other_bytes_on_another_rank_is_an_error_that_names_both(tmp_path):
+    (tmp_path / "own").write_bytes(b"weights")
+    (tmp_path / "other").write_bytes(b"weighty")
+    check_same_file(Two(None), "-resume", tmp_path / "own")
+    with pytest.raises(UserError, match=r"-resume: rank 1 has another file at /mnt/latest than rank 0 at .*/own$"):
+        check_same_file(Two(tmp_path / "other"), "-resume", tmp_path / "own")

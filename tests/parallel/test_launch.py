@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from image_classification import checkpoint
+
 from .conftest import WORKER
 from .harness import PATIENCE, ROOT, clean_environment, free_port, openmpi_variables, run_ranks, slurm_variables
 from .program import FOLDER, SMALL, Program, command, is_alive, report
@@ -131,6 +133,24 @@ def test_ranks_with_another_recipe_end_with_one_line_before_they_train(start, tm
     expected = "error: rank 1 was started for another run: TRAIN.BASE_LR is 0.1 there and 0.003 on rank 0"
     assert expected in programs[0].text() and "Traceback" not in programs[1].text()
     assert not (tmp_path / "out").exists()
+
+
+def test_ranks_that_resume_from_other_checkpoints_end_with_one_line_before_they_train(start, tmp_path):
+    """Copies on two hosts of which one is older: nothing would tell that the replicas have other weights."""
+    small = [*SMALL, "SAVE_FREQ=1", "-num_epochs=1"]
+    finish(start(command(*small, f"-output={tmp_path / 'a'}", script="main_single_gpu.py")))
+    state = checkpoint.load(tmp_path / "a" / "latest.pdparams")
+    state["model"]["head.bias"] = state["model"]["head.bias"] + 1
+    (tmp_path / "b").mkdir()
+    checkpoint.save(tmp_path / "b" / "latest.pdparams", state)
+    for more in ("-num_epochs=2", "-eval"):
+        words = ("-world_size=2", f"-port={free_port()}", f"-output={tmp_path / 'out'}", more)
+        programs = [start(command(*SMALL, *words, f"-rank={rank}", f"-resume={tmp_path / folder / 'latest'}"))
+                    for rank, folder in enumerate("ab")]  # fmt: skip
+        for program in programs:
+            assert program.wait(60 * PATIENCE)[0] == 2, program.text()
+        assert "error: -resume: rank 1 has another file at" in programs[0].text()
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("arguments", "variables", "message"), [
