@@ -182,7 +182,7 @@ def resume(trainer):
     output = trainer.config.OUTPUT
     is_own = output is not None and Path(output).resolve() == path.resolve().parent
     # in its own folder a run that is finished, no more and no less, is resumed to write what a kill left unwritten
-    is_own = is_own and "run" in state and not changed
+    is_own = trainer.parallel.gather(is_own and "run" in state and not changed)[0]
     if progress.epoch > epochs or (progress.epoch == epochs and not is_own):
         raise UserError(
             f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"

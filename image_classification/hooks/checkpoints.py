@@ -34,8 +34,10 @@ class CheckpointHook(Hook):
         if trainer.resumed and trainer.parallel.is_main and "name" in trainer.resumed.run:
             run = trainer.resumed.run
             self.store.complete(trainer.resumed.path, run["name"], run["is_best"])
-        if trainer.resumed and trainer.progress.best_top1 is not None and not self.run.holds(trainer.resumed.path):
-            self._take_best_along(trainer)
+        if trainer.resumed and trainer.progress.best_top1 is not None:
+            is_own = self.run.holds(trainer.resumed.path)  # another process may have read a copy from elsewhere
+            if not trainer.parallel.gather(is_own)[0]:
+                self._take_best_along(trainer)
 
     def _take_best_along(self, trainer):
         """Copy the best checkpoint from where the run was into its new folder; where it is gone, count anew."""

@@ -153,6 +153,20 @@ def test_ranks_that_resume_from_other_checkpoints_end_with_one_line_before_they_
         assert not (tmp_path / "out").exists()
 
 
+def test_ranks_that_resume_from_copies_of_one_checkpoint_go_on_together(start, tmp_path):
+    """The run's folder is rank 0's, which alone says whether the best checkpoint is there already."""
+    small = [*SMALL, "VALIDATE_FREQ=1", "SAVE_FREQ=1", "PARALLEL.TIMEOUT=150"]
+    finish(start(command(*small, "-num_epochs=1", f"-output={tmp_path / 'a'}", script="main_single_gpu.py")))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    port = free_port()
+    programs = [start(command(*small, "-num_epochs=2", "-batch_size=16", "-world_size=2", f"-port={port}",
+                              f"-rank={rank}", f"-output={tmp_path / name}", f"-resume={tmp_path / name / 'latest'}"))
+                for rank, name in enumerate("ab")]  # fmt: skip
+    for program in programs:
+        finish(program)
+    assert report(tmp_path / "a")["epochs"] == 2
+
+
 @pytest.mark.parametrize(("arguments", "variables", "message"), [
     ((), {"RANK": "0"}, "launcher torchrun: WORLD_SIZE is not set"),
     (("-launcher=slurm",), {}, "launcher slurm: SLURM_PROCID is not set"),
