@@ -23,23 +23,20 @@ def evaluate(model, precision, loader, parallel, class_report=None):
         UserError: there was no image, or one that cannot be read, on every process, which can all go on.
     """
     model.eval()
-    start, failure = time.monotonic(), None
+    start, failures = time.monotonic(), []
     accumulator = Accumulator()
     bar = progress_bar(loader.num_images, "evaluate", "img", parallel.is_main)
-    try:
-        with paddle.no_grad(), half_cpu.frozen(model), bar:
-            for images, labels in loader:
-                with precision.forward_context():
-                    logits = parallel.predict(model, paddle.to_tensor(images))
-                logits = logits.astype("float32")
-                accumulator.add(logits, labels)
-                if class_report is not None:
-                    class_report.add(logits, labels)
-                bar.update(len(labels))
-    except UserError as error:
-        failure = error
+    with paddle.no_grad(), half_cpu.frozen(model), bar:
+        for images, labels in _readable(loader, parallel, failures):
+            with precision.forward_context():
+                logits = parallel.predict(model, paddle.to_tensor(images))
+            logits = logits.astype("float32")
+            accumulator.add(logits, labels)
+            if class_report is not None:
+                class_report.add(logits, labels)
+            bar.update(len(labels))
     model.train()
-    raise_together(parallel, failure)
+    raise_together(parallel, failures[0] if failures else None)
     total = Accumulator()
     total.merge(_sum(accumulator.sums, parallel))
     result = total.result()
@@ -48,6 +45,21 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     if class_report is not None:
         class_report.merge(_sum(class_report.sums, parallel) - class_report.sums)
     return result | {"seconds": time.monotonic() - start}
+
+
+def _readable(loader, parallel, failures):
+    """Yield the batches up to the first that this process, or one that makes its passes with it, cannot read; why goes
+    into `failures` where it is this one."""
+    batches = iter(loader)
+    while True:
+        batch = None
+        try:
+            batch = next(batches, None)
+        except UserError as error:
+            failures.append(error)
+        if parallel.any_in_pass(bool(failures)) or batch is None:
+            return
+        yield batch
 
 
 def raise_together(parallel, failure):

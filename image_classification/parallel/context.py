@@ -223,6 +223,11 @@ class Context(Parallel):
     def any(self, flag):
         return bool(self.world.vote([int(flag)])[0])
 
+    def any_in_pass(self, flag):
+        if self.tensor.size * self.pipeline.size == 1:  # replicas, of which each may have another number of passes
+            return bool(flag)
+        return bool(self.model.vote([int(flag)])[0])
+
     def sum(self, values):
         own = [float(value) if self._speaks else 0.0 for value in values]
         return self.world.all_reduce(paddle.to_tensor(own, dtype="float64")).tolist()

@@ -35,6 +35,10 @@ class Parallel(Protocol):
         """Return on every process whether any process has the flag set."""
         ...
 
+    def any_in_pass(self, flag: bool) -> bool:
+        """Return whether any process that makes each pass of the model together with this one has the flag set."""
+        ...
+
     def sum(self, values: Iterable[float]) -> list[float]:
         """Return the element-wise sums over the data-parallel processes, on every process."""
         ...

@@ -24,6 +24,9 @@ class SingleProcess(Parallel):
     def any(self, flag):
         return bool(flag)
 
+    def any_in_pass(self, flag):
+        return bool(flag)
+
     def sum(self, values):
         return list(values)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from image_classification.parallel.env import free_port
 from image_classification.weights import export_tensors, write_weights
 from image_classification.zoo import load_model
 
@@ -63,6 +64,30 @@ def test_dry_run_of_fewer_images_than_processes_ends_well(tmp_path):
     done = subprocess.run([*command, "-dry_run"], cwd=FOLDER, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "one batch of 1 images" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE"])
+def test_image_that_one_of_those_that_share_a_pass_cannot_read_ends_all_with_its_message(tmp_path, kind):
+    """As a worker that was killed does: the other one waited in the pass, up to PARALLEL.TIMEOUT."""
+    for rank in range(2):
+        folder = make_images(tmp_path / f"images_{rank}")
+        (folder / "train_list.txt").write_text("".join(f"val/{index}.png {index % 10}\n" for index in range(4)))
+    path = tmp_path / "images_1" / "val" / "20.png"
+    path.write_bytes(path.read_bytes()[:50])
+    words = ["-cfg=./configs/vit_tiny_digits.yaml", "-dataset=list", "-num_epochs=1", "-batch_size=2"]
+    words += [f"-output={tmp_path / 'out'}", "-num_classes=10", "-device=cpu", "-world_size=2", f"-port={free_port()}"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "main_multi_gpu.py", f"-rank={rank}", f"-data_path={tmp_path / f'images_{rank}'}", *words,
+             "-opts", "DATA.NUM_WORKERS=0", "DATA.BATCH_SIZE_EVAL=4", f"PARALLEL.{kind}=2"],
+            cwd=FOLDER, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    texts = [process.communicate(timeout=150)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], texts
+    assert all("20.png: corrupt image" in text for text in texts)
+    assert (tmp_path / "out" / "latest.pdparams").exists()
 
 
 @pytest.mark.parametrize("broken", ["0.png", "3.png"])  # one of each process's
