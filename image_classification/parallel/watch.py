@@ -68,6 +68,7 @@ class Watch:
         self.rank = rank
         self.limit = LIMIT_SECONDS
         self.verdict = None
+        self._stderr = sys.stderr  # the main thread may have put another in its place for a while
         self._waits = None  # (what, since) of the main thread
         self._patience = None  # seconds, when shorter than the limit
         self._signals = 0  # that asked to stop
@@ -175,7 +176,7 @@ class Watch:
             if self._end and now > self._end[0]:
                 _, line, code = self._end
                 if line:
-                    print(f"error: {line}", file=sys.stderr, flush=True)
+                    print(f"error: {line}", file=self._stderr, flush=True)
                 os._exit(code)
 
     def _count(self, numbers):

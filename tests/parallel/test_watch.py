@@ -80,7 +80,7 @@ def test_process_that_does_not_come_is_named_with_the_place_where_it_stands(vict
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("wait", ["gate", pytest.param("wait", marks=SLOW)])
+@pytest.mark.parametrize("wait", ["gate", "hush", pytest.param("wait", marks=SLOW)])
 def test_killed_process_is_named_at_once(victim, wait):
     scripts = ["sleep:0.5 kill" if rank == victim else wait for rank in range(3)]
     for rank, (code, text) in enumerate(Group(*scripts, limit=1000).finish()):

@@ -1,9 +1,11 @@
 """One process under watch, without Paddle: python watcher.py RANK SIZE PORT LIMIT WHAT...
 
-Each WHAT is done in turn: say, gate, wait, sleep:<seconds>, hold:<seconds>, fail, stop, kill.
+Each WHAT is done in turn: say, gate, wait, hush, sleep:<seconds>, hold:<seconds>, fail, stop, kill.
 """
 
+import contextlib
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -34,6 +36,9 @@ def main(words):
                 this_process.gate(range(size))
         elif what == "wait":  # in code that hears nothing
             with this_process.waiting("a collective"):
+                time.sleep(1000)
+        elif what == "hush":  # as around Paddle's start of its groups
+            with this_process.waiting("a collective"), contextlib.redirect_stderr(io.StringIO()):
                 time.sleep(1000)
         elif what == "sleep":
             time.sleep(float(number))
