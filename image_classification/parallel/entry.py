@@ -48,9 +48,12 @@ def prepare_processes(alone=False, argv=None):
             refuse_company(settings, place)
         starts = not alone and place.world_size == 1 and place.launcher == "none"
         count = processes_to_start(settings, device) if starts else 1
-        resolve_degrees(count if starts else place.world_size, *(getattr(settings.PARALLEL, name) for name in DEGREES))
+        degrees = resolve_degrees(
+            count if starts else place.world_size, *(getattr(settings.PARALLEL, name) for name in DEGREES)
+        )
         if place.world_size > 1:
             env.export_device(place, device)
+            os.environ[watch.DEGREES] = " x ".join(f"{name} {degrees[name.lower()]}" for name in DEGREES)
             meet(settings.PARALLEL.TIMEOUT)
         if count == 1:
             hold_interrupts()  # until launch.main

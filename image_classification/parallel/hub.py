@@ -23,10 +23,11 @@ STALE_SECONDS = 4.0  # of silence, after which a process counts as one that does
 class Member:
     """What the hub knows of one process; `heard` is when it last spoke."""
 
-    def __init__(self, rank, connection, place):
+    def __init__(self, rank, connection, place, degrees):
         self.rank = rank
         self.connection = connection
         self.place = place  # (host, process id)
+        self.degrees = degrees  # how the processes share the work, in words
         self.heard = time.monotonic()
         self.waits_for = None  # what its main thread waits for, None while it works
         self.waited = 0.0  # seconds
@@ -119,15 +120,25 @@ class Hub:
             if rank in self.members:
                 return self._refuse(connection, f"{self.members[rank].name} is part of the run at {self.master} "
                                                 "already: another run needs another port")
-            member = self.members[rank] = Member(rank, connection, (hello["host"], hello["pid"]))
+            member = self.members[rank] = Member(rank, connection, (hello["host"], hello["pid"]), hello["degrees"])
             _send(connection, self._pulse())
         except (ValueError, TypeError, KeyError):
             return self._refuse(connection, "not a process of this run")
         if len(self.members) == self.world_size:
-            self.started = True
-            places = {each.rank: each.place for each in self.members.values()}
-            self._say({"welcome": places, "store": self._store.getsockname()[1]})
+            self._welcome()
         return lambda each, word: self._hear(member, word)
+
+    def _welcome(self):
+        """Let all begin, unless one is to share the work otherwise: they would make other groups, and wait in vain."""
+        first = self.members[0].degrees
+        for rank, member in sorted(self.members.items()):
+            if member.degrees != first:
+                self._say({"refused": f"rank {rank} was started for another run: PARALLEL is {member.degrees} there "
+                                      f"and {first} on rank 0"})  # fmt: skip
+                return
+        self.started = True
+        places = {each.rank: each.place for each in self.members.values()}
+        self._say({"welcome": places, "store": self._store.getsockname()[1]})
 
     def _refuse(self, connection, reason):
         _send(connection, {"refused": reason})

@@ -27,6 +27,7 @@ from .hub import PULSE_SECONDS, STALE_SECONDS, START_SECONDS, Hub, does_not_answ
 LIMIT_SECONDS = 300.0  # without PARALLEL.TIMEOUT
 STOP_SECONDS = 10.0  # a process that was asked to stop waits no longer for one that does not answer
 LINGER_SECONDS = 2.0  # for the main thread to say by itself what went wrong
+DEGREES = "IMAGE_CLASSIFICATION_DEGREES"  # how the processes share the work, in words; all say the same
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -38,11 +39,11 @@ def this_process():
     The first call returns when all processes of the run have come.
 
     Raises:
-        UserError: rank 0's port is taken, or belongs to another run.
+        UserError: rank 0's port is taken, or belongs to another run, or one process is to share the work otherwise.
         PeerLost: a process did not come.
     """
     rank, world_size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
-    return Watch(rank, world_size, os.environ["PADDLE_MASTER"])
+    return Watch(rank, world_size, os.environ["PADDLE_MASTER"], os.environ.get(DEGREES, ""))
 
 
 def leave(code, message):
@@ -64,7 +65,7 @@ def signals_later():
 class Watch:
     """The watch over this process and by it, from the main thread's side. `limit` may be changed."""
 
-    def __init__(self, rank, world_size, master):
+    def __init__(self, rank, world_size, master, degrees=""):
         self.rank = rank
         self.limit = LIMIT_SECONDS
         self.verdict = None
@@ -81,7 +82,7 @@ class Watch:
                 self._hub.start()
         self._lock = threading.Lock()
         self._line, self._peers = _join(master, {"rank": rank, "world_size": world_size, "host": this_host(),
-                                                 "pid": os.getpid()})  # fmt: skip
+                                                 "pid": os.getpid(), "degrees": degrees})  # fmt: skip
         self._gate = _connect(master, time.monotonic() + START_SECONDS)
         _send(self._gate, {"rank": rank, "world_size": world_size, "kind": "gate"})
         self._wake, wakes = socket.socketpair()

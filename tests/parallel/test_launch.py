@@ -135,6 +135,18 @@ def test_ranks_with_another_recipe_end_with_one_line_before_they_train(start, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_ranks_that_share_the_work_otherwise_end_with_one_line(start):
+    """They would make other groups of processes, and wait for each other up to PARALLEL.TIMEOUT."""
+    words = ("-world_size=2", f"-port={free_port()}", "-dry_run", "-opts")
+    programs = [start(command(*SMALL, f"-rank={rank}", *words, *more))
+                for rank, more in enumerate((["PARALLEL.TENSOR=2"], ["PARALLEL.DATA=2"]))]  # fmt: skip
+    expected = ("error: rank 1 was started for another run: PARALLEL is DATA 2 x TENSOR 1 x PIPELINE 1 x SHARDING 1 "
+                "there and DATA 1 x TENSOR 2 x PIPELINE 1 x SHARDING 1 on rank 0\n")  # fmt: skip
+    for program in programs:
+        assert program.wait(60 * PATIENCE)[0] == 2
+        assert program.text() == expected
+
+
 def test_ranks_that_resume_from_other_checkpoints_end_with_one_line_before_they_train(start, tmp_path):
     """Copies on two hosts of which one is older: nothing would tell that the replicas have other weights."""
     small = [*SMALL, "SAVE_FREQ=1", "-num_epochs=1"]
