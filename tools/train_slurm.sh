@@ -38,6 +38,19 @@ if [[ ! -f "$folder/main_multi_gpu.py" ]]; then
 fi
 cd "$folder"
 
+# an option and its value as one word, however they were written
+words=()
+while [[ $# -gt 0 ]]; do
+    if [[ $# -gt 1 && "$1" =~ ^--?(output|resume|pretrained)$ ]]; then
+        words+=("$1=$2")
+        shift
+    else
+        words+=("$1")
+    fi
+    shift
+done
+set -- "${words[@]}"
+
 resume=()
 for argument in "$@"; do
     case "$argument" in
