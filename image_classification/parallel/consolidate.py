@@ -93,9 +93,11 @@ class Layout:
         return part
 
     def _cut(self, key, shape):
-        # Beside the moments an optimizer has scalars, which are the same everywhere.
-        name = _parameter(key)
-        return self.cuts.get(name) if tuple(shape) == tuple(self.local_shapes.get(name, ())) else None
+        # Beside the moments an optimizer has scalars, which are the same everywhere: the powers of the betas, of the
+        # shape of a piece where that is one number.
+        name, _, slot = key.partition("/")
+        is_piece = tuple(shape) == tuple(self.local_shapes.get(name, ())) and "_pow" not in slot
+        return self.cuts.get(name) if is_piece else None
 
 
 def _parameter(key):
