@@ -44,7 +44,7 @@ def load_optimizer_state(optimizer, named_params, state):
                 for keys, what in ((missing, "are missing"), (unknown, "are unknown"))
                 if keys
             )
-            + " (was it saved with another optimizer or model?)"
+            + " (was it saved with another optimizer, model or TRAIN.FREEZE?)"
         )
     values = {key: _as_array(value) for key, value in state.items()}
     for key, tensor in own.items():

@@ -387,6 +387,14 @@ def test_state_names_are_the_models_and_complete_before_the_first_step():
     assert keys == {f"{name}/{slot}" for name in SHAPES for slot in slots}
 
 
+def test_state_of_another_frozen_part_names_the_key_that_froze_it():
+    named = named_tensors()
+    optimizer = build_optimizer(named, train("AdamW"))
+    part = {key: value for key, value in optimizer_state(optimizer, named).items() if key.startswith("head.")}
+    with pytest.raises(UserError, match=r"entries are missing, .*was it saved with .*TRAIN\.FREEZE"):
+        load_optimizer_state(optimizer, named, part)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
