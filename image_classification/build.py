@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import zlib
 
 from . import amp, data
 from .config import Config
@@ -74,8 +75,7 @@ def build_parts(config, build_model, parallel):
     place = parallel.data_rank, parallel.data_size
     eval_loader = data.build_eval_loader(config, *place, dataset if config.EVAL else None)
     train_loader = None if config.EVAL else data.build_train_loader(config, *place, dataset)
-    images = {"training images": train_loader, "evaluation images": eval_loader}
-    check_agreement(parallel, config, {name: len(each.dataset) for name, each in images.items() if each is not None})
+    check_agreement(parallel, config, _images_of({"training": train_loader, "evaluation": eval_loader}))
     model = make_model(config, build_model)
     weights = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
@@ -101,6 +101,16 @@ def build_parts(config, build_model, parallel):
         criterion = Distillation(criterion, train.DISTILLATION_TYPE, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
     loaders = train_loader, eval_loader
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
+
+
+def _images_of(loaders):
+    """Return {what of the images all processes must have alike: a number} of {task: its loader or None}."""
+    found = {}
+    for task, dataset in ((task, loader.dataset) for task, loader in loaders.items() if loader is not None):
+        found[f"{task} images"] = len(dataset)
+        if dataset.labels is not None:  # in another order some images would come twice and others never
+            found[f"the checksum of the {task} images' labels"] = zlib.crc32(dataset.labels.tobytes())
+    return found
 
 
 def _look_at_origin(loaded, config):

@@ -20,7 +20,7 @@ def check_agreement(parallel: Parallel, config: Config, images: Mapping[str, int
 
     Args:
         config: settled, with the names of the classes that were found.
-        images: {a data set: how many images it has here}.
+        images: {what of the data sets is to be the same: the number here}.
 
     Raises:
         UserError: on every process: each would train weights of its own, or wait for the others in vain.

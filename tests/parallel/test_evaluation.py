@@ -66,6 +66,27 @@ def test_dry_run_of_fewer_images_than_processes_ends_well(tmp_path):
     assert "one batch of 1 images" in done.stdout
 
 
+def test_list_in_another_order_on_one_process_ends_all_with_one_line(tmp_path):
+    """Each would evaluate every second line of its own: of a list and its reverse the same images."""
+    model, _ = load_model("vit_tiny_digits")
+    write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
+    first, second = (make_images(tmp_path / f"images_{rank}") / "val_list.txt" for rank in range(2))
+    second.write_text("\n".join(reversed(first.read_text().splitlines())))
+    words = ["-cfg=./configs/vit_tiny_digits.yaml", "-dataset=list", "-eval"]
+    words += [f"-pretrained={tmp_path / 'w.safetensors'}", f"-output={tmp_path / 'out'}", "-device=cpu"]
+    words += ["-world_size=2", f"-port={free_port()}"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "main_multi_gpu.py", f"-rank={rank}", f"-data_path={tmp_path / f'images_{rank}'}", *words],
+            cwd=FOLDER, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    texts = [process.communicate(timeout=150)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], texts
+    assert "error: rank 1 was started for another run: the checksum of the evaluation images' labels is" in texts[0]
+
+
 @pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE"])
 def test_image_that_one_of_those_that_share_a_pass_cannot_read_ends_all_with_its_message(tmp_path, kind):
     """As a worker that was killed does: the other one waited in the pass, up to PARALLEL.TIMEOUT."""
