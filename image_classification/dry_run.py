@@ -6,6 +6,7 @@ import paddle
 
 from .config import invocation_yaml, to_yaml
 from .evaluation import NO_IMAGE
+from .progress import RunningMean
 from .report import describe
 from .runtime import UserError, get_logger, peak_memory_bytes
 
@@ -30,16 +31,19 @@ def dry_run(parts, trainer):
     else:
         parts.train_loader.set_epoch(0)
         parts.model.train()
-        trainer.train_step(parts.train_loader.iterate(0), min(config.TRAIN.ACCUM_ITER, len(parts.train_loader)))
+        steps = (config.TRAIN.NUM_EPOCHS - trainer.progress.epoch) * trainer.steps_per_epoch - trainer.epoch_step
+        window = min(config.TRAIN.ACCUM_ITER, len(parts.train_loader))
+        trainer.mean = RunningMean()  # of this step alone, whatever is resumed
+        trainer.train_step(parts.train_loader.iterate(0), window)
         trainer.mean.exchange(parts.parallel)
         result = trainer.last_result
         what = "applied" if result.applied else f"skipped ({result.first_bad} is not finite)"
         logger.info(
-            f"one step of {config.TRAIN.ACCUM_ITER} x {config.DATA.BATCH_SIZE} images: loss {trainer.mean.loss:.4f}, "
+            f"one step of {window} x {config.DATA.BATCH_SIZE} images: loss {trainer.mean.loss:.4f}, "
             f"{what}, loss scale {result.loss_scale:g}"
         )
         logger.info(
-            f"a run would make {config.TRAIN.NUM_EPOCHS} epochs of {trainer.steps_per_epoch} steps and write to "
+            f"a run would make {steps} steps, {trainer.steps_per_epoch} an epoch, and write to "
             f"{config.OUTPUT or config.SAVE}"
         )
     logger.info(

@@ -135,6 +135,11 @@ def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):
     assert not any("output" in path.parts or "ViT" in path.parts for path in new)
 
 
+def test_dry_run_with_more_accumulation_than_batches_says_the_step_that_a_run_would_make(tmp_path):
+    out = run_well(*SMALL_VIT, "-dry_run", "-num_epochs", 3, "-accum_iter", 100)  # the epoch has 11 batches
+    assert "one step of 11 x 128 images" in out and "a run would make 3 steps, 1 an epoch" in out
+
+
 def test_epochs_already_done_leave_the_schedule_of_those_to_come(tmp_path):
     """Warm-up and decay of epoch 3 are those of a run that trained all three."""
     rates = []
@@ -367,6 +372,19 @@ def test_resume_of_another_architecture_is_one_line(trained):
 def test_dry_run_reads_what_it_would_resume(trained, tmp_path):
     words = [*SMALL_VIT, "TRAIN.OPTIMIZER.NAME=Momentum", "-dry_run", "-num_epochs", 3]
     assert_one_line(["-resume", "latest", "another optimizer"], *words, "-resume", trained[0] / "latest")
+
+
+def test_dry_run_of_a_resume_within_an_epoch_says_its_own_loss_and_the_steps_that_are_left(trained, tmp_path):
+    """The images of the epoch before the checkpoint are not in that loss: it is that of any other dry run."""
+    state = checkpoint.load(trained[0] / "epoch_0001.pdparams")
+    state["progress"] |= {"batch": 5, "step": 16, "sums": [5e5, 0.0, 500.0]}
+    path = tmp_path / "within.pdparams"
+    checkpoint.save(path, state)
+    words = [*SMALL_VIT, "-amp", "-dry_run", "-num_epochs", 3]
+    within, whole = (run_well(*words, "-resume", each) for each in (path, trained[0] / "epoch_0001"))
+    losses = [re.search(r"one step of 1 x 128 images: (loss [\d.]+)", out)[1] for out in (within, whole)]
+    assert losses[0] == losses[1]
+    assert "a run would make 17 steps, 11 an epoch" in within and "a run would make 22 steps" in whole
 
 
 def test_resume_of_a_finished_run_says_that_nothing_is_left(trained, tmp_path):
