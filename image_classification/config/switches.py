@@ -11,8 +11,8 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a folder of runs beside the run's own, a teacher that nobody asks, no epoch that is left, epochs
-            done beside a checkpoint, or a comparison of float32 with itself.
+            have none, a folder of runs beside the run's own, a teacher that nobody asks, a profile of an evaluation,
+            no epoch that is left, epochs done beside a checkpoint, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
@@ -29,6 +29,9 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
                         "leave the teacher out")  # fmt: skip
     if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
         raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
+    if config.EVAL and of_command_line.TRAIN.PROFILE_STEP is not None:
+        raise UserError(f"-prof={of_command_line.TRAIN.PROFILE_STEP}: steps of a training are profiled, and -eval "
+                        "makes none: leave one of them out")  # fmt: skip
     done = of_command_line.TRAIN.LAST_EPOCH
     if done and config.MODEL.RESUME and not config.EVAL:
         raise UserError(f"-last_epoch={done}: the checkpoint of -resume knows how many epochs are done: leave it out")

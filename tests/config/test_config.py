@@ -246,8 +246,9 @@ def test_opts_given_twice_add_up(tmp_path):
 
 def test_what_belongs_to_one_invocation_is_not_in_the_recipe(tmp_path):
     words = ["-eval", "-resume=a", "-output=b", "-dry_run", "-device=cpu", "-ngpus=2", "-rank=1", "-world_size=2"]
-    words += ["-host=h", "-port=7", "-launcher=slurm", "-last_epoch=3", "-prof=4", "-opts", "EVAL_FP32=True"]
+    words += ["-host=h", "-port=7", "-launcher=slurm", "-last_epoch=3", "-opts", "EVAL_FP32=True"]
     text = "MODEL: {NUM_CLASSES: 7, EMBED_DIM: 32}\nAMP: {MODE: auto}"
+    assert to_yaml(load(tmp_path, text, "-prof=4")) == to_yaml(load(tmp_path, text))
     assert to_yaml(load(tmp_path, text, *words)) == to_yaml(load(tmp_path, text))
     config = load(tmp_path, text, *words)
     whole = build_config([("recipe", yaml.safe_load(to_yaml(config))),
@@ -292,6 +293,7 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("DATA: {DATASET: digits}", ["-data_path=/photos"], "-data_path=/photos: DATA.DATASET digits reads no folder"),
         ("DATA: {DATASET: digits}", ["-amp", "True"], "-data_path=True: DATA.DATASET digits reads no folder"),
         ("", ["-teacher_model_path=x"], "-teacher_model_path=x: TRAIN.DISTILLATION_TYPE is none"),
+        ("", ["-eval", "-prof=1"], "-prof=1: steps of a training are profiled, and -eval makes none"),
         ("", ["-last_epoch=3", "-num_epochs=3"], "-last_epoch=3: TRAIN.NUM_EPOCHS is 3: nothing to train"),
         ("", ["-eval", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: AMP.MODE fp32 computes in float32: add -amp"),
         ("", ["-last_epoch=2", "-resume=run"], "-last_epoch=2: the checkpoint of -resume knows how many"),
