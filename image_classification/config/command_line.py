@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
-from .dialect import family_of_file, is_foreign, nested, translate
+from .dialect import family_of_file, flattened, is_foreign, nested, translate
 from .merge import Builder, Layer, build_config, read_yaml, split_smoke
 from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
@@ -126,7 +126,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None) -> Conf
     check_read(config, () if notes else files, words)
     config = with_one_source_of_weights(config, of_command_line)
     config = dataclasses.replace(_with_classes(config, files, words), NOTES=tuple(notes))
-    return _resolve(config, [word.partition("=")[0] for word in arguments.opts])
+    return _resolve(config, words, [word.partition("=")[0] for word in arguments.opts])
 
 
 def _layers(arguments: Any) -> list[Layer]:
@@ -214,13 +214,15 @@ def _with_classes(config: Config, files: Iterable[Layer], words: Iterable[Layer]
     return dataclasses.replace(config, MODEL=dataclasses.replace(model, CLASSES_GIVEN=max(number, names) >= data))
 
 
-def _resolve(config: Config, given: Iterable[str]) -> Config:
+def _resolve(config: Config, words: Iterable[Layer], given: Iterable[str]) -> Config:
     """Fill in what depends on other keys, once, so that no later code has to know the rule."""
+    said = {key for _, mapping in words for key, _ in flattened(mapping)}
+    is_said = config.EVAL and "DATA.BATCH_SIZE" in said and "DATA.BATCH_SIZE_EVAL" not in said
     of_data = [key.removeprefix("DATA.") for key in given if key.startswith("DATA.")]
     kept = dict.fromkeys([*config.DATA.PREPROCESSING_KEPT, *of_data])
     data = dataclasses.replace(
         config.DATA,
-        BATCH_SIZE_EVAL=config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE,
+        BATCH_SIZE_EVAL=(not is_said and config.DATA.BATCH_SIZE_EVAL) or config.DATA.BATCH_SIZE,
         PREPROCESSING_KEPT=tuple(kept),
     )
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):

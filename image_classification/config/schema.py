@@ -33,7 +33,7 @@ class Data:
 
     DATASET: str = option("imagenet2012", "the data set; docs/data.md explains them", choices=DATASETS)
     DATA_PATH: str = option("/dataset/imagenet/", "folder of the data set")
-    BATCH_SIZE: int = option(256, "images per process and step in training", minimum=1)
+    BATCH_SIZE: int = option(256, "images per process and step in training, beside -eval in evaluation", minimum=1)
     BATCH_SIZE_EVAL: int | None = option(None, "images per process and step in evaluation; none: BATCH_SIZE", minimum=1)
     IMAGE_SIZE: int = option(224, "side of the square images that the model sees, in pixels", minimum=1)
     IMAGE_CHANNELS: int = option(3, "colour channels of the images", minimum=1)

@@ -423,3 +423,19 @@ def test_choice_is_found_however_it_is_written(key, typed, meant):
 
 def test_data_sets_are_those_of_the_schema():
     assert set(DATASETS) == set(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-eval", "-batch_size=7"], 7),
+        (["-eval", "-opts", "DATA.BATCH_SIZE=7"], 7),
+        (["-eval", "-batch_size=7", "-batch_size_eval=3"], 3),
+        (["-eval"], 180),
+        (["-batch_size=7"], 180),
+    ],
+)
+def test_batch_size_of_the_command_line_beside_eval_is_that_of_the_evaluation(tmp_path, words, expected):
+    """Whatever the file has for the evaluations of a training."""
+    found = load(tmp_path, "DATA: {BATCH_SIZE: 64, BATCH_SIZE_EVAL: 180}", *words)
+    assert expected == found.DATA.BATCH_SIZE_EVAL
