@@ -9,7 +9,8 @@ from .merge import Layer
 from .schema import SCHEDULES, Config, Model
 
 OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER", "TRAIN.LR_SCHEDULER"
-# A key: the key that decides about it, and the values of that one with which it is read; none: any that is not off.
+# A key: the key that decides about it, or several of which one must be on, and the values of that one with which it is
+# read; none: any that is not off.
 READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     f"{OPTIMIZER}.EPS": (f"{OPTIMIZER}.NAME", ("AdamW", "Adam", "RMSProp", "LAMB")),
     f"{OPTIMIZER}.BETAS": (f"{OPTIMIZER}.NAME", ("AdamW", "Adam", "LAMB", "Lion")),
@@ -37,6 +38,15 @@ READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "DATA.CROP_PADDING": ("DATA.TRAIN_CROP", ("pad",)),
     "DATA.CROP_SCALE": ("DATA.TRAIN_CROP", ("random_resized",)),
     "DATA.CROP_RATIO": ("DATA.TRAIN_CROP", ("random_resized",)),
+    "DATA.SCALED_DECODE": ("DATA.RESIZE_LIBRARY", ("cv2",)),
+    "DATA.DALI_GPU": ("DATA.LOADER", ("dali",)),
+    "DATA.TFRECORD_FIRST_LABEL": ("DATA.DATASET", ("imagenet_tfrecord",)),
+    "DATA.CALTECH_BACKGROUND": ("DATA.DATASET", ("caltech101",)),
+    "DATA.SYNTHETIC_IMAGES": ("DATA.DATASET", ("synthetic",)),
+    "MODEL.TEACHER_CFG": ("TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    "MODEL.TEACHER_FP32": ("TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    "TRAIN.MIXUP_PROB": ("TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA or TRAIN.CUTMIX_MINMAX", ()),
+    "TRAIN.MIXUP_SWITCH_PROB": ("TRAIN.MIXUP_ALPHA", ()),
 }
 # What a tool reads that is given a model and its weights and makes no run, besides the arguments of the model.
 OF_WEIGHTS = (
@@ -59,7 +69,8 @@ def check_read(config: Config, of_files: Iterable[Layer], of_command_line: Itera
     for source, mapping in of_command_line:
         for key, _ in flattened(mapping):
             if key in READ_WITH:
-                _check(source, key, operator.attrgetter(READ_WITH[key][0])(config))
+                found = [operator.attrgetter(decides)(config) for decides in READ_WITH[key][0].split(" or ")]
+                _check(source, key, next(filter(None, found), found[0]))
     for source, mapping in of_files:
         said = dict(flattened(mapping))
         for key in () if OF_A_RUN in said else sorted(said.keys() & READ_WITH.keys()):

@@ -312,6 +312,10 @@ def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected
         ("TRAIN: {OPTIMIZER: {NAME: sgd, NESTEROV: True}}", "", "OPTIMIZER.NESTEROV: nothing reads it .* is sgd"),
         ("", "TRAIN.RAND_AUGMENT_LAYERS=3", "RAND_AUGMENT_LAYERS: nothing reads it without .*False"),
         ("TRAIN: {LR_SCHEDULER: {NAME: step}}", "TRAIN.END_LR=0.1", "TRAIN.END_LR: .* cosine or .* is step"),
+        ("", "TRAIN.MIXUP_PROB=0.5", "MIXUP_PROB: nothing reads it without TRAIN.MIXUP_ALPHA or .*CUTMIX_ALPHA or"),
+        ("TRAIN: {CUTMIX_ALPHA: 1}", "TRAIN.MIXUP_SWITCH_PROB=0.1", "MIXUP_SWITCH_PROB: .*MIXUP_ALPHA, which is 0"),
+        ("", "DATA.SYNTHETIC_IMAGES=64", "DATA.SYNTHETIC_IMAGES: .*DATASET synthetic, which is imagenet2012"),
+        ("", "MODEL.TEACHER_CFG=resnet18", "MODEL.TEACHER_CFG: .*DISTILLATION_TYPE soft or hard, which is none"),
         ("DATA: {TRAIN_CROP: pad}", "DATA.CROP_SCALE=[0.5,1]", "DATA.CROP_SCALE: .*random_resized, which is pad"),
     ],
 )
@@ -328,6 +332,7 @@ def test_key_that_nothing_reads_is_an_error_where_it_is_said_beside_the_reason(t
         ("TRAIN: {OPTIMIZER: {NAME: momentum, NESTEROV: True}}", "TRAIN.OPTIMIZER.MOMENTUM=0.8"),
         ("TRAIN: {RAND_AUGMENT: False, RAND_AUGMENT_LAYERS: 3}", ""),
         ("", "TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.RANDOM_ERASE_MODE=mean"),
+        ("TRAIN: {CUTMIX_MINMAX: [0.2, 0.8]}", "TRAIN.MIXUP_PROB=0.5"),
         (to_yaml(build_config([])), ""),  # every key, as a run leaves them
     ],
 )
