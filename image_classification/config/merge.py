@@ -43,6 +43,7 @@ def build_config(layers: Iterable[Layer], build_model: Builder | None = None) ->
     schema = _Schema(build_model)
     values: dict[str, Any] = {}
     for source, mapping in layers:
+        schema.said = set()
         schema.merge(values, source, mapping)
     return _construct(Config, values)
 
@@ -113,6 +114,7 @@ class _Schema:
             del self.keys[key]
         self.sections = {"": Config, **dict(_sections(Config))}
         self.argument_names: dict[str, str] = {}
+        self.said: set[str] = set()  # keys of the layer that is merged, by dots or by sections
         if build_model is not None:
             for name, parameter in inspect.signature(build_model).parameters.items():
                 if name in FILLED_IN or parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -149,6 +151,9 @@ class _Schema:
     def _set(self, values: dict[str, Any], source: str, name: str, value: Any) -> None:
         if name not in self.keys:
             raise UserError(f"{source}: {name} is not a key{self._suggestion(name)}")
+        if name in self.said:
+            raise UserError(f"{source}: {name} stands there twice")
+        self.said.add(name)
         kind, limits = self.keys[name]
         try:
             value = within(convert(value, kind), limits)

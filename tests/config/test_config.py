@@ -154,6 +154,7 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("DATA: {CROP_SCALE: [1.0, 0.1]}", ["DATA.CROP_SCALE", "the smaller one first"]),
         ("DATA: {CROP_SCALE: [0.1, 2]}", ["DATA.CROP_SCALE", "at most 1"]),
         ("DATA: {CROP_RATIO: [0, 1]}", ["DATA.CROP_RATIO", "more than 0"]),
+        ("TRAIN.NUM_EPOCHS: 3\nTRAIN: {NUM_EPOCHS: 4}", ["TRAIN.NUM_EPOCHS", "stands there twice"]),
         ("DATA: {IMAGENET_STD: [1, 0, 1]}", ["DATA.IMAGENET_STD", "more than 0"]),
         ("DATA: {IMAGENET_MEAN: [123.7, 116.3, 103.5]}", ["DATA.IMAGENET_MEAN", "at most 1"]),  # as of bytes
         ("DATA: {IMAGENET_STD: [58.4, 57.1, 57.4]}", ["DATA.IMAGENET_STD", "at most 1"]),
