@@ -12,6 +12,7 @@ from .merge import Builder, Layer, build_config, read_yaml, split_smoke
 from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
 from .unread import check_read, check_read_without_run
+from .values import shown
 from .yaml_text import load_yaml
 
 DEEPEST_KEY = 8  # dots: sections of sections; a dialect's options have two
@@ -220,6 +221,8 @@ def _resolve(config: Config, words: Iterable[Layer], given: Iterable[str]) -> Co
     is_said = config.EVAL and "DATA.BATCH_SIZE" in said and "DATA.BATCH_SIZE_EVAL" not in said
     of_data = [key.removeprefix("DATA.") for key in given if key.startswith("DATA.")]
     kept = dict.fromkeys([*config.DATA.PREPROCESSING_KEPT, *of_data])
+    if unknown := [name for name in kept if not hasattr(config.DATA, name)]:
+        raise UserError(f"DATA.PREPROCESSING_KEPT: {shown(unknown[0])} is no key of DATA")
     data = dataclasses.replace(
         config.DATA,
         BATCH_SIZE_EVAL=(not is_said and config.DATA.BATCH_SIZE_EVAL) or config.DATA.BATCH_SIZE,

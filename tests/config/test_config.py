@@ -352,6 +352,11 @@ def test_keys_kept_from_the_weights_in_a_run_stay_kept_in_the_next(tmp_path):
     assert load(tmp_path, to_yaml(again)).DATA.PREPROCESSING_KEPT == ("CROP_PCT", "INTERPOLATION")
 
 
+def test_key_kept_from_the_weights_that_there_is_not_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="PREPROCESSING_KEPT: 'crop_pct' is no key of DATA"):
+        load(tmp_path, "DATA: {PREPROCESSING_KEPT: [IMAGE_SIZE, crop_pct]}")
+
+
 def test_keys_that_others_decide_about_are_keys_and_their_values_choices():
     for key, (decides, values) in READ_WITH.items():
         for name, value in ((key, None), *((decides, value) for value in values)):
