@@ -82,7 +82,7 @@ def name_of(kind: Annotation) -> str:
     if origin is tuple:
         parts = typing.get_args(kind)
         count = "" if Ellipsis in parts else f"{len(parts)} "
-        return f"a list of {count}{name_of(parts[0])}s".replace("a number", "number").replace("an integer", "integer")
+        return f"a list of {count}{name_of(parts[0])}s".replace(" a ", " ", 1).replace(" an ", " ")
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
     return names.get(kind, getattr(origin or kind, "__name__", str(kind)))
 
