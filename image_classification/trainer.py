@@ -167,6 +167,7 @@ class Trainer:
                 progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
                 self.call("on_unreadable")
                 raise
+            progress.seconds = time.monotonic() - start  # before the epoch's report and checkpoint
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
         self.mean = RunningMean()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import time
 import types
 
@@ -16,7 +17,7 @@ from image_classification.build import Parts
 from image_classification.config import build_config
 from image_classification.data import build_train_loader
 from image_classification.ema import build_ema
-from image_classification.hooks import EmaHook, Hook, ProfilerHook
+from image_classification.hooks import EmaHook, Hook, LogHook, ProfilerHook
 from image_classification.losses import build_criterion
 from image_classification.optim import build_optimizer, build_schedule
 from image_classification.parallel.single import SingleProcess
@@ -463,6 +464,24 @@ def test_evaluation_counts_every_image_once_and_marks_the_best():
     trainer.evaluate()
     assert not trainer.evaluation["is_best"]
     assert trainer.model.training
+
+
+def test_seconds_of_an_epoch_hold_its_evaluation_and_its_training_time_does_not(caplog):
+    """A slow evaluation of the last epoch is in the report and the checkpoint, as those before are."""
+    found = []
+
+    class Slow(Hook):
+        def before_evaluation(self, trainer):
+            time.sleep(1)
+
+        def after_epoch(self, trainer):
+            found.append(trainer.progress.seconds)
+
+    with caplog.at_level("INFO"):
+        make_trainer(make_batches(3, 4), hooks=[Slow(), LogHook()], NUM_EPOCHS=2).fit()
+    trained = [float(seconds) for seconds in re.findall(r"Train Acc: .*time: ([\d.]+)", caplog.text)]
+    assert len(trained) == 2 and max(trained) < 1  # three steps of a small network
+    assert found[0] > 1 and found[1] > 2
 
 
 def test_profiler_records_ten_steps_from_the_one_asked_for_and_ends_the_run(tmp_path):

@@ -33,7 +33,7 @@ class LogHook(Hook):
     def __init__(self):
         self.logger = get_logger()
         self.bar = None
-        self.seconds_before = 0.0  # of the run, when the epoch began
+        self.seconds_before = self.seconds_trained = 0.0  # of the run: as the epoch begins, and as its last step ends
         self.last_line = time.monotonic()
 
     def before_train(self, trainer):
@@ -45,11 +45,13 @@ class LogHook(Hook):
     def before_epoch(self, trainer):
         num_batches = len(trainer.train_loader)
         name = f"epoch {trainer.progress.epoch + 1}/{trainer.config.TRAIN.NUM_EPOCHS}"
-        self.seconds_before, self.last_line = trainer.progress.seconds, time.monotonic()
+        self.seconds_before = self.seconds_trained = trainer.progress.seconds
+        self.last_line = time.monotonic()
         shown, done = trainer.parallel.is_main, trainer.progress.batch
         self.bar = progress_bar(num_batches, name, "batch", shown, done, lines=False)
 
     def after_step(self, trainer):
+        self.seconds_trained = trainer.progress.seconds
         self.bar.update(trainer.progress.batch - self.bar.n)
         if not trainer.last_result.applied:
             self.logger.info(
@@ -66,7 +68,7 @@ class LogHook(Hook):
         epoch, epochs = trainer.progress.epoch, trainer.config.TRAIN.NUM_EPOCHS
         self.logger.info(
             f"----- Epoch[{epoch:03d}/{epochs:03d}], Train Loss: {trainer.mean.loss:.4f}, "
-            f"Train Acc: {trainer.mean.top1:.4f}, time: {trainer.progress.seconds - self.seconds_before:.2f}"
+            f"Train Acc: {trainer.mean.top1:.4f}, time: {self.seconds_trained - self.seconds_before:.2f}"
         )
 
     def after_evaluation(self, trainer):

@@ -52,8 +52,11 @@ def test_training_begins_at_the_epoch_after_those_that_are_done_or_not_at_all(lo
 
 def test_time_of_the_epoch_is_not_that_of_the_run(log_lines):
     hook, trainer = LogHook(), EpochTrainer(Progress(seconds=100.0))
+    trainer.last_result, trainer.reports = types.SimpleNamespace(applied=True), lambda: False
     hook.before_epoch(trainer)
     trainer.progress.seconds, trainer.progress.epoch = 102.5, 1
+    hook.after_step(trainer)
+    trainer.progress.seconds = 107.0  # of the evaluation
     hook.after_epoch(trainer)
     assert log_lines[-1] == "----- Epoch[001/300], Train Loss: nan, Train Acc: nan, time: 2.50"
 
