@@ -33,6 +33,12 @@ def normal_conv(in_channels: int, out_channels: int, kernel_size: int = 1, strid
                      weight_attr=TRUNC_NORMAL, bias_attr=ZERO if bias else False)  # fmt: skip
 
 
+def torch_uniform(fan_in: int, bias: bool = True) -> dict:
+    """Return PyTorch's default initialisation of a layer with `fan_in` inputs, uniform in +-1 / sqrt(fan_in)."""
+    uniform = nn.initializer.Uniform(-(fan_in**-0.5), fan_in**-0.5)
+    return {"weight_attr": uniform, "bias_attr": uniform if bias else False}
+
+
 def drop_path_rates(drop_path: float, depth: int) -> list[float]:
     """Return one stochastic-depth rate per block, from 0 at the first to `drop_path` at the last."""
     return [drop_path * index / max(depth - 1, 1) for index in range(depth)]

@@ -3,17 +3,11 @@
 from paddle import nn
 from paddle.nn import functional as F
 
-from image_classification.layers import Dropout
+from image_classification.layers import Dropout, torch_uniform
 from image_classification.model import Block, GradCam, Model, links
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
-
-
-def torch_uniform(fan_in: int) -> dict:
-    """Return PyTorch's default initialisation of a layer with `fan_in` inputs, uniform in +-1 / sqrt(fan_in)."""
-    uniform = nn.initializer.Uniform(-(fan_in**-0.5), fan_in**-0.5)
-    return {"weight_attr": uniform, "bias_attr": uniform}
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2D:

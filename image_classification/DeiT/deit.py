@@ -2,7 +2,7 @@
 
 The plain one is a ViT with another recipe. The distilled one has a second token and a second head, which learns from
 the teacher where there is one (TRAIN.DISTILLATION_TYPE), else like the first; logits are the mean of both. Parameter
-names, epsilon and initialisation are timm's.
+names, epsilon and initialisation are timm's, the latter but for the patches, as in ViT.
 Shapes use: B batch, N tokens (class and distillation token included), C = embed_dim.
 """
 

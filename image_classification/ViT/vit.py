@@ -4,7 +4,8 @@ DeiT III (Touvron et al. 2022), CLIP's image towers (Radford et al. 2021), SigLI
 2025), DINOv2 (Oquab et al. 2023) with registers (Darcet et al. 2023), I-JEPA (Assran et al. 2023) and timm's searched
 baselines (SBB) are this model with other arguments.
 
-Parameter names, LayerNorm epsilon (1e-6) and initialisation are timm's, so its weights load name by name.
+Parameter names, LayerNorm epsilon (1e-6) and initialisation are timm's, so its weights load name by name; but
+the patches' convolution starts as the linear layers do (normal 0.02, zero bias), timm's by PyTorch's default.
 Shapes use: B batch, N tokens, C = embed_dim.
 """
 

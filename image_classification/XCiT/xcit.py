@@ -2,7 +2,8 @@
 
 Channels attend to one another instead of patches, so that the cost grows with the number of patches only; a convolution
 mixes neighbours, and a class token reads the patches at the end, as in CaiT.
-Parameter names are timm's. Shapes use: B batch, N patches, C = embed_dim, h heads, d = C // h.
+Parameter names are timm's, and convolutions start as the authors', by PyTorch's default.
+Shapes use: B batch, N patches, C = embed_dim, h heads, d = C // h.
 """
 
 import math
@@ -23,6 +24,7 @@ from image_classification.layers import (
     product_norm,
     residual,
     residual_norm,
+    torch_uniform,
 )
 from image_classification.model import Block, Column, Count, Draw, GradCam, Model, Row, Slice, layer_links
 from image_classification.runtime import UserError
@@ -52,7 +54,7 @@ class PatchEmbed(nn.Sequential):
         widths = [in_channels, *(embed_dim >> index for index in reversed(range(halvings)))]
         layers = []
         for before, width in zip(widths, widths[1:], strict=False):
-            convolution = nn.Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
+            convolution = nn.Conv2D(before, width, 3, stride=2, padding=1, **torch_uniform(before * 9, bias=False))
             layers += [nn.Sequential(convolution, nn.BatchNorm2D(width)), nn.GELU()]
         super().__init__(("proj", nn.Sequential(*layers[:-1])))
 
@@ -62,7 +64,7 @@ class FourierPositions(nn.Layer):
 
     def __init__(self, side: int, dim: int):
         super().__init__()
-        self.token_projection = nn.Conv2D(2 * BANDS, dim, 1)
+        self.token_projection = nn.Conv2D(2 * BANDS, dim, 1, **torch_uniform(2 * BANDS))
         self.register_buffer("features", paddle.to_tensor(fourier_features(side)), persistable=False)
 
     def forward(self):
@@ -118,9 +120,9 @@ class LocalPatchInteraction(nn.Layer):
     def __init__(self, dim: int, side: int):
         super().__init__()
         self.side = side
-        self.conv1 = nn.Conv2D(dim, dim, 3, padding=1, groups=dim)
+        self.conv1 = nn.Conv2D(dim, dim, 3, padding=1, groups=dim, **torch_uniform(9))
         self.bn = nn.BatchNorm2D(dim)
-        self.conv2 = nn.Conv2D(dim, dim, 3, padding=1, groups=dim)
+        self.conv2 = nn.Conv2D(dim, dim, 3, padding=1, groups=dim, **torch_uniform(9))
 
     def forward(self, x):
         x = x.transpose([0, 2, 1]).reshape([x.shape[0], x.shape[2], self.side, self.side])

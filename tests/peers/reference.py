@@ -3,8 +3,9 @@
     {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
-logits for `images.npy`; "resave" loads a file of ours and saves its tensors again; "positions" resamples `before.npy`;
-"groups" writes which parameters decay, and each one's layer; "load" fills the model from a file of ours, strictly.
+logits for `images.npy`; "fresh" saves the weights that a training begins with; "resave" loads a file of ours and saves
+its tensors again; "positions" resamples `before.npy`; "groups" writes which parameters decay, and each one's layer;
+"load" fills the model from a file of ours, strictly.
 Needs no Paddle.
 """
 
@@ -121,6 +122,10 @@ def answer(job):
         dtype = getattr(torch, job["dtype"])
         state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
         save(state, job["format"], job["target"])
+        return
+    if job["action"] == "fresh":
+        torch.manual_seed(0)
+        save(make_model(job["library"], job["name"], job["options"]).state_dict(), "safetensors", job["file"])
         return
     model = make_model(job["library"], job["name"], job["options"])
     images = torch.from_numpy(np.load(folder / "images.npy"))
