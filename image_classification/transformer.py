@@ -12,6 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.layers import (
+    TRUNC_NORMAL,
     ZERO,
     Dropout,
     DropPath,
@@ -170,13 +171,15 @@ class ClassAttention(nn.Layer):
 class SwiGlu(nn.Layer):
     """Gated MLP (Shazeer 2020): `fc1` gives gate and value, half of `hidden_dim` each; SiLU(gate) weights the value.
 
-    With `gate_last` it gives the value first.
+    With `gate_last` it gives the value first, and the gate's biases start at 1, as in timm's gMixer: at 0 nearly
+    nothing passes, and what does is quadratic in small weights.
     """
 
     def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0, gate_last: bool = False):
         super().__init__()
         self.gate_last = gate_last
-        self.fc1 = linear(dim, hidden_dim)
+        open_gate = nn.initializer.Assign((np.arange(hidden_dim) >= hidden_dim // 2).astype("float32"))
+        self.fc1 = nn.Linear(dim, hidden_dim, TRUNC_NORMAL, open_gate) if gate_last else linear(dim, hidden_dim)
         self.drop1 = Dropout(dropout)
         self.fc2 = linear(hidden_dim // 2, dim)
         self.drop2 = Dropout(dropout)

@@ -54,3 +54,15 @@ def test_fresh_weights_are_distributed_as_the_peers(peers, tmp_path, library, na
         assert abs(deviation - their_deviation) <= allowed, each
         # a normal's fourth moment varies by sqrt(24 / count) for each of the two
         assert abs(fourth - their_fourth) <= SIGMAS * np.sqrt(48 / count), each
+
+
+def test_gates_of_gmixer_start_at_one_as_in_timm(peers, tmp_path):
+    """Its weights follow another rule there; where a gate starts decides whether its MLP passes anything at first."""
+    side, job = job_of("timm", "gmixer_12_224")
+    file = tmp_path / "fresh.safetensors"
+    peers.ask(action="fresh", file=file, folder=tmp_path, **job)
+    ours, theirs = (build(VARIANTS["gmixer_12_224"], image_size=side) for _ in range(2))
+    load_pretrained(theirs, str(file))
+    for name, value in ours.named_parameters():
+        if name.endswith("fc1.bias"):  # theirs: normal 1e-6 around it
+            np.testing.assert_allclose(value, theirs.state_dict()[name], atol=1e-4, err_msg=name)
