@@ -3,9 +3,10 @@
     {"action": "make", "library": "timm", "name": "resnet18", "options": {}, "format": "zip", "file": "...", ...}
 
 makes the model with random weights and BatchNorm statistics, saves them in the library's own format and writes the
-logits for `images.npy`; "fresh" saves the weights that a training begins with; "resave" loads a file of ours and saves
-its tensors again; "positions" resamples `before.npy`; "groups" writes which parameters decay, and each one's layer;
-"load" fills the model from a file of ours, strictly.
+logits for `images.npy`; "gradients" saves those weights and, under their names, their gradients in training mode;
+"fresh" saves the weights that a training begins with; "resave" loads a file of ours and saves its tensors again;
+"positions" resamples `before.npy`; "groups" writes which parameters decay, and each one's layer; "load" fills the model
+from a file of ours, strictly.
 Needs no Paddle.
 """
 
@@ -59,6 +60,21 @@ def normalise(model, images):
 
 def batch_norms(model):
     return [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+
+
+@torch.enable_grad()
+def write_gradients(model, images, folder):
+    """Write the logits of training mode without dropout, and their gradients for `cotangents.npy`."""
+    for layer in model.modules():
+        if type(layer).__name__ in ("Dropout", "DropPath"):
+            layer.eval()
+    logits = model(images)
+    logits = sum(logits) / len(logits) if isinstance(logits, tuple | list) else logits
+    logits.backward(torch.from_numpy(np.load(folder / "cotangents.npy")))
+    np.save(folder / "logits.npy", logits.detach().numpy())
+    found = {name: value.grad for name, value in model.named_parameters()}
+    save({name: found.get(name, value) for name, value in model.state_dict().items()}, "safetensors",
+         folder / "gradients.safetensors")
 
 
 def save(state, file_format, path):
@@ -129,6 +145,10 @@ def answer(job):
         return
     model = make_model(job["library"], job["name"], job["options"])
     images = torch.from_numpy(np.load(folder / "images.npy"))
+    if job["action"] == "gradients":
+        save(normalise(randomise(model), images).state_dict(), "safetensors", job["file"])
+        write_gradients(model.double().train(), images.double(), folder)
+        return
     if job["action"] == "make":
         save(normalise(randomise(model), images).state_dict(), job["format"], job["file"])
     else:

@@ -54,15 +54,20 @@ def write_images(folder, size):
     return paddle.to_tensor(images)
 
 
+def in_float64(model):
+    """Convert a model, but not the indices of position biases, which Paddle would convert, too."""
+    indices = {name: value.clone() for name, value in model.named_buffers() if not value.is_floating_point()}
+    model.to(dtype="float64")
+    for name, value in indices.items():
+        path, _, buffer = name.rpartition(".")
+        setattr(functools.reduce(getattr, path.split("."), model), buffer, value)
+
+
 def relative_error(model, images, folder):
     expected = np.load(folder / "logits.npy")  # float64 of a network with BatchNorms, see reference.py
     model.eval()
     if expected.dtype != np.float32:
-        indices = {name: value.clone() for name, value in model.named_buffers() if not value.is_floating_point()}
-        model.to(dtype=str(expected.dtype))  # integers too: the indices of position biases must stay
-        for name, value in indices.items():
-            path, _, buffer = name.rpartition(".")
-            setattr(functools.reduce(getattr, path.split("."), model), buffer, value)
+        in_float64(model)
     with paddle.no_grad():
         found = model(images.astype(expected.dtype)).numpy()
     largest = np.abs(expected).max()  # 1e-5 in a fresh network of many BatchNorms, whose statistics are not yet its own
