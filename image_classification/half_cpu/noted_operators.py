@@ -192,12 +192,12 @@ class _Segment(PyLayer):
 @contextlib.contextmanager
 def as_one(recorder):
     """Neither note nor dispatch what is called inside."""
-    active.recorder = None
+    active.recorder = active.watcher = None
     try:
         with undispatched():
             yield
     finally:
-        active.recorder = recorder
+        active.recorder = active.watcher = recorder
 
 
 def _is_part(result, tensors):

@@ -85,11 +85,18 @@ def parameters_and_buffers(layers):
     return found[0], found[1]
 
 
-def settings(layer):
-    """Return what of a layer's attributes is None, true, false or a float, but for `_built`, which the first call of a
-    layer with hooks sets."""
-    return tuple(value for name, value in vars(layer).items()
-                 if name != "_built" and (value is None or type(value) in (bool, float)))  # fmt: skip
+def attributes(layer):
+    """Return a layer's attributes but for those that Paddle keeps beside of what calling the layer depends on."""
+    return [value for name, value in vars(layer).items() if name not in _BOOKKEEPING]
+
+
+# `_built` is set by the first call of a layer with hooks.
+_BOOKKEEPING = frozenset((
+    "_built", "_cast_to_low_precision", "_customized_attrs", "_forward_post_hooks_always_called",
+    "_forward_post_hooks_with_kwargs_flag", "_forward_pre_hooks_with_kwargs_flag", "_full_name", "_helper",
+    "_init_in_dynamic_mode", "_loaddict_holder", "_non_persistable_buffer_names_set", "_op_recorder",
+    "_original_funcs", "_state_dict_hooks",
+))  # fmt: skip
 
 
 def backward_edges(ends):

@@ -34,6 +34,7 @@ class Training:
     Attributes:
         written: the buffers that a forward pass writes.
         has_several_results: whether a backward pass may find that some of them got no gradient.
+        attributes: those of the layers that it holds for.
         is_partial: whether a backward pass came that needed the layers, because a result got no gradient.
     """
 
@@ -50,6 +51,7 @@ class Training:
         ]
         self._may_stop = any(not is_kernel for is_kernel in map(played.calls.is_kernel, range(forward_steps)))
         self._waiting: Callable[[], Any] = lambda: None
+        self.attributes: Any = None
 
     def is_free(self):
         """Return whether no result of a call waits for its backward pass."""

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import ctypes
-import functools
 import math
 import pickle
 import random
@@ -17,12 +16,12 @@ from .arena import Block, Memory, arenas
 from .call_list import CallList
 from .noted_operators import Noted
 from .onednn_primitives import new_tensor
+from .past_operators import Watcher
 from .recorded_calls import Enough, Kernel, Operator, Refused, pointer_of
-from .references import References
 from .scope import active, undispatched
 
 
-class Recorder:
+class Recorder(Watcher):
     """Notes the calls of a pass and the memory that they use.
 
     Args:
@@ -33,11 +32,10 @@ class Recorder:
 
     Attributes:
         steps: the calls.
-        reason: why the pass cannot be played again, or None.
     """
 
     def __init__(self, constants, inputs, shared=frozenset(), most=None):
-        self.reason, self._most = None, most
+        self._most = most
         self._shared, self._readers = shared, collections.Counter[int]()
         self.steps: list[Kernel | Operator] = []
         self._inputs, self._made, self._memory = [], [], Memory()
@@ -45,10 +43,6 @@ class Recorder:
             self._memory.add(Block(tensor, True))
         for tensor in inputs:
             self.input(tensor)
-
-    def refuse(self, reason):
-        """Note why this pass cannot be played again; the first reason counts."""
-        self.reason = self.reason or reason
 
     def input(self, tensor):
         """Note a dense tensor, of whose content each pass gets another."""
@@ -70,13 +64,12 @@ class Recorder:
     def recording(self):
         """Note what this thread computes until this ends."""
         drawn = _draws()
-        try:
-            _past_operators().replace(self)
-            active.recorder = self
-            yield
-        finally:
-            active.recorder = None
-            _past_operators().restore(self)
+        with self.watching():
+            try:
+                active.recorder = self
+                yield
+            finally:
+                active.recorder = None
         if drawn != _draws():
             self.refuse("Python draws random numbers")
 
@@ -168,25 +161,6 @@ class Recorder:
         for slot in (*self._slots[0], *self._slots[1]):
             slot.settle()
         return Pass(self.steps, calls, *self._slots, holders, self._made)
-
-
-def _method_past_operators(original):
-    """Return the wrapper of a method by which Python reads or writes a tensor itself."""
-
-    @functools.wraps(original)
-    def method(*args, **kwargs):
-        if active.recorder is not None:
-            active.recorder.refuse("Python reads or writes a tensor, on which its path may depend")
-        return original(*args, **kwargs)
-
-    return method
-
-
-@functools.cache
-def _past_operators():
-    """Return the references to the methods that are watched while a pass is recorded."""
-    methods = {name: getattr(paddle_names.Tensor, name) for name in paddle_names.PAST_OPERATORS}
-    return References([], {name: _method_past_operators(method) for name, method in methods.items()})
 
 
 def _draws():

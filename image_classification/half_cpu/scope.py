@@ -90,6 +90,7 @@ class _Active(threading.local):
         self.frozen: Any = None  # see frozen.py
         self.update: Any = None  # see updates.py
         self.recorder: Any = None  # see replay.py
+        self.watcher: Any = None  # see past_operators.py
         self.entered: list[Entry] = []
 
 

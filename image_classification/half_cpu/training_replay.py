@@ -18,6 +18,7 @@ import paddle
 
 from . import paddle_names
 from .arguments import FLOATING
+from .attributes import Attributes
 from .branches import branched, forget_branches
 from .compiled_library import CompiledError
 from .huge_pages import ask
@@ -30,7 +31,7 @@ from .recording import Recorder, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
 from .state import State
-from .watched_calls import Calls, writes_nothing
+from .watched_calls import Calls, changes_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,12 @@ class Replayed:
             loss = criterion(model(images), labels)
         loss.backward()
 
-    The promise: what the layers do depends on those of their attributes that are true, false or floats, such as modes
-    and rates, on the shapes and formats of their inputs, on the numbers of their parameters and buffers and on Paddle's
-    random numbers, and on nothing else that changes. Results, gradients, running statistics and random numbers are bit
-    for bit those of the layers. Where passes cannot be recorded the log says why, and the layers run; they run as well
-    without gradients or a dispatch, where an input asks for a gradient, where hooks hang on layers, and while the
-    result of a call waits for its backward pass, of which there is one.
+    The promise: what the layers do depends on their attributes (see `Attributes`), on the shapes and formats of their
+    inputs, on the numbers of these, of parameters and of buffers, on Paddle's random numbers, and on nothing else that
+    changes. Results, gradients, running statistics and random numbers are bit for bit those of the layers. Where passes
+    cannot be recorded the log says why, and the layers run; they run as well without gradients or a dispatch, where an
+    input asks for a gradient, where hooks hang on layers, and while the result of a call waits for its backward pass,
+    of which there is one.
 
     Args:
         model: it returns a tensor, or a list, tuple or dict of tensors.
@@ -62,7 +63,7 @@ class Replayed:
     def __init__(self, model: paddle.nn.Layer):
         self._model = model
         self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
-        self._wait, self._calls = RECORDED, Calls()
+        self._wait, self._calls, self._told = RECORDED, Calls(), set[str]()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
@@ -72,16 +73,17 @@ class Replayed:
         parameters, buffers = paddle_names.parameters_and_buffers(layers)
         weights = [weight for weight in parameters if not weight.stop_gradient]
         buffers += [weight for weight in parameters if weight.stop_gradient]  # running statistics among them
-        key = self._key(layers, inputs, weights, buffers)
-        known = self._known.pop(key, 1)
+        attributes = Attributes(layers)
+        key = self._key(attributes, inputs, weights, buffers)
+        known = first = self._known.pop(key, 1)
         if isinstance(known, int) and known >= self._wait and self._can_record():
             self._wait *= 2
-            known = self._record(inputs, weights, buffers)
+            known = self._record(inputs, weights, buffers, layers, attributes)
         elif isinstance(known, int):
             known += known > 0
         self._known[key] = known
-        if len(self._known) > KEPT:
-            del self._known[next(iter(self._known))]
+        for old in list(self._known)[:-KEPT]:
+            self._known.pop(old, None)  # or another thread did
         if isinstance(known, Training) and known.is_partial:
             self._known[key] = known = self._refuse("a result got no gradient")
         if isinstance(known, Training):
@@ -96,7 +98,7 @@ class Replayed:
         if not known:
             return self._model(*inputs)
         try:
-            with writes_nothing([*inputs, *weights]):
+            with changes_nothing([*inputs, *weights], layers, attributes, first == 1):
                 result = self._model(*inputs)
             self._calls.watch(result)
         except Refused as error:
@@ -108,20 +110,18 @@ class Replayed:
 
     def _can_record(self):
         """Return whether no backward pass may still come that needs what is written meanwhile."""
-        passes = [known for known in self._known.values() if isinstance(known, Training)]
+        passes = [known for known in list(self._known.values()) if isinstance(known, Training)]
         return all(one.is_free() for one in passes) and self._calls.is_free()
 
-    def _key(self, layers, inputs, weights, buffers):
+    def _key(self, attributes, inputs, weights, buffers):
         scope: Any = active.scope
         return (
-            threading.get_ident(), paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name,
-            tuple(map(paddle_names.settings, layers)),
+            threading.get_ident(), scope.policy_cast, scope.backend.name, attributes.marks,
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
-            tuple((id(weight), pointer_of(weight), weight.dtype) for weight in weights),
-            tuple(map(pointer_of, buffers)),
+            tuple(map(_place, weights)), tuple(map(_place, buffers)),
         )  # fmt: skip
 
-    def _record(self, inputs, weights, buffers):
+    def _record(self, inputs, weights, buffers, layers, attributes):
         """Return the passes for inputs of these shapes, or 0. They are believed where they are closed (see
         `Recorder.returns`) and, played with NaN in all memory of their own, give the bits of the layers."""
         name, shapes = type(self._model).__name__, [list(tensor.shape) for tensor in inputs]
@@ -130,7 +130,7 @@ class Replayed:
                 raise Refused("it has hooks")
             kept, active.frozen = active.frozen, None  # nothing that was made of the weights before
             try:
-                with _RECORDING:
+                with _RECORDING, changes_nothing((), layers, attributes, True):
                     recorded = _recorded_alone(self._model, inputs, weights, buffers)
             finally:
                 active.frozen = kept
@@ -140,6 +140,7 @@ class Replayed:
             if any(word in str(error) for word in ("KeyboardInterrupt", "SystemExit")):
                 raise  # Paddle's engine makes an error of what interrupts a backward pass
             return self._refuse(f"recorded, it fails: {type(error).__name__}: {error}")
+        recorded.attributes = attributes  # which live as long: no other object is taken for one of them
         if recorded.played.bytes > _LARGE:
             ask()  # for memory that it has and the layers had not
         logger.info("half_cpu: %s is trained for %s without its layers, by %d calls in %d MiB",
@@ -147,8 +148,14 @@ class Replayed:
         return recorded
 
     def _refuse(self, error):
-        logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, error)
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, error)
         return 0
+
+
+def _place(tensor):
+    return id(tensor), pointer_of(tensor), tuple(tensor.shape), tuple(tensor.strides), tensor.dtype
 
 
 def _can_record(inputs):

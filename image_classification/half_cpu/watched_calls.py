@@ -5,6 +5,8 @@ import functools
 import weakref
 
 from . import paddle_names
+from .attributes import Attributes
+from .past_operators import Watcher
 from .recorded_calls import Refused
 from .recording import flat
 
@@ -12,12 +14,18 @@ _KEPT = 8  # calls
 
 
 @contextlib.contextmanager
-def writes_nothing(tensors):
-    """Raise `Refused` behind a call that wrote tensors in place: each further pass would write them again."""
-    before = [*map(paddle_names.inplace_version, tensors)]
-    yield
+def changes_nothing(tensors, layers, attributes, is_first):
+    """Raise `Refused` behind a call after which further ones may do something else: tensors were written in place,
+    Python read or wrote one, but in the first call, or layers have other attributes than before, such as a counter."""
+    before, watcher = [*map(paddle_names.inplace_version, tensors)], Watcher()
+    with watcher.watching():
+        yield
     if before != [*map(paddle_names.inplace_version, tensors)]:
         raise Refused("it writes its inputs or weights in place")
+    if watcher.reason and not is_first:
+        raise Refused(watcher.reason)
+    if attributes.marks != Attributes(layers).marks:
+        raise Refused("it changes its attributes")
 
 
 class Calls:

@@ -21,6 +21,14 @@ from tests.helpers.trainings import Function, Net, Trained, assert_same_steps, b
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 
 
+@pytest.fixture
+def runs(monkeypatch):
+    """A list that grows with each call of a linear layer."""
+    runs, forward = [], nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: runs.append(layer) or forward(layer, x))
+    return runs
+
+
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
 def test_played_steps_give_the_bits_of_the_layers_on_other_images(mode, dtype):
     replayed, layers = both(Net, mode, dtype)
@@ -29,10 +37,8 @@ def test_played_steps_give_the_bits_of_the_layers_on_other_images(mode, dtype):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS)
-def test_layers_of_a_played_step_do_not_run(mode, dtype):
+def test_layers_of_a_played_step_do_not_run(mode, dtype, runs):
     replayed, _ = both(Net, mode, dtype)
-    runs, forward = [], replayed.model.fc.forward
-    replayed.model.fc.forward = lambda x: runs.append(1) or forward(x)
     for seed in range(RECORDED + 5):
         replayed.step(images(seed))
     assert len(runs) == RECORDED - 1 + 2  # what is recorded is compared with the layers
@@ -138,12 +144,11 @@ def test_result_that_waits_for_its_backward_pass_keeps_it():
         assert found.grad is None or bits(found.grad) == bits(expected.grad)
 
 
-def test_result_without_a_backward_pass_is_no_reason_to_wait():
+def test_result_without_a_backward_pass_is_no_reason_to_wait(runs):
     replayed, layers = recorded()
     replayed.result(images(1))
     gc.collect()
-    runs, forward = [], replayed.model.fc.forward
-    replayed.model.fc.forward = lambda x: runs.append(1) or forward(x)
+    runs.clear()
     replayed.result(images(2))
     assert not runs
 
@@ -218,10 +223,10 @@ def test_hooks_on_layers_are_called():
     assert len(called) == 3 * RECORDED
 
 
-def test_without_gradients_or_a_dispatch_or_for_the_gradient_of_images_the_layers_run():
+def test_without_gradients_or_a_dispatch_or_for_the_gradient_of_images_the_layers_run(runs):
     replayed, layers = recorded()
-    given, runs, forward = images(0), [], replayed.model.fc.forward
-    replayed.model.fc.forward = lambda x: runs.append(1) or forward(x)
+    given = images(0)
+    runs.clear()
     with paddle.no_grad():
         replayed.result(given)
     replayed.forward(given)
@@ -232,7 +237,7 @@ def test_without_gradients_or_a_dispatch_or_for_the_gradient_of_images_the_layer
     given.clear_gradient(set_to_zero=False)
     paddle.seed(0)
     layers.step(given)
-    assert len(runs) == 3 and found == bits(given.grad)
+    assert runs == 3 * [replayed.model.fc] + [layers.model.fc] and found == bits(given.grad)
 
 
 def test_shapes_that_come_by_turns_have_passes_of_their_own():

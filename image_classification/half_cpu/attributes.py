@@ -1,0 +1,61 @@
+"""What the attributes of a model's layers are, to be compared with what they are later."""
+
+import collections
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+
+from . import paddle_names
+
+_DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_LISTS = list, tuple, set, frozenset, collections.deque
+_GENERATORS = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator
+
+
+class Attributes:
+    """Those of layers: numbers, texts and modes as they are, generators of random numbers by their states, lists,
+    tuples, sets and dictionaries by what they hold, all else by which object it is.
+
+    Attributes:
+        marks: what is compared, as long as this lives and with it the objects, whose places are theirs alone.
+    """
+
+    def __init__(self, layers):
+        self._held: list[Any] = []
+        for layer in layers:
+            self._hold(paddle_names.attributes(layer), _DEEP)
+        held = [value if type(value) in _PLAIN else id(value) for value in self._held]
+        self.marks = tuple(held), tuple(map(type, self._held))  # 1, 1.0 and True are equal
+
+    def _hold(self, values, depth):
+        held = self._held
+        for value in values:
+            kind = _KINDS[type(value)]
+            if kind is None:
+                held.append(value)
+            elif not value:
+                held.append(0)
+            elif kind is pickle:
+                held.append(pickle.dumps(value))
+            elif len(value) > _LONG or not depth:
+                held += value, len(value)
+            else:
+                held.append(len(value))
+                self._hold(value, depth - 1)
+                if kind is dict:
+                    self._hold(value.values(), depth - 1)
+
+
+class _Kinds(dict[type, Any]):
+    """How an object is looked at, by its type: `pickle` as a generator, `dict` or `list`, None as a whole."""
+
+    def __missing__(self, type_):
+        groups = (_GENERATORS, pickle), (dict, dict), (_LISTS, list)
+        self[type_] = next((kind for types, kind in groups if issubclass(type_, types)), None)
+        return self[type_]
+
+
+_KINDS = _Kinds()

@@ -1,0 +1,187 @@
+"""What a model's layers do beside their results, and what becomes of the model between two steps: a recorded step does
+not do it, so the layers do."""
+
+import logging
+import random
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+
+from image_classification.half_cpu import onednn
+from image_classification.half_cpu.training_replay import RECORDED
+from tests.helpers.trainings import both
+
+from .test_training_replay_promise import Net, assert_same, numbers, of_numbers, trace_of
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
+
+
+def counts(net, x):
+    net.calls = getattr(net, "calls", 0) + 1
+    return net.a(x) / net.calls
+
+
+def counts_in_a_list(net, x):
+    net.kept.append(None)
+    return net.a(x) / len(net.kept)
+
+
+def counts_in_a_dictionary(net, x):
+    net.kept[0]["calls"] = net.kept[0].get("calls", 0) + 1
+    return net.a(x) / net.kept[0]["calls"]
+
+
+def draws(net, x):
+    return net.a(x) * (2 if net.kept.random() < 0.5 else 3)
+
+
+def sets_weight(net, x):
+    net.a.weight.set_value(net.a.weight * 0.9)
+    return net.a(x)
+
+
+def keep(make):
+    return lambda net: setattr(net, "kept", make())
+
+
+@pytest.mark.parametrize(("function", "more"), [
+    (counts, lambda net: None), (counts_in_a_list, keep(list)), (counts_in_a_dictionary, keep(lambda: [{}])),
+    (draws, keep(lambda: random.Random(0))), (draws, keep(lambda: np.random.default_rng(0))),
+    (sets_weight, lambda net: None),
+])  # fmt: skip
+def test_model_that_changes_itself_is_called_as_often_as_without_a_recording(function, more, caplog):
+    with caplog.at_level(logging.INFO):
+        assert_same(lambda: Net(function, more), of_numbers(), calls=3 * RECORDED, is_recorded=False)
+    assert len([record for record in caplog.records if "are trained one by one: " in record.getMessage()]) == 1
+
+
+def replaces_buffer(net, x):
+    """As a running mean written by hand: each call has another tensor, in the place of the one before the last."""
+    hidden = net.a(x)
+    net.mean = 0.9 * net.mean + 0.1 * hidden.detach().astype("float32")
+    return net.b(hidden - net.mean)
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16")])
+def test_buffer_that_each_call_replaces_is_that_of_the_layers(mode, dtype):
+    """5000 rows get memory that is the same again in every second step, in both formats."""
+
+    def more(net):
+        net.register_buffer("mean", paddle.zeros([5000, 8]))
+
+    def train(one):
+        losses = []
+        for number in range(30):
+            loss = one.result(numbers(number, 5000, 8)).astype("float32").square().mean()
+            loss.backward()
+            losses.append(float(loss))
+        return losses
+
+    replayed, layers = both(lambda: Net(replaces_buffer, more), mode, dtype)
+    assert train(replayed) == train(layers)
+
+
+def keeps_loss(net, x):
+    """As a mixture of experts, whose balance is a part of the loss."""
+    hidden = net.a(x)
+    net.kept.append(hidden.astype("float32").square().mean())
+    return net.b(hidden)
+
+
+def test_loss_that_layers_keep_for_the_caller_is_that_of_its_step():
+    def step(one, number):
+        one.model.kept.clear()
+        return one.result(numbers(number)).square().sum() + sum(one.model.kept)
+
+    assert_same(lambda: Net(keeps_loss, keep(list)), step, is_recorded=False)
+
+
+def table(net):
+    net.register_buffer("table", paddle.arange(64).astype("float32").reshape([8, 8]) / 64)
+
+
+def other_activation(one):
+    one.model.between = nn.Tanh()
+
+
+def swapped_activations(one):
+    parts = one.model.between
+    parts[0], parts[1] = parts[1], parts[0]
+
+
+def other_function(one):
+    one.model.function = lambda net, x: net.b(net.between(net.a(x)) * 2)
+
+
+def other_forward(one):
+    one.model.between.forward = F.tanh
+
+
+def other_exponent(one):
+    one.model.between.exponent = 3
+
+
+def other_gain(one):
+    one.model.between.gains[0] = 3.0
+
+
+def other_columns(one):
+    one.model.table = one.model.table[:, :4]
+
+
+def turned_table(one):
+    one.model.table = one.model.table.t()
+
+
+def moved_weight(one):
+    one.model.b.weight.data = one.model.a.weight.detach() * 2
+
+
+class Scaled(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.exponent, self.gains = 2, [2.0]
+
+    def forward(self, x):
+        return x**self.exponent * self.gains[0]
+
+
+@pytest.mark.parametrize(("make", "change"), [
+    (nn.ReLU, other_activation), (nn.ReLU, other_forward), (nn.ReLU, other_function), (Scaled, other_exponent),
+    (Scaled, other_gain), (nn.ReLU, other_columns), (nn.ReLU, turned_table), (nn.ReLU, moved_weight),
+    (lambda: nn.Sequential(nn.Hardsigmoid(), nn.ReLU()), swapped_activations),
+])  # fmt: skip
+def test_model_that_is_changed_between_two_steps_is_that_of_the_next_one(make, change):
+    """Also where neither weights nor modes and rates are others, nor where a tensor begins."""
+
+    def more(net):
+        table(net)
+        net.between = make()
+
+    def function(net, x):
+        columns = net.table.shape[1]
+        return net.b(net.between(net.a(x)))[:, :columns] @ net.table.t()
+
+    def step(one, number):
+        if number == RECORDED + 1:
+            change(one)
+        return one.result(numbers(number)).square().sum()
+
+    replayed, layers = both(lambda: Net(function, more))
+    assert trace_of(replayed, step, RECORDED + 1) == trace_of(layers, step, RECORDED + 1) and replayed.is_recorded()
+    assert trace_of(replayed, step, RECORDED + 4) == trace_of(layers, step, RECORDED + 4)
+
+
+def test_object_in_the_place_of_one_that_is_gone_is_another():
+    """CPython puts a function where one was that nobody holds any more."""
+
+    def step(one, number):
+        one.model.function = None
+        one.model.function = (lambda net, x: net.a(x)) if number % 6 < 5 else (lambda net, x: net.a(x) * 2)
+        return one.result(numbers(number)).square().sum()
+
+    replayed, layers = both(lambda: Net(None))
+    assert trace_of(replayed, step, 30) == trace_of(layers, step, 30)
