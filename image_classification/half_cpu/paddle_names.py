@@ -50,6 +50,9 @@ tracked_generators = sys.modules["paddle.distributed.fleet.layers.mpu.random"].g
 # The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
 PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
 
+# The methods by which a tensor gets memory past the operators.
+MAKERS = ("__init__", "_copy_to", "clone", "contiguous")
+
 # The method by which adaptive pooling takes another Python object for the tensor that it was given.
 AS_ANOTHER_OBJECT = "_use_gpudnn"
 

@@ -46,8 +46,21 @@ def _watched(original):
     return method
 
 
+def _making(original):
+    """Return the wrapper of a method that makes a tensor. Nobody knows where: it may be where another one was, which is
+    free since, and would be taken for that."""
+
+    @functools.wraps(original)
+    def method(tensor, *args, **kwargs):
+        if active.recorder is not None and not (original.__name__ == "contiguous" and tensor.is_contiguous()):
+            active.recorder.refuse("a tensor is made past the operators")
+        return original(tensor, *args, **kwargs)
+
+    return method
+
+
 @functools.cache
 def _references():
     """Return the references to the methods that are watched."""
-    methods = {name: getattr(paddle_names.Tensor, name) for name in paddle_names.PAST_OPERATORS}
-    return References([], {name: _watched(method) for name, method in methods.items()})
+    names = dict.fromkeys(paddle_names.PAST_OPERATORS, _watched) | dict.fromkeys(paddle_names.MAKERS, _making)
+    return References([], {name: wrapped(getattr(paddle_names.Tensor, name)) for name, wrapped in names.items()})
