@@ -36,6 +36,9 @@ view_dtype = OPERATORS.view_dtype
 # The number of writes to a tensor; the property `inplace_version` calls it through a Python function.
 inplace_version = Tensor._inplace_version  # type: ignore[attr-defined]  # not annotated
 
+# What `register_hook` ends in, past those who watch it.
+register_hook = Tensor._register_grad_hook  # type: ignore[attr-defined]  # not annotated
+
 # scaled_dot_product_attention out of single operators, what it is on a CPU
 ATTENTION_MODULE = sys.modules["paddle.nn.functional.flash_attention"]
 ATTENTION = "_math_attention"
@@ -47,8 +50,10 @@ RECOMPUTE = "recompute"
 # the generators of random numbers that processes share, or do not
 tracked_generators = sys.modules["paddle.distributed.fleet.layers.mpu.random"].get_rng_state_tracker
 
-# The methods by which Python reads or changes the numbers of a tensor past the operators: all ways end in these.
-PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_")
+# The methods by which Python reads or changes the numbers of a tensor, or sees its gradient, past the operators: all
+# ways end in these.
+PAST_OPERATORS = ("numpy", "_getitem_from_offset", "get_tensor", "set_tensor", "copy_", "_register_grad_hook",
+                  "_register_backward_hook")  # fmt: skip
 
 # The methods by which a tensor gets memory past the operators.
 MAKERS = ("__init__", "_copy_to", "clone", "contiguous")

@@ -39,7 +39,7 @@ class Calls:
         graph = _Graph()
         for tensor in flat(result):
             if not tensor.stop_gradient and not tensor.is_leaf:
-                tensor.register_hook(functools.partial(_note, graph))
+                paddle_names.register_hook(tensor, functools.partial(_note, graph))
         self._graphs = [*self._graphs[1 - _KEPT :], weakref.ref(graph)]
 
     def is_free(self):

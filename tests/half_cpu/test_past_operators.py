@@ -59,3 +59,47 @@ def test_tensor_made_past_the_operators_is_that_of_the_layers_in_evaluation(make
     for number in range(6):
         assert bits(half_cpu.replay(model, given(number, 3))) == bits(model(given(number, 3)))
     assert passes() == [0]
+
+
+class Outer(nn.Layer):
+    """A model with a part that is replayed by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.replayed = half_cpu.Replayed(self.part)
+
+    def forward(self, x):
+        return self.head(self.replayed(x))
+
+
+def test_part_that_is_replayed_is_recorded_with_the_whole():
+    replayed, layers = both(Outer)
+    assert_same_steps(replayed, layers, [given(number, 9) for number in range(RECORDED + 3)])
+    assert replayed.is_recorded()
+
+
+class Hooked(nn.Layer):
+    """Notes the gradients of a result of its own, as what explains an image does."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        hidden.register_hook(lambda gradient: seen.append(bits(gradient)))
+        return self.b(hidden)
+
+
+seen: list = []
+
+
+def test_hook_that_a_forward_pass_puts_on_a_result_sees_each_gradient_once():
+    traces = []
+    for one in both(Hooked):
+        seen.clear()
+        for number in range(RECORDED + 3):
+            one.step(given(number, 9))
+        traces.append([*seen])
+    assert len(traces[0]) == RECORDED + 3 and traces[0] == traces[1]
