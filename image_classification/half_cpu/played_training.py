@@ -28,7 +28,8 @@ class Training:
         forward_steps: how many of its steps are the forward pass.
         structure: what the model returned, with something in place of each tensor.
         weights: those that have a gradient.
-        buffers: those that a forward pass writes and notes, those that it writes, and those that a backward pass reads.
+        buffers: those that a forward pass writes and notes, those that it writes, and what a backward pass reads of
+            them and of the weights.
         model: whose passes these are.
 
     Attributes:
@@ -46,9 +47,10 @@ class Training:
         self._weights, self._model = weights, model
         self._noted, self.written, self._read_later = buffers
         self.has_several_results, self.is_partial = self._outputs > 1, False
-        self._results_read_later = [
-            number for number, slot in enumerate(played.results[: self._outputs]) if slot.is_used_from(forward_steps)
-        ]
+        self._inputs_read_later, self._results_read_later = (
+            [number for number, slot in enumerate(slots) if slot.is_used_from(forward_steps)]
+            for slots in (played.inputs[: len(played.inputs) - self._outputs], played.results[: self._outputs])
+        )
         self._may_stop = any(not is_kernel for is_kernel in map(played.calls.is_kernel, range(forward_steps)))
         self._waiting: Callable[[], Any] = lambda: None
         self.attributes: Any = None
@@ -89,9 +91,11 @@ class Training:
         finally:
             self._waiting = lambda: None
 
-    def kept(self, results):
-        """Return what a backward pass reads beside inputs and weights, given the results of the forward pass."""
-        return *(own_result(results[number]) for number in self._results_read_later), *self._read_later
+    def kept(self, inputs, results):
+        """Return what a backward pass reads, given inputs and results of the forward pass; all inputs come first where
+        it may have to be that of the layers."""
+        inputs = inputs if self.has_several_results else [inputs[number] for number in self._inputs_read_later]
+        return *inputs, *(own_result(results[number]) for number in self._results_read_later), *self._read_later
 
     def forward(self, inputs):
         """Return the results of the model in new tensors."""
@@ -146,7 +150,7 @@ class _Played(PyLayer):
         ctx.before = State(recorded.written) if recorded.has_several_results else None
         ctx.set_materialize_grads(False)
         results = recorded.forward(tensors[: ctx.inputs])
-        save(ctx, *tensors, *recorded.kept(results))
+        save(ctx, *recorded.kept(tensors[: ctx.inputs], results))
         ctx.token = recorded.begin()
         return tuple(results)
 

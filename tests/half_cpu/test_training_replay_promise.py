@@ -110,6 +110,25 @@ def test_frozen_weight_written_before_the_backward_pass_is_refused_as_by_the_lay
     assert_same(lambda: Net(lambda net, x: net.b(net.a(x)), freeze), step)
 
 
+def shifts(net):
+    net.shift = net.create_parameter([8])
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16")])
+def test_what_the_backward_pass_does_not_read_may_be_written_before_it(mode, dtype):
+    """Images that are no factor of a weight's gradient, such as those of a buffer that is filled again, and biases."""
+
+    def step(one, number):
+        given = numbers(number)
+        result = one.result(given)
+        with paddle.no_grad():
+            given.zero_()
+            one.model.b.bias.scale_(0.5)
+        return result.astype("float32").square().sum()
+
+    assert_same(lambda: Net(lambda net, x: net.b(x + net.shift), shifts), step, mode=mode, dtype=dtype)
+
+
 def test_weights_of_a_result_that_the_loss_does_not_read_have_no_gradient():
     assert_same(
         lambda: Net(lambda net, x: two_results(net, x)), of_numbers(lambda results: results[1].sum()), is_recorded=False
