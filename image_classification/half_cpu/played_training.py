@@ -34,9 +34,8 @@ class Training:
 
     Attributes:
         written: the buffers that a forward pass writes.
-        has_several_results: whether a backward pass may find that some of them got no gradient.
         attributes: those of the layers that it holds for.
-        is_partial: whether a backward pass came that needed the layers, because a result got no gradient.
+        reason: why a backward pass came that needed the layers, or None.
     """
 
     def __init__(
@@ -46,12 +45,13 @@ class Training:
         self._structure, self._outputs = structure, len(flat(structure))
         self._weights, self._model = weights, model
         self._noted, self.written, self._read_later = buffers
-        self.has_several_results, self.is_partial = self._outputs > 1, False
+        self.reason: str | None = None
         self._inputs_read_later, self._results_read_later = (
             [number for number, slot in enumerate(slots) if slot.is_used_from(forward_steps)]
             for slots in (played.inputs[: len(played.inputs) - self._outputs], played.results[: self._outputs])
         )
-        self._may_stop = any(not is_kernel for is_kernel in map(played.calls.is_kernel, range(forward_steps)))
+        # a result got no gradient, or the shape of another one is that of its data
+        self._may_stop = self._outputs > 1 or not all(map(played.calls.is_kernel, range(len(played))))
         self._waiting: Callable[[], Any] = lambda: None
         self.attributes: Any = None
 
@@ -62,7 +62,7 @@ class Training:
     def __call__(self, inputs):
         state = State(self.written) if self._may_stop else None
         try:
-            results = _Played.apply(self, *inputs, *self._weights)
+            results = _Played.apply(self, state, *inputs, *self._weights)
         except (Refused, CompiledError):  # the layers begin again
             if state is not None:
                 state.restore()
@@ -92,10 +92,9 @@ class Training:
             self._waiting = lambda: None
 
     def kept(self, inputs, results):
-        """Return what a backward pass reads, given inputs and results of the forward pass; all inputs come first where
-        it may have to be that of the layers."""
-        inputs = inputs if self.has_several_results else [inputs[number] for number in self._inputs_read_later]
-        return *inputs, *(own_result(results[number]) for number in self._results_read_later), *self._read_later
+        """Return what a backward pass reads, given inputs and results of the forward pass."""
+        of_inputs = [inputs[number] for number in self._inputs_read_later]
+        return *of_inputs, *(own_result(results[number]) for number in self._results_read_later), *self._read_later
 
     def forward(self, inputs):
         """Return the results of the model in new tensors."""
@@ -112,14 +111,14 @@ class Training:
         return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
 
     def by_layers(self, inputs, gradients, before, scope):
-        """Add the gradients of the weights as the layers give them where some results get none: those that only these
-        results need stay without one.
+        """Add the gradients of the weights as the layers give them: where some results get none, weights that only
+        these results need stay without one.
 
         Args:
             before: the State before the forward pass.
             scope: that of the dispatch of the forward pass.
         """
-        self.is_partial, now = True, State(self.written)
+        now = State(self.written)
         before.restore()
         try:
             with dispatch.again(scope), paddle.enable_grad():
@@ -144,22 +143,28 @@ class _Token:
 
 class _Played(PyLayer):
     @staticmethod
-    def forward(ctx, recorded, *tensors):
-        ctx.recorded, ctx.inputs = recorded, len(tensors) - len(recorded._weights)
-        ctx.given, ctx.scope = len(tensors), active.scope
-        ctx.before = State(recorded.written) if recorded.has_several_results else None
+    def forward(ctx, recorded, before, *tensors):
+        ctx.recorded, ctx.given, ctx.inputs = recorded, len(tensors), tensors[: len(tensors) - len(recorded._weights)]
+        ctx.scope, ctx.before, ctx.written = active.scope, before, [*map(paddle_names.inplace_version, ctx.inputs)]
         ctx.set_materialize_grads(False)
-        results = recorded.forward(tensors[: ctx.inputs])
-        save(ctx, *recorded.kept(tensors[: ctx.inputs], results))
+        results = recorded.forward(ctx.inputs)
+        save(ctx, *recorded.kept(ctx.inputs, results))
         ctx.token = recorded.begin()
         return tuple(results)
 
     @staticmethod
     def backward(ctx, *gradients):
-        tensors = saved(ctx)
-        with ctx.recorded.ending(ctx.token):
+        saved(ctx)
+        recorded = ctx.recorded
+        with recorded.ending(ctx.token):
             if any(one is None for one in gradients):
-                ctx.recorded.by_layers(tensors[: ctx.inputs], gradients, ctx.before, ctx.scope)
-                return (None,) * ctx.given
-            found = ctx.recorded.backward(gradients)
-        return *[None] * ctx.inputs, *found
+                recorded.reason = "a result got no gradient"
+            else:
+                try:
+                    return *[None] * len(ctx.inputs), *recorded.backward(gradients)
+                except Refused as error:
+                    recorded.reason = str(error)
+            if ctx.written != [*map(paddle_names.inplace_version, ctx.inputs)]:
+                raise RuntimeError("an input that the backward pass of the layers needs was written in place since")
+            recorded.by_layers(ctx.inputs, gradients, ctx.before, ctx.scope)
+        return (None,) * ctx.given

@@ -84,8 +84,8 @@ class Replayed:
         self._known[key] = known
         for old in list(self._known)[:-KEPT]:
             self._known.pop(old, None)  # or another thread did
-        if isinstance(known, Training) and known.is_partial:
-            self._known[key] = known = self._refuse("a result got no gradient")
+        if isinstance(known, Training) and known.reason:
+            self._known[key] = known = self._refuse(known.reason)
         if isinstance(known, Training):
             if not known.is_free():
                 return self._model(*inputs)

@@ -255,6 +255,34 @@ def test_shape_that_changes_with_the_data_leaves_statistics_and_random_numbers_t
     assert_same(lambda: Net(function, lambda net: setattr(net, "norm", nn.BatchNorm1D(8))), step, is_recorded=False)
 
 
+class Found(paddle.autograd.PyLayer):
+    """The gradient of a function of a model's own depends on how many numbers are positive."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensor()
+        return gradient * paddle.nonzero(x > 0).astype("float32").mean()
+
+
+def test_shape_that_changes_with_the_data_of_a_backward_pass_leaves_it_to_the_layers():
+    def function(net, x):
+        return net.b(Found.apply(F.dropout(net.norm(net.a(x)), 0.3)))
+
+    def step(one, number):
+        return one.result(numbers(number if number > RECORDED else 0)).square().sum()
+
+    def more(net):
+        net.norm = nn.BatchNorm1D(8)
+
+    paddle.seed(0)
+    assert_same(lambda: Net(function, more), step, is_recorded=False)
+
+
 @pytest.mark.parametrize("more", [freeze, lambda net: setattr(net, "b", nn.BatchNorm1D(8))])
 def test_recording_leaves_a_graph_that_waits(more):
     """Two views of the images in one loss."""
