@@ -34,6 +34,7 @@ class Training:
 
     Attributes:
         written: the buffers that a forward pass writes.
+        shares_weights: whether several gradients of a weight are summed.
         attributes: those of the layers that it holds for.
         reason: why a backward pass came that needed the layers, or None.
     """
@@ -54,6 +55,7 @@ class Training:
         self._may_stop = self._outputs > 1 or not all(map(played.calls.is_kernel, range(len(played))))
         self._waiting: Callable[[], Any] = lambda: None
         self.attributes: Any = None
+        self.shares_weights = False
 
     def is_free(self):
         """Return whether no result of a call waits for its backward pass."""

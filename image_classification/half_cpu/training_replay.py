@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 RECORDED = 4  # the call of a shape that records, the first time; each time that something was it is twice as late
 KEPT = 2  # shapes
 _LARGE = 1 << 25  # bytes
+_SUMS = "the engine sums gradients of several calls, of three and more in an order that is not that of a played pass"
 _RECORDING = threading.RLock()  # Paddle has one list of the gradients that `paddle.grad` is asked for
 
 
@@ -64,11 +65,15 @@ class Replayed:
         self._model = model
         self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
         self._wait, self._calls, self._told = RECORDED, Calls(), set[str]()
+        self._at_once, self._is_left = 1, False
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
-        if options or not _can_record(inputs):
+        if options or self._is_left or not _can_record(inputs):
             return self._model(*inputs, **options)
+        self._at_once = max(self._at_once, 1 + self._waiting())
+        if self._at_once > 2:
+            return self._summed()(*inputs)
         layers = self._model.sublayers(include_self=True)
         parameters, buffers = paddle_names.parameters_and_buffers(layers)
         weights = [weight for weight in parameters if not weight.stop_gradient]
@@ -76,7 +81,7 @@ class Replayed:
         attributes = Attributes(layers)
         key = self._key(attributes, inputs, weights, buffers)
         known = first = self._known.pop(key, 1)
-        if isinstance(known, int) and known >= self._wait and self._can_record():
+        if isinstance(known, int) and known >= self._wait and not self._waiting():
             self._wait *= 2
             known = self._record(inputs, weights, buffers, layers, attributes)
         elif isinstance(known, int):
@@ -88,7 +93,7 @@ class Replayed:
             self._known[key] = known = self._refuse(known.reason)
         if isinstance(known, Training):
             if not known.is_free():
-                return self._model(*inputs)
+                return self._summed()(*inputs) if known.shares_weights else self._watched(inputs)
             try:
                 return known(inputs)
             except Refused as error:
@@ -99,8 +104,7 @@ class Replayed:
             return self._model(*inputs)
         try:
             with changes_nothing([*inputs, *weights], layers, attributes, first == 1):
-                result = self._model(*inputs)
-            self._calls.watch(result)
+                result = self._watched(inputs)
         except Refused as error:
             self._known[key] = self._refuse(error)
         return result
@@ -108,10 +112,22 @@ class Replayed:
     def __deepcopy__(self, memo):
         return Replayed(copy.deepcopy(self._model, memo))
 
-    def _can_record(self):
-        """Return whether no backward pass may still come that needs what is written meanwhile."""
+    def _watched(self, inputs):
+        result = self._model(*inputs)
+        self._calls.watch(result)
+        return result
+
+    def _waiting(self):
+        """Return how many calls wait for their backward pass."""
         passes = [known for known in list(self._known.values()) if isinstance(known, Training)]
-        return all(one.is_free() for one in passes) and self._calls.is_free()
+        return self._calls.waiting() + sum(not one.is_free() for one in passes)
+
+    def _summed(self):
+        """Return the model, from now on left to its layers."""
+        self._is_left = True
+        self._known.clear()
+        self._refuse(_SUMS)
+        return self._model
 
     def _key(self, attributes, inputs, weights, buffers):
         scope: Any = active.scope
@@ -134,6 +150,8 @@ class Replayed:
                     recorded = _recorded_alone(self._model, inputs, weights, buffers)
             finally:
                 active.frozen = kept
+            if recorded.shares_weights and self._at_once > 1:
+                raise Refused(_SUMS)
         except Refused as error:
             return self._refuse(error)
         except Exception as error:  # of what runs with layers all the same
@@ -256,6 +274,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     played = recorder.finish()
     learning = [weights[number] for number in learning]
     recorded = Training(played, forward_steps, structure, learning, (noted, written, read_later), model)
+    recorded.shares_weights = bool(shared)
     with played.poisoned():
         try:
             results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]

@@ -29,7 +29,7 @@ def changes_nothing(tensors, layers, attributes, is_first):
 
 
 class Calls:
-    """The latest calls of a model's layers, and whether their backward passes came."""
+    """The latest calls of a model's layers, and how many of their backward passes came."""
 
     def __init__(self):
         self._graphs = []
@@ -42,9 +42,9 @@ class Calls:
                 paddle_names.register_hook(tensor, functools.partial(_note, graph))
         self._graphs = [*self._graphs[1 - _KEPT :], weakref.ref(graph)]
 
-    def is_free(self):
-        """Return whether no call waits for its backward pass."""
-        return all(graph() is None or graph().is_done for graph in self._graphs)
+    def waiting(self):
+        """Return how many calls wait for their backward pass."""
+        return sum(not (graph() is None or graph().is_done) for graph in self._graphs)
 
 
 class _Graph:

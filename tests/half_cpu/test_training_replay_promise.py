@@ -313,6 +313,36 @@ def test_recording_of_another_shape_leaves_a_played_step_that_waits():
     )  # fmt: skip
 
 
+def of_calls(count):
+    """Return the step that gives a loss of several results of the model."""
+    return lambda one, number: sum(
+        (call + 1) * sum_of_squares(one.result(numbers(number * count + call))) for call in range(count)
+    )
+
+
+@pytest.mark.parametrize(("function", "calls", "is_recorded"), [
+    (lambda net, x: net.b(F.gelu(net.a(x))), 2, True),
+    (lambda net, x: net.b(F.gelu(net.a(x))), 3, False),
+    (lambda net, x: net.b(F.gelu(net.a(x))), 5, False),
+    (lambda net, x: net.a(F.gelu(net.a(x))), 1, True),
+    (lambda net, x: net.a(F.gelu(net.a(x))), 2, False),
+])  # fmt: skip
+def test_gradients_of_several_calls_have_the_bits_of_the_layers(function, calls, is_recorded):
+    """Of two numbers a sum is the same in each order."""
+    assert_same(lambda: Net(function), of_calls(calls), calls=RECORDED + 8, is_recorded=is_recorded)
+
+
+def test_model_that_begins_to_be_called_several_times_a_step_is_left_to_its_layers():
+    def step(one, number):
+        return of_calls(3 if number > RECORDED else 1)(one, number)
+
+    replayed, _ = both(lambda: Net(lambda net, x: net.b(F.gelu(net.a(x)))))
+    trace_of(replayed, step, RECORDED)
+    assert replayed.is_recorded()
+    trace_of(replayed, step, RECORDED + 2)
+    assert not replayed.is_recorded()
+
+
 def positions(net):
     net.positions = net.create_parameter([1, 6, 8])
 
