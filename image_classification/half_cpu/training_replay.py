@@ -22,6 +22,7 @@ from .attributes import Attributes
 from .branches import branched, forget_branches
 from .compiled_library import CompiledError
 from .huge_pages import ask
+from .kernels import REFERENCE
 from .noted_operators import End, as_one
 from .onednn_binary import Fork
 from .played_training import Training
@@ -179,6 +180,8 @@ def _place(tensor):
 def _can_record(inputs):
     if active.scope is None or active.recorder is not None or not paddle.is_grad_enabled():
         return False
+    if active.scope.backend.name == REFERENCE:
+        return False  # whose gradients may have gradients
     return all(isinstance(one, paddle.Tensor) and one.stop_gradient and one.is_contiguous() for one in inputs)
 
 

@@ -343,6 +343,18 @@ def test_model_that_begins_to_be_called_several_times_a_step_is_left_to_its_laye
     assert not replayed.is_recorded()
 
 
+def test_second_derivatives_of_the_reference_are_those_of_the_layers():
+    """The documented way to them."""
+
+    def step(one, number):
+        with half_cpu.dispatch(backend="reference"):
+            loss = one.forward(numbers(number)).square().sum()
+        gradients = paddle.grad(loss, one.model.parameters(), create_graph=True)
+        return loss + sum(gradient.square().sum() for gradient in gradients)
+
+    assert_same(lambda: Net(lambda net, x: net.b(F.tanh(net.a(x)))), step, is_recorded=False)
+
+
 def positions(net):
     net.positions = net.create_parameter([1, 6, 8])
 
