@@ -24,17 +24,17 @@ KEPT = 8  # shapes
 NOTHING = paddle.empty([0])  # stands for a tensor
 
 
-def replay(model: paddle.nn.Layer, *inputs: paddle.Tensor) -> Any:
+def replay(model: paddle.nn.Layer, *inputs: Any) -> Any:
     """Return `model(*inputs)`; inside of `frozen(model)` without its layers, once these shapes came three times.
 
     The third call takes three passes. What it records is used until `frozen` ends, whose promise then covers all of
     the model: its mode, its attributes, its sublayers. Where a pass cannot be recorded, the log says why and the layers
-    run. Outside of `frozen`, with gradients or without a dispatch this is `model(*inputs)`.
+    run. Outside of `frozen`, with gradients, without a dispatch or with what is no tensor this is `model(*inputs)`.
 
     Returns:
         A tensor, or a list, tuple or dict of tensors, which are the caller's; the same bits as those of the layers.
     """
-    if not can_record():
+    if not can_record() or not all(isinstance(one, paddle.Tensor) for one in inputs):
         return model(*inputs)
     weights, key = active.frozen, key_of(model, inputs)
     known = weights.passes.pop(key, 1)

@@ -410,6 +410,18 @@ def test_results_of_another_number_are_left_to_the_layers(inside):
     assert [len(half_cpu.replay(model, images(0))) for _ in range(RECORDED + 2)] == [1, 2, 3, 5, 6]  # 4: recorded
 
 
+@pytest.mark.parametrize("given", [None, 2, [2.0], {"scale": 2.0}])
+def test_inputs_that_are_no_tensors_go_to_the_layers(given, inside):
+    class Scaled(nn.Layer):
+        def forward(self, images, other):
+            return images * (2 if other == given else 3)
+
+    model = inside(Scaled())
+    for seed in range(RECORDED + 1):
+        assert bits(half_cpu.replay(model, images(seed), given)) == bits(images(seed) * 2)
+    assert not passes()
+
+
 def test_operator_that_fails_on_memory_written_unseen_is_left_to_the_layers(inside):
     """Full of NaN it holds negative integers; Paddle's error about them is not the caller's."""
 
