@@ -185,6 +185,12 @@ def mapped(function, result):
     return make(mapped(function, value) for value in result)
 
 
+def copies(inputs):
+    """Return copies, the same one of what is given twice: a model may ask whether its queries are its keys."""
+    copied = {id(tensor): tensor.clone() for tensor in inputs}
+    return [copied[id(tensor)] for tensor in inputs]
+
+
 def flat(result):
     """Return the tensors that a model returned."""
     tensors: list[paddle.Tensor] = []

@@ -28,7 +28,7 @@ from .onednn_binary import Fork
 from .played_training import Training
 from .recorded import PyLayer
 from .recorded_calls import Refused, pointer_of
-from .recording import Recorder, flat, mapped
+from .recording import Recorder, copies, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
 from .state import State
@@ -132,9 +132,10 @@ class Replayed:
 
     def _key(self, attributes, inputs, weights, buffers):
         scope: Any = active.scope
+        ids = [*map(id, inputs)]
         return (
             threading.get_ident(), scope.policy_cast, scope.backend.name, attributes.marks,
-            tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
+            tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs), tuple(map(ids.index, ids)),
             tuple(map(_place, weights)), tuple(map(_place, buffers)),
         )  # fmt: skip
 
@@ -178,10 +179,11 @@ def _place(tensor):
 
 
 def _can_record(inputs):
-    if active.scope is None or active.recorder is not None or not paddle.is_grad_enabled():
+    scope = active.scope
+    if scope is None or scope.backend.name == REFERENCE:  # its gradients may have gradients
         return False
-    if active.scope.backend.name == REFERENCE:
-        return False  # whose gradients may have gradients
+    if active.recorder is not None or not paddle.is_grad_enabled():
+        return False
     return all(isinstance(one, paddle.Tensor) and one.stop_gradient and one.is_contiguous() for one in inputs)
 
 
@@ -241,7 +243,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
         Shared: the engine summed gradients of weights, unseen.
         Refused: there are none.
     """
-    own = [tensor.clone() for tensor in inputs]
+    own = copies(inputs)
     recorder = Recorder([*weights, *buffers], own, shared)
     layouts: list[tuple] = []
     forward_steps = 0
@@ -268,7 +270,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     read_later = recorder.read_from(forward_steps, [*weights, *buffers])
     del result, found  # neither these nor what the layers make now are in memory beside the played pass
     state.restore()
-    own = [tensor.clone() for tensor in inputs]
+    own = copies(inputs)
     result, found = _both_passes(model, own, weights, lambda results: [_random(*layout) for layout in layouts])
     expected = [*map(_mark, [*flat(result), *(found[number] for number in learning)]), *_marks_of_state(buffers)]
     structure = mapped(lambda tensor: NOTHING, result)

@@ -355,6 +355,17 @@ def test_second_derivatives_of_the_reference_are_those_of_the_layers():
     assert_same(lambda: Net(lambda net, x: net.b(F.tanh(net.a(x)))), step, is_recorded=False)
 
 
+def test_model_that_asks_whether_two_inputs_are_one_is_answered_as_without_a_recording():
+    def function(net, queries, keys):
+        return net.a(queries) if queries is keys else net.b(queries + net.a(keys))
+
+    def step(one, number):
+        queries = numbers(number)
+        return one.result(queries, numbers(number + 1) if number % 3 else queries).square().sum()
+
+    assert_same(lambda: Net(function), step, calls=40)
+
+
 def positions(net):
     net.positions = net.create_parameter([1, 6, 8])
 
