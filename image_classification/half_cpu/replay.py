@@ -13,7 +13,7 @@ import paddle
 from . import paddle_names
 from .compiled_library import CompiledError
 from .recorded_calls import Refused
-from .recording import Pass, Recorder, flat, mapped
+from .recording import Pass, Recorder, copies, flat, mapped
 from .scope import active
 from .state import State
 
@@ -75,9 +75,11 @@ def can_record():
 def key_of(model, inputs):
     """Return what a pass that is recorded here holds for."""
     shapes = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.is_contiguous()) for tensor in inputs)
+    ids = [*map(id, inputs)]
+    same = tuple(map(ids.index, ids))  # a model may ask whether its queries are its keys
     scope: Any = active.scope  # there is one where passes are recorded
     # Hooks are seen, wherever they are put.
-    return model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes
+    return model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes, same
 
 
 def has_hooks(model):
@@ -106,7 +108,7 @@ def _recorded(model, inputs, expected):
             raise Refused("it is not frozen")
         if has_hooks(model):
             raise Refused("it has hooks")
-        own, constants = [tensor.clone() for tensor in inputs], constants_of(model)
+        own, constants = copies(inputs), constants_of(model)
         versions = [tensor.inplace_version for tensor in (*constants, *own)]
         recorder = Recorder(constants, own)
         with recorder.recording():

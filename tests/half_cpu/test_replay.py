@@ -410,6 +410,19 @@ def test_results_of_another_number_are_left_to_the_layers(inside):
     assert [len(half_cpu.replay(model, images(0))) for _ in range(RECORDED + 2)] == [1, 2, 3, 5, 6]  # 4: recorded
 
 
+def test_model_that_asks_whether_two_inputs_are_one_is_answered_as_without_a_recording(inside):
+    class Attention(nn.Layer):
+        def forward(self, queries, keys):
+            return queries * 2 if queries is keys else queries + keys
+
+    model = inside(Attention())
+    for seed in range(4 * RECORDED):
+        queries = images(seed)
+        keys = queries if seed % 2 else images(seed + 1)
+        assert bits(half_cpu.replay(model, queries, keys)) == bits(queries * 2 if seed % 2 else queries + keys)
+    assert len(passes()) == 2 and all(map(callable, passes()))
+
+
 @pytest.mark.parametrize("given", [None, 2, [2.0], {"scale": 2.0}])
 def test_inputs_that_are_no_tensors_go_to_the_layers(given, inside):
     class Scaled(nn.Layer):
