@@ -179,7 +179,8 @@ def _all_learning(name, args):
     norm's input a wrong gradient, and the shift of the others none; without a scale, or a shift, the other one gets a
     gradient without memory, to cast which ends the process."""
     places = [place for place in _LEARNING.get(name, ()) if place < len(args)]
-    if all(args[place] is None or args[place].stop_gradient for place in places):
+    learns = next((args[one] for one in places if args[one] is not None and not args[one].stop_gradient), None)
+    if learns is None:
         return args
     args = list(args)
     if name != "layer_norm" and len(places) == 3:
@@ -188,16 +189,26 @@ def _all_learning(name, args):
             if args[place] is None and args[other] is not None:
                 args[place] = noted(paddle_names.full, args[other].shape, value, args[other].dtype, _CPU)
     for place in places:
-        args[place] = None if args[place] is None else _learning(args[place])
+        args[place] = None if args[place] is None else _learning(args[place], learns)
     return args
 
 
-def _learning(tensor):
-    """Return a floating tensor, or a view of it, that asks for a gradient."""
-    if tensor.stop_gradient and tensor.dtype in FLOATING:
-        tensor = tensor.detach()
-        tensor.stop_gradient = False
-    return tensor
+class _Learning(paddle.autograd.PyLayer):
+    """A view that asks for a gradient, for nobody, as another tensor does: a leaf's own `paddle.grad` leaves out."""
+
+    @staticmethod
+    def forward(ctx, make, other):
+        return make()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def _learning(tensor, other):
+    """Return a floating tensor, or a view of it, that asks for a gradient as another one does."""
+    is_asked = tensor.stop_gradient and tensor.dtype in FLOATING and paddle.is_grad_enabled()
+    return _Learning.apply(tensor.detach, other) if is_asked else tensor
 
 
 def all_learning(original):
@@ -206,8 +217,9 @@ def all_learning(original):
 
     @functools.wraps(original)
     def operator(*args, **kwargs):
-        if not all(tensor.stop_gradient for tensor in scan(args, kwargs)[0]):
-            args, kwargs = replace_tensors(args, kwargs, _learning)
+        learns = next((tensor for tensor in scan(args, kwargs)[0] if not tensor.stop_gradient), None)
+        if learns is not None:
+            args, kwargs = replace_tensors(args, kwargs, lambda tensor: _learning(tensor, learns))
         return original(*args, **kwargs)
 
     return operator

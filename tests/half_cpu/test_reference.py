@@ -274,10 +274,22 @@ NORMS = {
 }
 
 
+def by_backward(loss, tensors):
+    loss.backward()
+    return [None if each.grad is None else each.grad.astype("float32").numpy() for each in tensors]
+
+
+def by_grad(loss, tensors):
+    """By which steps are recorded: it leaves out what leads to no tensor that it is asked for."""
+    found = iter(paddle.grad(loss, [each for each in tensors if not each.stop_gradient]))
+    return [None if each.stop_gradient else next(found).astype("float32").numpy() for each in tensors]
+
+
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", NORMS)
-def test_gradients_of_a_norm_do_not_depend_on_what_else_is_frozen(norm, dtype, backend):
+@pytest.mark.parametrize("gradients_of", [by_backward, by_grad])
+def test_gradients_of_a_norm_do_not_depend_on_what_else_is_frozen(norm, dtype, backend, gradients_of):
     """Of a layer norm whose scale is frozen Paddle's is that of a scale of one; other norms leave out the shift's."""
     values = [paddle.randn([18, 4]).astype(dtype), paddle.randn([4]), paddle.randn([4])]
     slope, expected = paddle.randn([18 * 4]), None
@@ -286,8 +298,7 @@ def test_gradients_of_a_norm_do_not_depend_on_what_else_is_frozen(norm, dtype, b
         for place, tensor in enumerate(tensors):
             tensor.stop_gradient = place in frozen
         with half_cpu.dispatch(backend=backend):
-            (NORMS[norm](*tensors).flatten().astype("float32") * slope).sum().backward()
-        gradients = [None if tensor.grad is None else tensor.grad.astype("float32").numpy() for tensor in tensors]
+            gradients = gradients_of((NORMS[norm](*tensors).flatten().astype("float32") * slope).sum(), tensors)
         expected = gradients if expected is None else expected
         for place, gradient in enumerate(gradients):
             assert (gradient is None) == (place in frozen)
@@ -333,7 +344,8 @@ TWO_OPERANDS = {
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("case", TWO_OPERANDS)
-def test_gradient_of_one_operand_alone_is_that_of_both(case, dtype, backend):
+@pytest.mark.parametrize("gradients_of", [by_backward, by_grad])
+def test_gradient_of_one_operand_alone_is_that_of_both(case, dtype, backend, gradients_of):
     """In a process of its own: Paddle's own kernels end it by a segmentation fault."""
     function, shapes = TWO_OPERANDS[case]
 
@@ -346,8 +358,8 @@ def test_gradient_of_one_operand_alone_is_that_of_both(case, dtype, backend):
             first, axes = leaves[0], [1, 0, 2, 3][: leaves[0].ndim]
             if first.ndim > 1:  # strided, which a kernel may decline
                 first = first.transpose(axes).clone().transpose(axes)
-            function(first, leaves[1]).astype("float32").square().sum().backward()
-        return [None if leaf.grad is None else leaf.grad.astype("float32").numpy() for leaf in leaves]
+            loss = function(first, leaves[1]).astype("float32").square().sum()
+        return gradients_of(loss, leaves)
 
     child = os.fork()
     if child == 0:
