@@ -78,7 +78,8 @@ class Replayed:
         layers = self._model.sublayers(include_self=True)
         parameters, buffers = paddle_names.parameters_and_buffers(layers)
         weights = [weight for weight in parameters if not weight.stop_gradient]
-        buffers += [weight for weight in parameters if weight.stop_gradient]  # running statistics among them
+        # Running statistics are among them, also where somebody asked for the gradients of all parameters.
+        buffers += [weight for weight in parameters if weight.stop_gradient or weight.ndim == 1]
         attributes = Attributes(layers)
         key = self._key(attributes, inputs, weights, buffers)
         known = first = self._known.pop(key, 1)

@@ -366,6 +366,29 @@ def test_model_that_asks_whether_two_inputs_are_one_is_answered_as_without_a_rec
     assert_same(lambda: Net(function), step, calls=40)
 
 
+def asks_for_all(net):
+    """As whoever goes on with all layers of a network of which he trained a few."""
+    for weight in net.parameters():
+        weight.stop_gradient = False
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16")])
+def test_statistics_that_are_asked_for_gradients_are_those_of_the_layers(later, mode, dtype):
+    def more(net):
+        net.norm = nn.BatchNorm1D(8)
+        if not later:
+            asks_for_all(net)
+
+    def step(one, number):
+        if later and number == RECORDED + 1:
+            asks_for_all(one.model)
+        return one.result(numbers(number)).astype("float32").square().sum()
+
+    function = lambda net, x: net.b(net.norm(net.a(x)))  # noqa: E731
+    assert_same(lambda: Net(function, more), step, calls=4 * RECORDED, mode=mode, dtype=dtype)
+
+
 def positions(net):
     net.positions = net.create_parameter([1, 6, 8])
 
