@@ -105,7 +105,8 @@ class Replayed:
         if not known:
             return self._model(*inputs)
         try:
-            with changes_nothing([*inputs, *weights], layers, attributes, first == 1):
+            before = attributes if self._calls.are_known() else None
+            with changes_nothing([*inputs, *weights], layers, before, first == 1):
                 result = self._watched(inputs)
         except Refused as error:
             self._known[key] = self._refuse(error)

@@ -16,7 +16,8 @@ _KEPT = 8  # calls
 @contextlib.contextmanager
 def changes_nothing(tensors, layers, attributes, is_first):
     """Raise `Refused` behind a call after which further ones may do something else: tensors were written in place,
-    Python read or wrote one, but in the first call, or layers have other attributes than before, such as a counter."""
+    Python read or wrote one, but in the first call of a shape, or layers have other attributes than before, such as a
+    counter, where these are known: the first call of all makes what layers make once."""
     before, watcher = [*map(paddle_names.inplace_version, tensors)], Watcher()
     with watcher.watching():
         yield
@@ -24,7 +25,7 @@ def changes_nothing(tensors, layers, attributes, is_first):
         raise Refused("it writes its inputs or weights in place")
     if watcher.reason and not is_first:
         raise Refused(watcher.reason)
-    if attributes.marks != Attributes(layers).marks:
+    if attributes is not None and attributes.marks != Attributes(layers).marks:
         raise Refused("it changes its attributes")
 
 
@@ -41,6 +42,10 @@ class Calls:
             if not tensor.stop_gradient and not tensor.is_leaf:
                 paddle_names.register_hook(tensor, functools.partial(_note, graph))
         self._graphs = [*self._graphs[1 - _KEPT :], weakref.ref(graph)]
+
+    def are_known(self):
+        """Return whether there were any."""
+        return bool(self._graphs)
 
     def waiting(self):
         """Return how many calls wait for their backward pass."""

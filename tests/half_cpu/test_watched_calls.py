@@ -58,6 +58,22 @@ def test_model_that_changes_itself_is_called_as_often_as_without_a_recording(fun
     assert len([record for record in caplog.records if "are trained one by one: " in record.getMessage()]) == 1
 
 
+def test_model_that_makes_what_it_needs_in_its_first_call_is_recorded_and_no_reason_is_told(caplog):
+    """As Paddle's norms of rows, which then spell their data format in another way."""
+
+    def function(net, x):
+        if net.kept is None:
+            net.kept = [x.shape[1]]
+        return net.norm(net.a(x)) * net.kept[0]
+
+    def more(net):
+        net.norm, net.kept = nn.BatchNorm1D(8), None
+
+    with caplog.at_level(logging.INFO):
+        assert_same(lambda: Net(function, more), of_numbers(), calls=RECORDED + 3)
+    assert "one by one" not in caplog.text
+
+
 def replaces_buffer(net, x):
     """As a running mean written by hand: each call has another tensor, in the place of the one before the last."""
     hidden = net.a(x)
