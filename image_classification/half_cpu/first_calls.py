@@ -18,7 +18,7 @@ from . import onednn_library
 from .recorded_calls import Enough, Operator, Refused
 from .recording import Pass, Recorder
 from .replay import constants_of, same_bits
-from .state import State
+from .state import State, statistics
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def divided(model: paddle.nn.Layer, whole: Pass, images: paddle.Tensor) -> Any:
     if not last:
         return whole
     name = type(model).__name__
-    state = State(model.buffers())
+    state = State([*model.buffers(), *statistics(model.parameters())])
     try:
         first, pairs = _recorded(model, whole, last, images[:few].clone())
         found = Divided(whole, first, pairs, rows // few)

@@ -15,7 +15,7 @@ from .compiled_library import CompiledError
 from .recorded_calls import Refused
 from .recording import Pass, Recorder, copies, flat, mapped
 from .scope import active
-from .state import State
+from .state import State, statistics
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _recorded(model, inputs, expected):
     It is believed where it is closed (see `Recorder.returns`) and, played with NaN in all memory but weights and
     inputs, gives the bits of the layers.
     """
-    state = State(model.buffers())
+    state = State([*model.buffers(), *statistics(model.parameters())])
     try:
         expected = mapped(_itself, expected)  # the next pass may fill a list of the model's own again
         if not all(tensor.is_contiguous() for tensor in inputs):

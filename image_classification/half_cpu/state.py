@@ -44,5 +44,10 @@ class State:
         paddle_names.tracked_generators().set_states_tracker(self._tracked)
 
 
+def statistics(parameters):
+    """Return those that may be running statistics."""
+    return [weight for weight in parameters if weight.ndim == 1]
+
+
 def _bits(tensor):
     return tensor.numpy().tobytes()

@@ -143,6 +143,18 @@ def test_model_that_writes_its_buffers_is_left_to_the_layers(inside):
     assert not callable(passes()[0])
 
 
+def test_statistics_that_move_are_moved_once_by_each_call(inside):
+    """A norm that was left in training mode: the passes of the recording leave no trace."""
+    models = [inside(nn.Sequential(nn.Conv2D(3, 8, 1), nn.BatchNorm2D(8)), "fp32", None) for _ in range(2)]
+    models[1].set_state_dict(models[0].state_dict())
+    for model in models:
+        model[1].train()
+    with half_cpu.frozen(models[0]):
+        for seed in range(RECORDED + 2):
+            assert bits(half_cpu.replay(models[0], images(seed))) == bits(models[1](images(seed)))
+            assert bits([*models[0].state_dict().values()]) == bits([*models[1].state_dict().values()])
+
+
 def test_without_frozen_weights_or_with_gradients_the_layers_run():
     precision = amp.build_precision("fp32")
     model = precision.convert_model(Net())
