@@ -6,7 +6,6 @@ shape on, layers, operators and the engine of gradients lead to the same calls w
 
 import collections
 import contextlib
-import copy
 import hashlib
 import itertools
 import logging
@@ -112,8 +111,8 @@ class Replayed:
             self._known[key] = self._refuse(error)
         return result
 
-    def __deepcopy__(self, memo):
-        return Replayed(copy.deepcopy(self._model, memo))
+    def __reduce__(self):
+        return Replayed, (self._model,)  # copied and pickled without what was recorded
 
     def _watched(self, inputs):
         result = self._model(*inputs)

@@ -1,6 +1,7 @@
 """What a played step must not change, whatever the model and its loss do: each against the same steps of the layers."""
 
 import copy
+import pickle
 import threading
 
 import numpy as np
@@ -483,11 +484,14 @@ def test_generators_of_parallel_processes_stand_where_the_layers_leave_them():
     assert found[0] == found[1]
 
 
-def test_copy_of_a_recorded_model_is_a_model_of_its_own():
-    replayed, layers = both(lambda: Net(lambda net, x: net.b(net.a(x))))
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copy_of_a_recorded_model_is_a_model_of_its_own(copied):
+    replayed, layers = both(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
     trace_of(replayed, of_numbers(), RECORDED + 1)
-    other = copy.deepcopy(replayed.forward)
-    assert isinstance(other, half_cpu.Replayed) and other._model is not replayed.model
+    assert replayed.is_recorded()
+    other = copied(replayed.forward)
+    assert isinstance(other, half_cpu.Replayed) and other._known is not replayed.forward._known
+    assert (other._model is replayed.model) == (copied is copy.copy)
     assert bits(other(numbers(0))) == bits(layers.forward(numbers(0)))
 
 
