@@ -12,12 +12,12 @@ from . import paddle_names
 _DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _LISTS = list, tuple, set, frozenset, collections.deque
-_GENERATORS = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator
+_STATES = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.ndarray
 
 
 class Attributes:
-    """Those of layers: numbers, texts and modes as they are, generators of random numbers by their states, lists,
-    tuples, sets and dictionaries by what they hold, all else by which object it is.
+    """Those of layers: numbers, texts and modes as they are, generators of random numbers and small arrays by their
+    states, lists, tuples, sets and dictionaries by what they hold, all else by which object it is.
 
     Attributes:
         marks: what is compared, as long as this lives and with it the objects, whose places are theirs alone.
@@ -36,10 +36,10 @@ class Attributes:
             kind = _KINDS[type(value)]
             if kind is None:
                 held.append(value)
+            elif kind is pickle:
+                held.append(_state(value))
             elif not value:
                 held.append(0)
-            elif kind is pickle:
-                held.append(pickle.dumps(value))
             elif len(value) > _LONG or not depth:
                 held += value, len(value)
             else:
@@ -49,11 +49,21 @@ class Attributes:
                     self._hold(value.values(), depth - 1)
 
 
+def _state(value):
+    """Return the state of a generator or an array, or the object where that is large or cannot be told."""
+    if getattr(value, "size", 0) > _LONG:
+        return value
+    try:
+        return pickle.dumps(value)
+    except Exception:  # of the system's entropy, or of whatever objects lie in an array
+        return value
+
+
 class _Kinds(dict[type, Any]):
-    """How an object is looked at, by its type: `pickle` as a generator, `dict` or `list`, None as a whole."""
+    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, None as a whole."""
 
     def __missing__(self, type_):
-        groups = (_GENERATORS, pickle), (dict, dict), (_LISTS, list)
+        groups = (_STATES, pickle), (dict, dict), (_LISTS, list)
         self[type_] = next((kind for types, kind in groups if issubclass(type_, types)), None)
         return self[type_]
 

@@ -3,6 +3,7 @@ not do it, so the layers do."""
 
 import logging
 import random
+import threading
 
 import numpy as np
 import paddle
@@ -34,6 +35,11 @@ def counts_in_a_dictionary(net, x):
     return net.a(x) / net.kept[0]["calls"]
 
 
+def counts_in_an_array(net, x):
+    net.kept += 1
+    return net.a(x) / float(net.kept[0])
+
+
 def draws(net, x):
     return net.a(x) * (2 if net.kept.random() < 0.5 else 3)
 
@@ -49,6 +55,7 @@ def keep(make):
 
 @pytest.mark.parametrize(("function", "more"), [
     (counts, lambda net: None), (counts_in_a_list, keep(list)), (counts_in_a_dictionary, keep(lambda: [{}])),
+    (counts_in_an_array, keep(lambda: np.zeros(1))),
     (draws, keep(lambda: random.Random(0))), (draws, keep(lambda: np.random.default_rng(0))),
     (sets_weight, lambda net: None),
 ])  # fmt: skip
@@ -72,6 +79,14 @@ def test_model_that_makes_what_it_needs_in_its_first_call_is_recorded_and_no_rea
     with caplog.at_level(logging.INFO):
         assert_same(lambda: Net(function, more), of_numbers(), calls=RECORDED + 3)
     assert "one by one" not in caplog.text
+
+
+@pytest.mark.parametrize("make", [
+    random.SystemRandom, lambda: np.array([threading.Lock()]), lambda: np.zeros(1000), lambda: [*range(1000)],
+    lambda: [float("nan")], lambda: {1: {2: {3: {4: {5: 6}}}}}, lambda: {paddle.zeros([2])},
+])  # fmt: skip
+def test_model_with_whatever_attributes_is_recorded(make):
+    assert_same(lambda: Net(lambda net, x: net.a(x), keep(make)), of_numbers())
 
 
 def replaces_buffer(net, x):
