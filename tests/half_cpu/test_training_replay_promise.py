@@ -289,6 +289,8 @@ def test_recording_leaves_a_graph_that_waits(more):
     """Two views of the images in one loss."""
 
     def step(one, number):
+        if not number and isinstance(one.model.b, nn.BatchNorm1D):  # whose first call of all counts for itself
+            return one.result(numbers(number)).sum()
         return (one.result(numbers(number)) * one.result(numbers(number + 50))).sum()
 
     assert_same(lambda: Net(lambda net, x: net.b(net.a(x)), more), step)
