@@ -65,7 +65,7 @@ class Replayed:
         self._model = model
         self._known: dict[Any, Any] = {}  # what is known of a key: how often it came, its passes, or 0 for none
         self._wait, self._calls, self._told = RECORDED, Calls(), set[str]()
-        self._at_once, self._is_left = 1, False
+        self._at_once, self._is_left, self._new = 1, False, 0
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
@@ -82,6 +82,9 @@ class Replayed:
         attributes = Attributes(layers)
         key = self._key(attributes, inputs, weights, buffers)
         known = first = self._known.pop(key, 1)
+        self._new = self._new + 1 if first == 1 else 0  # calls in a row of which nothing was known
+        if self._new > 2 * RECORDED and not self._told:
+            self._refuse("its attributes, inputs or the places of its weights are others in each call")
         if isinstance(known, int) and known >= self._wait and not self._waiting():
             self._wait *= 2
             known = self._record(inputs, weights, buffers, layers, attributes)

@@ -216,3 +216,14 @@ def test_object_in_the_place_of_one_that_is_gone_is_another():
 
     replayed, layers = both(lambda: Net(None))
     assert trace_of(replayed, step, 30) == trace_of(layers, step, 30)
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_model_whose_attributes_are_others_in_each_call_says_once_that_its_layers_run(is_other, caplog):
+    def step(one, number):
+        one.model.number = number if is_other else 0
+        return one.result(numbers(number)).square().sum()
+
+    with caplog.at_level(logging.INFO):
+        assert_same(lambda: Net(lambda net, x: net.a(x)), step, calls=4 * RECORDED, is_recorded=not is_other)
+    assert caplog.text.count("are others in each call") == is_other
