@@ -54,6 +54,18 @@ def test_first_calls_for_few_images_give_the_bits_of_the_layers(mode, dtype, ins
     assert 0 < len(found.run.first) < len(found.played)
 
 
+def test_statistics_of_a_norm_that_trains_are_moved_once_by_each_call(inside):
+    """The passes that look for first calls leave no trace."""
+    models = [inside(Net(), "fp32", None) for _ in range(2)]
+    models[1].set_state_dict(models[0].state_dict())
+    for model in models:
+        model.norm.train()
+    with half_cpu.frozen(models[0]):
+        for seed in range(6):
+            assert bits(half_cpu.replay(models[0], images(seed, 8))) == bits(models[1](images(seed, 8)))
+            assert bits([*models[0].state_dict().values()]) == bits([*models[1].state_dict().values()])
+
+
 @pytest.mark.parametrize("rows", [4, 6, 12])
 def test_images_are_divided_without_a_rest(rows, inside):
     found = divided(inside(Net(), "fp32", None), rows)

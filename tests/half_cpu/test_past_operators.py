@@ -7,6 +7,7 @@ from paddle import nn
 
 from image_classification import half_cpu
 from image_classification.half_cpu import onednn
+from image_classification.half_cpu.past_operators import Watcher
 from image_classification.half_cpu.training_replay import RECORDED
 from tests.helpers.replays import bits, passes
 from tests.helpers.trainings import assert_same_steps, both
@@ -77,6 +78,28 @@ def test_part_that_is_replayed_is_recorded_with_the_whole():
     replayed, layers = both(Outer)
     assert_same_steps(replayed, layers, [given(number, 9) for number in range(RECORDED + 3)])
     assert replayed.is_recorded()
+
+
+class Dense(Outer):
+    """Asks for the dense form of what is dense."""
+
+    def forward(self, x):
+        return self.head(self.part(x).contiguous())
+
+
+def test_model_that_asks_for_the_dense_form_of_what_is_dense_is_recorded():
+    replayed, layers = both(Dense)
+    assert_same_steps(replayed, layers, [given(number, 9) for number in range(RECORDED + 3)])
+    assert replayed.is_recorded()
+
+
+def test_what_happens_behind_a_part_that_is_watched_by_itself_is_seen():
+    outer, inner = Watcher(), Watcher()
+    with outer.watching():
+        with inner.watching():
+            pass
+        paddle.ones([2]).numpy()
+    assert outer.reason and not inner.reason
 
 
 class Hooked(nn.Layer):

@@ -224,6 +224,21 @@ def test_sum_of_three_gradients_of_few_numbers_is_left_to_the_layers():
     assert_same(lambda: Net(function), of_numbers(lambda result: result), calls=20, is_recorded=False)
 
 
+def test_model_that_shares_weights_is_left_to_its_layers_by_the_first_second_call_of_a_step():
+    """The engine sums the three or four gradients of a weight in another order than those of a played pass and of one
+    by layers. The step of that call is between the two."""
+
+    def step(one, number):
+        given = [number] if number <= RECORDED else [number, number + 100]
+        return sum(one.result(numbers(one_of_them)).square().sum() for one_of_them in given)
+
+    replayed, layers = both(lambda: Net(lambda net, x: net.a(net.b(net.a(x)))))
+    traces = [trace_of(one, step, RECORDED + 5) for one in (replayed, layers)]
+    for trace in traces:
+        del trace[RECORDED + 1]
+    assert traces[0] == traces[1] and not replayed.is_recorded()
+
+
 def test_recomputed_part_gets_its_gradient_once():
     function = lambda net, x: recompute(lambda y: F.tanh(net.b(y)), net.a(x))  # noqa: E731
     assert_same(lambda: Net(function), of_numbers(), is_recorded=False)

@@ -159,6 +159,23 @@ def other_gain(one):
     one.model.between.gains[0] = 3.0
 
 
+def other_type(one):
+    one.model.between.exponent = True  # which equals 1
+
+
+def longer_list(one):
+    one.model.between.gains.append(0.0)
+
+
+def exchanged_lists(one):
+    between = one.model.between
+    between.few, between.none = between.none, between.few
+
+
+def other_shape_in_place(one):
+    one.model.table.reshape_([16, 4])
+
+
 def other_columns(one):
     one.model.table = one.model.table[:, :4]
 
@@ -169,6 +186,15 @@ def turned_table(one):
 
 def moved_weight(one):
     one.model.b.weight.data = one.model.a.weight.detach() * 2
+
+
+class Typed(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.exponent, self.gains, self.few, self.none = 1, [2.0] * 300, [2.0], []
+
+    def forward(self, x):
+        return x * (2.0 if isinstance(self.exponent, bool) else 3.0) * len(self.gains) * sum(self.few, start=1.0)
 
 
 class Scaled(nn.Layer):
@@ -182,7 +208,9 @@ class Scaled(nn.Layer):
 
 @pytest.mark.parametrize(("make", "change"), [
     (nn.ReLU, other_activation), (nn.ReLU, other_forward), (nn.ReLU, other_function), (Scaled, other_exponent),
-    (Scaled, other_gain), (nn.ReLU, other_columns), (nn.ReLU, turned_table), (nn.ReLU, moved_weight),
+    (Scaled, other_gain), (Typed, other_type), (Typed, longer_list), (Typed, exchanged_lists),
+    (nn.ReLU, other_shape_in_place),
+    (nn.ReLU, other_columns), (nn.ReLU, turned_table), (nn.ReLU, moved_weight),
     (lambda: nn.Sequential(nn.Hardsigmoid(), nn.ReLU()), swapped_activations),
 ])  # fmt: skip
 def test_model_that_is_changed_between_two_steps_is_that_of_the_next_one(make, change):
