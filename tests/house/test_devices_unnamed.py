@@ -17,6 +17,7 @@ LEFT = {
     "image_classification/half_cpu/onednn_library.py": {"gpu_runtime"},  # a field of a structure of oneDNN
     "image_classification/half_cpu/paddle_names.py": {"_use_gpudnn"},  # a method of Paddle's tensors on a CPU, too
     "image_classification/config/switches.py": {"NGPUS", "-ngpus="},  # what a user typed
+    "image_classification/config/unread.py": {"DATA.DALI_GPU"},
     "image_classification/parallel/entry.py": TYPED,
     "image_classification/runtime/versions.py": {"paddlepaddle-gpu", "paddlepaddle-xpu"},  # names of packages
     "image_classification/config/catalogue.py": {"*/main_single_gpu.py"},
