@@ -5,7 +5,7 @@ import collections
 import paddle
 from paddle import nn
 
-from .half_cpu import is_plain, norm_arguments
+from .half_cpu import data_format, is_plain, norm_arguments
 
 _PAIRS = ((nn.Conv2D, nn.BatchNorm2D), (nn.Linear, nn.BatchNorm1D))
 
@@ -65,21 +65,21 @@ def _followed(model, inputs):
 
 def _channels_second(layer, result):
     """Return whether a layer's outputs are the axis that a norm which is folded has its channels on."""
-    return result.ndim == 2 if isinstance(layer, nn.Linear) else layer._data_format == "NCHW"
+    return result.ndim == 2 if isinstance(layer, nn.Linear) else data_format(layer) == "NCHW"
 
 
 def _is_safe(model, layer, norm):
     """Return whether a layer and its norm can be one layer."""
     if not any(type(layer) is kind and type(norm) is norm_kind for kind, norm_kind in _PAIRS):
         return False
-    *_, data_format, given = norm_arguments(norm)
+    *_, order, given = norm_arguments(norm)
     parameters = [*layer.parameters(), *norm.parameters()]
     owners = collections.Counter(
         id(parameter) for each in model.sublayers(include_self=True)
         for parameter in each.parameters(include_sublayers=False)
     )  # fmt: skip
     return (
-        given and norm.weight is not None and norm.bias is not None and data_format in ("NCHW", "NCL", "NC")
+        given and norm.weight is not None and norm.bias is not None and order in ("NCHW", "NCL", "NC")
         and all(parameter.dtype is paddle.float32 and owners[id(parameter)] == 1 for parameter in parameters)
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from . import onednn
 from .composites import composite
 from .dispatch import backend_name, dispatch
 from .frozen import frozen, rounded_once
-from .paddle_names import is_plain, norm_arguments
+from .paddle_names import data_format, is_plain, norm_arguments
 from .pieces import replay_images
 from .products import Operand
 from .reference import UnsupportedOperator
@@ -26,6 +26,7 @@ __all__ = [
     "backend_name",
     "composite",
     "computes_only",
+    "data_format",
     "dispatch",
     "frozen",
     "is_plain",

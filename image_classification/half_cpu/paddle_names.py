@@ -125,6 +125,11 @@ def is_plain(layer, kind):
     return type(layer) is kind and not has_hooks(layer) and "forward" not in vars(layer)
 
 
+def data_format(layer):
+    """Return the order of axes of a convolution or normalisation layer, such as "NCHW"."""
+    return layer._data_format
+
+
 def convolution_arguments(conv):
     """Return (strides, padding, padding algorithm, dilations, groups, data format) of a convolution layer, or None for
     one that pads with other numbers than zero."""

@@ -9,6 +9,7 @@ from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
 from ..amp.storage import BATCH_NORMS
+from ..half_cpu import data_format
 from ..runtime import UserError
 from .group import Group
 
@@ -53,8 +54,8 @@ def convert_sync_batch_norm(model, group):
             continue
         if type(layer) not in (nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D):
             allowed, found = "BatchNorm1D, BatchNorm2D or BatchNorm3D", type(layer).__name__
-        elif not layer._data_format.startswith("NC"):
-            allowed, found = "channels first", layer._data_format
+        elif not data_format(layer).startswith("NC"):
+            allowed, found = "channels first", data_format(layer)
         else:
             layer.__class__, layer.group = SyncBatchNorm, group
             continue
