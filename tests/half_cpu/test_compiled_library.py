@@ -1,0 +1,139 @@
+"""How the library of compiled kernels is built, and what becomes of a process where it cannot be."""
+
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import logging
+import multiprocessing
+import os
+import subprocess
+import time
+
+import pytest
+
+from image_classification.half_cpu import compiled_library
+
+needs_library = pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler and AVX2")
+
+
+def test_library_is_built_once_into_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    folder = tmp_path / "cache"
+    path = compiled_library.build(folder)
+    stamp = path.stat().st_mtime_ns
+    assert compiled_library.build(folder) == path
+    assert path.stat().st_mtime_ns == stamp
+    assert sorted(entry.name for entry in folder.iterdir()) == sorted([path.name, "lock"])
+
+
+def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    before = compiled_library.build(tmp_path / "cache")
+    (tmp_path / "cpp" / "one.cpp").write_text('extern "C" int two() { return 2; }')
+    assert compiled_library.build(tmp_path / "cache") != before
+
+
+@needs_library
+@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
+def test_kernels_compile_for_every_kind_of_processor(processor):
+    """Those who test have one of them; another has other branches of the sources, such as AMX."""
+    sources = map(str, sorted(compiled_library.SOURCES.glob("*.cpp")))
+    flags = [flag for flag in compiled_library.FLAGS if flag not in ("-O3", "-march=native")]
+    done = subprocess.run(
+        [compiled_library.compiler(), *flags, f"-march={processor}", "-w", "-fsyntax-only", *sources],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if "march" in done.stderr:
+        pytest.skip(f"the compiler knows no {processor}")
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def small_sources(folder):
+    folder.mkdir()
+    (folder / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }')
+    return folder
+
+
+def small_compiler(path, commands):
+    """Write a compiler that runs these commands of the shell first, with the real one as $REAL."""
+    path.write_text(f'#!/bin/sh\nREAL="{compiled_library.compiler()}"\n{commands}\nexec "$REAL" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("kept", "zeros"), [(0, 0), (5000, 0), (-5000, 0), (-1, 0), (5000, 100_000)])
+def test_library_that_is_not_whole_is_built_anew(kept, zeros, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    path = compiled_library.build(tmp_path / "cache")
+    part = path.read_bytes()[:kept] + bytes(zeros)
+    path.write_bytes(part)  # what a disk has of it after a crash; to load it may end the process
+    assert compiled_library.build(tmp_path / "cache") == path
+    assert path.read_bytes() != part
+    assert ctypes.CDLL(str(path)).one() == 1
+
+
+def test_compiler_that_fails_is_the_error_after_all_others_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    (tmp_path / "cpp" / "two.cpp").write_text("")
+    fails = 'case "$*" in *one.cpp*) printf "no \\351 space" >&2; exit 1;; esac'  # in Latin-1
+    waits = f'case "$*" in *two.cpp*) sleep 0.3; : > "{tmp_path / "ended"}";; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", f"{fails}\n{waits}"))
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        compiled_library.build(tmp_path / "cache")
+    assert "space" in error.value.stderr
+    assert (tmp_path / "ended").exists()
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_processes_that_start_at_once_build_one_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    counted = f'case "$*" in *-shared*) echo once >> "{tmp_path / "count"}"; sleep 0.3;; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", counted))
+    with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context("fork")) as pool:
+        paths = list(pool.map(compiled_library.build, [tmp_path / "cache"] * 3))
+    assert len(set(paths)) == 1
+    assert (tmp_path / "count").read_text() == "once\n"
+
+
+@contextlib.contextmanager
+def locked(cache, held):
+    """Hold the lock of a cache folder, as a process does that compiles."""
+    if held:
+        (cache / "half_cpu").mkdir(parents=True)
+        with open(cache / "half_cpu" / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    else:
+        yield
+
+
+@pytest.mark.parametrize(
+    "sources", ["no compiler", "no folder", "no home", "full disk", "broken sources", "hanging", "locked"]
+)
+def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if sources == "no compiler":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    elif sources == "no folder":
+        (tmp_path / "cache").write_text("a file where the folder should be")
+    elif sources == "no home":  # a container's user without a name
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(os, "getuid", lambda: 1234567)
+    elif sources == "full disk":  # for compilers and linkers
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "ulimit -f 1"))
+    elif sources == "broken sources":
+        (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
+    else:
+        monkeypatch.setattr(compiled_library, "LIMIT", 0.5)
+        waits = f'case "$*" in *one.cpp*) sleep 2; : > "{tmp_path / "left"}";; esac'
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", waits if sources == "hanging" else ""))
+    with caplog.at_level(logging.WARNING), locked(tmp_path / "cache", sources == "locked"):
+        assert compiled_library.load.__wrapped__() is None
+    if sources == "hanging":
+        time.sleep(2)
+        assert not (tmp_path / "left").exists()  # no compiler goes on
+    (record,) = caplog.records
+    assert "without its compiled kernels" in record.message and "\n" not in record.message
