@@ -12,6 +12,7 @@ from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.config.dialect import nested
 from image_classification.config.schema import DATASETS, Config
 from image_classification.config.unread import READ_WITH
+from image_classification.config.values import name_of
 from image_classification.config.yaml_text import load_yaml
 from image_classification.data.sources import DATASETS as SOURCES
 from image_classification.runtime import UserError
@@ -452,3 +453,11 @@ def test_batch_size_of_the_command_line_beside_eval_is_that_of_the_evaluation(tm
     """Whatever the file has for the evaluations of a training."""
     found = load(tmp_path, "DATA: {BATCH_SIZE: 64, BATCH_SIZE_EVAL: 180}", *words)
     assert expected == found.DATA.BATCH_SIZE_EVAL
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    (tuple[str, ...], "a list of texts"), (tuple[int, ...], "a list of integers"),
+    (tuple[float, float, float], "a list of 3 numbers"), (tuple[float, ...] | None, "a list of numbers or none"),
+])  # fmt: skip
+def test_kind_of_a_list_is_named_as_people_say_it(kind, name):
+    assert name_of(kind) == name
