@@ -93,6 +93,8 @@ _SIGNATURES = {
     "convolution": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P),
     "tiled_convolution": (_P, _S, _P, _P, _P, _P, _P, _P),
     "tiled_filters": (_P, _P, _P),
+    "dot_convolution": (_P, _F, _F, _P, _P, _P, _P, _P, _P),
+    "dot_filters": (_L, _L, _P, _P),
     "window_gradient": (_I, _P, _P, _P, _P),
     "winograd": (_I, _I, _P, _S, _P, _P, _P, _P, _P, _P, _L),
     "winograd_filters": (_I, _I, _L, _L, _P, _P),
@@ -107,7 +109,7 @@ _SIGNATURES = {
 }
 
 # The places of a result and of an operand that may lie in the same memory.
-_REPLACED = {"tiled_convolution": (4, 7)}
+_REPLACED = {"dot_convolution": (5, 8), "tiled_convolution": (4, 7)}
 
 
 class CompiledError(RuntimeError):
@@ -131,6 +133,7 @@ class Library:
         multiplies_bfloat16: whether they hold products by AVX512-BF16.
         has_amx: whether they may multiply bfloat16 matrices by AMX.
         is_intel: whether the processor is one of Intel's.
+        halves_vectors: whether the processor computes vectors of 512 bits in two halves, as AMD Zen 4 does.
     """
 
     def __init__(self, path):
@@ -148,6 +151,7 @@ class Library:
         self.multiplies_bfloat16 = bool(dll.multiplies_bfloat16())
         self.has_amx = bool(dll.has_amx())
         self.is_intel = bool(dll.is_intel())
+        self.halves_vectors = bool(dll.halves_vectors())
 
 
 def numbers(*values):

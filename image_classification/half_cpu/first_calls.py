@@ -6,6 +6,7 @@ other way round. So where more memory stays in the caches than is read once more
 passes up to a call, whose results lie one after the other where the rest of it reads them.
 """
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -83,19 +84,12 @@ def _recorded(model, whole, last, images):
     Raises:
         Refused: its calls are others, or keep their memory in another way.
     """
-    wanted, names, known = [step.name for step in whole.steps[:last]], None, -1
-    while names != wanted:
-        constants = constants_of(model)
-        if len(constants) == known:
-            raise Refused("fewer images take other calls")
-        known = len(constants)  # more by each recording that orders weights as the fewer images want them
-        recorder = Recorder(constants, [images], most=last)
-        try:
-            with recorder.recording():
-                model(images)
-        except Enough:
-            pass
-        names = [step.name for step in recorder.steps]
+    model(images)  # orders weights as fewer images want them
+    recorder = Recorder(constants_of(model), [images], most=last)
+    with contextlib.suppress(Enough), recorder.recording():
+        model(images)
+    if [step.name for step in recorder.steps] != [step.name for step in whole.steps[:last]]:
+        raise Refused("fewer images take other calls")
     read = {block for step in whole.steps[last:] for block, _, _ in step.uses}
     read |= {slot.block for slot in whole.results}
     pairs = {}

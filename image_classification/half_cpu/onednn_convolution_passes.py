@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import paddle
 
-from . import compiled, compiled_tiled_convolution, compiled_window_gradients, compiled_winograd
+from . import compiled, compiled_dots, compiled_tiled_convolution, compiled_window_gradients, compiled_winograd
 from . import onednn_library as onednn
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
@@ -192,7 +192,7 @@ def _prepared(changes, plain_type, name, *key):
     products and tiles; `plain_type`: the format of the plain filters."""
     if compiled_window_gradients.pays(name, *key):
         return cache.get(compiled_window_gradients.describe, plain_type, name, *key), None, plain_type
-    for own in (compiled_winograd, compiled_tiled_convolution):
+    for own in (compiled_winograd, compiled_tiled_convolution, compiled_dots):
         if own.pays(changes, name, *key):
             filters = cache.get(own.describe_filters, plain_type, name, *key)
             return cache.get(own.describe, name, *key), filters, plain_type

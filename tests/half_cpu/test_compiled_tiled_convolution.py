@@ -15,7 +15,7 @@ from image_classification.half_cpu import compiled_library, compiled_tiled_convo
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
 from image_classification.half_cpu.scope import active
-from image_classification.layers import ConvNorm
+from tests.helpers.half_convolutions import Residuals, bound_of, evaluated, exactly, layer, pixels
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
@@ -28,42 +28,6 @@ SHAPES = [
     (2, 32, 64, 17, 12, 5, 3), (1, 64, 32, 12, 13, 2, 2), (1, 32, 32, 19, 19, 2, 4), (2, 64, 32, 60, 80, 3, 1),
     (3, 544, 256, 7, 7, 3, 1), (2, 3, 64, 23, 30, 7, 2), (1, 8, 32, 9, 9, 3, 1), (1, 3, 32, 250, 255, 7, 2),
 ]  # fmt: skip
-
-
-def layer(inputs, outputs, window=1, stride=1, activation=F.relu):
-    """Return a ConvNorm with random parameters and statistics, its filters in bfloat16."""
-    paddle.seed(0)
-    made = ConvNorm(inputs, outputs, window, stride, activation=activation)
-    made.bn.weight.set_value(paddle.randn([outputs]))
-    made.bn.bias.set_value(paddle.randn([outputs]))
-    made.bn._mean.set_value(paddle.randn([outputs]) * 0.1)
-    made.bn._variance.set_value(paddle.rand([outputs]) + 0.5)
-    made.conv.to(dtype=BFLOAT16)
-    made.eval()
-    return made
-
-
-def pixels(*shape):
-    """Return random bfloat16 images of a shape [B, C, H, W], which lie as [B, H, W, C]."""
-    batch, channels, height, width = shape
-    return paddle.randn([batch, height, width, channels]).astype(BFLOAT16).transpose([0, 3, 1, 2])
-
-
-def exactly(made, x, residual):
-    """Return (what the layer computes in float64, and the sum of the absolute values of what the convolution adds up,
-    times the norm's factor)."""
-    wide = lambda tensor: tensor.detach().astype("float64")  # noqa: E731
-    conv, bn = made.conv, made.bn
-    factor = wide(bn.weight) / paddle.sqrt(wide(bn._variance) + bn._epsilon)
-    summed, absolute = (
-        F.conv2d(change(wide(x)), change(wide(conv.weight)), None, conv._stride, conv._updated_padding)
-        for change in (lambda t: t, paddle.abs)
-    )
-    each = [1, -1, 1, 1]
-    y = (summed - wide(bn._mean).reshape(each)) * factor.reshape(each) + wide(bn.bias).reshape(each)
-    y = y if residual is None else y + wide(residual)
-    y = y if made.activation is None else made.activation(y)
-    return y.numpy(), (absolute * factor.abs().reshape(each)).numpy()
 
 
 @pytest.fixture
@@ -80,11 +44,6 @@ def calls(monkeypatch):
     return found
 
 
-def evaluated(made, *inputs):
-    with paddle.no_grad(), half_cpu.dispatch(), half_cpu.frozen(made):
-        return made(*inputs).astype("float64").numpy()
-
-
 @needs_tiles
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_convolution_with_what_follows_is_the_exact_one_rounded_once(shape, calls):
@@ -96,11 +55,7 @@ def test_convolution_with_what_follows_is_the_exact_one_rounded_once(shape, call
             residual = pixels(*exactly(made, x, None)[0].shape) if has_residual else None
             found = evaluated(made, x, residual)
             exact, absolute = exactly(made, x, residual)
-            # Half a unit in the last place; float32 sums lose 2^-24 of the absolute sum for each term, as a walk of
-            # random steps; a slope of at most 1.13 (GELU), and 2^-18 of what float32 functions and factors lose.
-            bound = ROUNDING[BFLOAT16] / 2 * np.abs(exact) + 1.13 * absolute * 2.0**-24 * terms**0.5
-            bound = bound + 2.0**-18 * np.maximum(np.abs(exact), 1)
-            assert (np.abs(found - exact) <= bound).all(), (activation, has_residual)
+            assert (np.abs(found - exact) <= bound_of(exact, absolute, terms)).all(), (activation, has_residual)
     assert calls == [inputs] * 2 * len(ACTIVATIONS)
 
 
@@ -167,19 +122,6 @@ def test_convolution_with_nothing_behind_is_the_exact_one_rounded_once(padding, 
     bound = ROUNDING[BFLOAT16] / 2 * np.abs(exact) + absolute * 2.0**-24 * 384**0.5  # as above
     assert (np.abs(found - exact) <= bound).all()
     assert calls == [64]
-
-
-class Residuals(nn.Layer):
-    """Sums of which one may be written over its operand, and one may not: those are the images, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (layer(128, 128) for _ in range(3))
-
-    def forward(self, x):
-        x = self.first(x)
-        y = self.second(self.first(x), x)
-        return self.first(self.third(y, y))
 
 
 @needs_tiles

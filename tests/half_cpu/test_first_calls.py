@@ -8,6 +8,7 @@ from paddle import nn
 
 from image_classification import half_cpu
 from image_classification.half_cpu import first_calls, onednn
+from image_classification.half_cpu.compiled_library import load
 from image_classification.half_cpu.first_calls import Divided
 from tests.helpers.replays import FORMATS, bits, images, passes
 
@@ -77,6 +78,16 @@ def test_images_are_divided_without_a_rest(rows, inside):
 def test_images_that_cannot_be_divided_pass_as_a_whole(rows, inside):
     found = divided(inside(Net(), "fp32", None), rows)
     assert found.run is found.played
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [each for each in FORMATS if each[0] in ("fp32", "auto")])
+def test_first_calls_may_end_at_any_call(mode, dtype, inside, monkeypatch):
+    """The weights of the last one may have to be ordered, by several calls, for fewer images first."""
+    monkeypatch.setattr(load(), "halves_vectors", True)
+    most = len(divided(inside(Net(), mode, dtype)).run.first)
+    for end in range(1, most):
+        monkeypatch.setattr(first_calls, "_last", lambda whole, part, end=end: end)
+        assert len(divided(inside(Net(), mode, dtype)).run.first) == end
 
 
 CHANGES = {
