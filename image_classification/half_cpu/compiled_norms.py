@@ -8,9 +8,10 @@ from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, constant, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
+from .scope import constant
 
 _FLOAT32 = paddle.float32
 

@@ -11,10 +11,10 @@ import paddle
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like, passed_on
-from .onednn_primitives import DATA_TYPES, bound, constant, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
-from .scope import noted
+from .scope import constant, noted
 
 _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
 

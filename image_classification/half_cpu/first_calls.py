@@ -84,7 +84,6 @@ def _recorded(model, whole, last, images):
     Raises:
         Refused: its calls are others, or keep their memory in another way.
     """
-    model(images)  # orders weights as fewer images want them
     recorder = Recorder(constants_of(model), [images], most=last)
     with contextlib.suppress(Enough), recorder.recording():
         model(images)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import paddle
 
-from .scope import Entry
+from .scope import Entry, constant
 
 
 class Frozen:
@@ -39,7 +39,7 @@ class Frozen:
         weight = self._known[pointer]
         found, versions = self._made.get((pointer, key), (weight, None))
         if versions != (weight.inplace_version, found.inplace_version):
-            found = make()
+            found = constant(make) if self.keeps_orders else make()
             self._made[pointer, key] = found, (weight.inplace_version, found.inplace_version)
             self._known[found.data_ptr()] = found  # what is made of a weight is one
         return found

@@ -23,10 +23,10 @@ from .onednn_memory import (
     ordered_like,
     settled,
 )
-from .onednn_primitives import Layout, bound, cache, constant, layout, new_tensor, servable
+from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
-from .scope import made_once
+from .scope import constant, made_once
 
 _CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
 # activation -> the post operation of a convolution

@@ -21,7 +21,6 @@ from .onednn_primitives import (
     DATA_TYPES,
     bound,
     cache,
-    constant,
     dense,
     new_tensor,
     numel,
@@ -30,7 +29,7 @@ from .onednn_primitives import (
 )
 from .recorded import PyLayer
 from .saved import keep, saved
-from .scope import is_kept, made_once
+from .scope import constant, is_kept, made_once
 
 _CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8

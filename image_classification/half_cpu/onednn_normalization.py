@@ -10,9 +10,10 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_memory import contiguous, in_dtype, in_float32
-from .onednn_primitives import DATA_TYPES, bound, cache, constant, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
+from .scope import constant
 
 _FLOAT32 = paddle.float32
 

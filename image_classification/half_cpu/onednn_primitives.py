@@ -138,18 +138,6 @@ def new_tensor(dtype, shape):
     return tensor
 
 
-def constant(make, *args):
-    """Return `make(*args)`, a tensor that is made of no other and stays as it is."""
-    recorder, active.recorder = active.recorder, None
-    try:
-        tensor = make(*args)
-    finally:
-        active.recorder = recorder
-    if recorder is not None:
-        recorder.constant(tensor)
-    return tensor
-
-
 class _Scratch(threading.local):
     tensor: Any = None
 

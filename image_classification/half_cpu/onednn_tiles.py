@@ -19,7 +19,8 @@ from .onednn_matmul import multiply, sum_rows
 from .onednn_matrices import View, view
 from .onednn_memory import convert, copy_layout, in_dtype
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, constant, dense, layout, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, ELEMENT_SIZE, dense, layout, new_tensor, numel
+from .scope import constant
 
 # Bytes of scores that a thread computes at a time: heads and samples are taken together up to SMALL, and one head's
 # queries apart from LARGE on, since sums over blocks of queries, read and written again for each, take a tenth of the

@@ -192,6 +192,18 @@ def cast_by_paddle(tensor, dtype):
         active.scope = scope
 
 
+def constant(make, *args):
+    """Return `make(*args)`, a tensor that is made of no other, or of weights that stay, and stays as it is."""
+    recorder, active.recorder = active.recorder, None
+    try:
+        tensor = make(*args)
+    finally:
+        active.recorder = recorder
+    if recorder is not None:
+        recorder.constant(tensor)
+    return tensor
+
+
 def made_once(pointer, key, make):
     """Return `make()`, the numbers that begin at a pointer in another order, or, for a frozen weight, the tensor of the
     last call."""
