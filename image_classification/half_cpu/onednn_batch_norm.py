@@ -172,6 +172,8 @@ def _are_served(channels, scale, shift, mean, variance, data_format):
         return False
     if any(one.shape != [channels] for one in (scale, shift, mean, variance)):
         return False  # Paddle words the error
+    if not mean.is_contiguous() or not variance.is_contiguous():
+        return False  # they are read and moved where they lie
     return servable(scale, shift) and servable(mean, variance)
 
 

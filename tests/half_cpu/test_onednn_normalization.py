@@ -76,6 +76,23 @@ def test_batch_norm_rounds_the_moved_statistics_as_single_operators_do_and_count
         np.testing.assert_array_equal(own.numpy(), (old.scale(0.83) + new.scale(1.0 - 0.83)).numpy())
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", ALL)
+def test_batch_norm_of_strided_statistics_and_parameters_touches_no_other_numbers(dtype, training):
+    """A column of a table, as of norms that choose their statistics by a domain."""
+    (x,) = tensors([(4, 8, 5, 3)], dtype)
+    columns = [tensor * 1.0 for tensor in (*statistics(8), *statistics(8)[::-1])]
+    table = paddle.stack([one for column in columns for one in (column, paddle.full([8], 99.0))], axis=1)
+    results = []
+    for mean, variance, scale, shift in (columns, [table[:, 2 * place] for place in range(4)]):
+        with half_cpu.dispatch(backend="onednn"):
+            results.append(F.batch_norm(x, mean, variance, scale, shift, training=training).astype(FLOAT32).numpy())
+    # once a kernel's and once the reference's: one rounding of the largest result
+    bound = (ROUNDING[dtype] if dtype in HALVES else 1e-5) * np.abs(results[0]).max()
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=bound)
+    assert (table[:, 1::2] == 99.0).all()
+
+
 def test_batch_norm_statistics_of_channels_far_from_zero_do_not_cancel():
     generator = np.random.default_rng(0)
     images = generator.normal(size=(3, 7, 11, 20)) * generator.uniform(0.5, 2, 20) + np.linspace(-1000, 1000, 20)
