@@ -165,6 +165,20 @@ def test_results_of_empty_tensors_are_half(dtype, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("asked", [(), ("return_counts",), ("return_inverse", "return_counts")], ids=str)
+@pytest.mark.parametrize("function", [paddle.unique, paddle.unique_consecutive])
+def test_results_that_nobody_asked_for_need_no_memory(function, asked, dtype):
+    x, options = paddle.to_tensor([3.0, 3.0, 0.5, 3.0, -2.0]), dict.fromkeys(asked, True)
+    expected = function(x, **options)
+    with half_cpu.dispatch():
+        results = function(x.astype(dtype), **options)
+    first, *others = results if asked else [results]
+    wanted, *wanted_others = expected if asked else [expected]
+    assert str(first.dtype) == f"paddle.{dtype}" and first.astype("float32").tolist() == wanted.tolist()
+    assert [one.tolist() for one in others] == [one.tolist() for one in wanted_others]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_half_times_python_number_uses_the_number_in_float32(dtype):
     x = paddle.randn([100]).astype(dtype)
     with half_cpu.dispatch(backend="reference"):
