@@ -184,17 +184,18 @@ def _small_gradient(gradient, large, small, runs, shape, sign):
     if sign == 1 or large is None:
         return sum_over(gradient, large, runs, new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
-    total = sum_over(gradient, large, runs, new_like(small, _FLOAT32), sign)
+    total = sum_over(gradient, large, runs, new_small(gradient, shape, _FLOAT32), sign)
     divisor, dense = in_dtype(small, _FLOAT32), ((numel(small), False),)
     total = _arithmetic(b"divide", _arithmetic(b"divide", total, divisor, dense), divisor, dense)
     return in_dtype(total, gradient.dtype)
 
 
-def new_small(large, shape):
+def new_small(large, shape, dtype=None):
     """Return a tensor with arbitrary content in the memory order that `in_order_of` gives it."""
+    dtype = large.dtype if dtype is None else dtype
     if large.is_contiguous() or _is_row(tuple(shape)):
-        return new_tensor(large.dtype, shape)
-    return new_channels_last(large.dtype, shape)
+        return new_tensor(dtype, shape)
+    return new_channels_last(dtype, shape)
 
 
 class Product(PyLayer):

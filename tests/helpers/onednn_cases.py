@@ -196,6 +196,8 @@ CASES = {
     "subtract-row-first": ("subtract", lambda x, y: y - x, [(3, 5, 33), (5, 1)], False),
     "subtract-column": ("subtract", lambda x, y: x - y, [(3, 5, 33), (3, 5, 1)], False),
     "divide-column": ("divide", lambda x, y: x / y, [(3, 5, 33), (3, 5, 1)], False),
+    "divide-row-as-column": ("divide", lambda x, y: x / y.T, [(5, 33), (1, 5)], False),  # its strides are [1, 5]
+    "divide-one-of-many": ("divide", lambda x, y: x / y[1::2], [(3, 5, 33), (3,)], False),
     "divide-channels-after-conv": (
         "divide", lambda x, w, y: F.conv2d(x, w) / y, [(2, 8, 5, 7), (24, 8, 1, 1), (1, 24, 1, 1)], True),
     "abs": ("abs", lambda x: x.abs(), [(3, 5, 33)], False),
