@@ -117,9 +117,9 @@ class MixedPrecision(PlainPrecision):
     def half(self, master):
         return None if self.storage is None else self.storage.half(master)
 
-    def publish(self, written):
+    def publish(self, masters, written):
         if self.storage is not None and self.storage.masters:
-            self.storage.publish(written)
+            self.storage.publish(masters, written)
 
     def model_state_dict(self, model):
         state = model.state_dict()

@@ -212,14 +212,14 @@ class PlainPrecision(Precision):
         half_of = self.half if half_cpu.writes_weights_last(optimizer) else lambda master: None
         with half_cpu.update(factor, half_of, half_cpu.multiplies_gradients(optimizer)) as written:
             optimizer.step()
-        self.publish(written)
+        self.publish(private.optimizer_parameters(optimizer), written)
 
     def half(self, master):
         """Return the half weights that follow a tensor which the optimizer updates, None for none."""
         return None
 
-    def publish(self, written):
-        """Bring the half weights up to date with their masters, but those whose ids are among the written ones."""
+    def publish(self, masters, written):
+        """Bring the half weights of masters up to date, but those whose ids are among the written ones."""
 
     def named_params(self, optimizer):
         """Return (name, tensor) of everything the optimizer updates, under the model's structured names."""

@@ -86,12 +86,19 @@ class HalfStorage:
         for half in self._halves.values():
             _adopt(half)
 
-    def publish(self, written):
-        """Round the masters into the half weights, but those whose ids are among the written ones."""
+    def publish(self, masters, written):
+        """Round masters into their half weights, but those whose ids are among the written ones.
+
+        No others: a graph that reads them may still wait for its backward pass, as a generator's does while its
+        discriminator steps.
+        """
         with paddle.no_grad():
-            for half in self._halves.values():
-                if not half.master.stop_gradient and id(half) not in written:
-                    write(half, half.master)
+            for master in masters:
+                half = self.half(master)
+                if half is None:
+                    continue
+                if not master.stop_gradient and id(half) not in written:
+                    write(half, master)
                 half.note()
 
     def _convert_layer(self, layer):

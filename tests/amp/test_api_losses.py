@@ -150,6 +150,30 @@ def test_two_models_and_optimizers_share_one_loss():
     assert amp.state_dict(optimizers[0])["loss_scaler0"]["scale"] == 2.0**15
 
 
+@pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adamax])  # with a kernel and without
+@pytest.mark.parametrize("level", ["auto", "O0", "O1", "O2", "O3", "naive"])
+def test_generator_learns_through_a_discriminator_that_has_stepped_meanwhile(level, optimizer):
+    """One optimizer's step writes none of the weights that another one's pending backward pass needs."""
+    results = []
+    for again in (False, True):
+        paddle.seed(0)
+        models = [paddle.nn.Sequential(paddle.nn.Linear(4, 6), paddle.nn.Linear(6, 4)) for _ in range(2)]
+        optimizers = [optimizer(0.1, parameters=model.parameters()) for model in models]
+        models, optimizers = amp.initialize(models, optimizers, opt_level=level, loss_scale=128.0, verbosity=0)
+        (generator, critic), (slow, fast) = models, optimizers
+        noise = paddle.linspace(-1.0, 1.0, 12).reshape([3, 4])
+        images = generator(noise)
+        with amp.scale_loss(critic(images.detach()).mean(), fast) as scaled_loss:
+            scaled_loss.backward()
+        assert fast.step().applied
+        images = generator(noise) if again else images
+        with amp.scale_loss(critic(images).mean(), slow) as scaled_loss:
+            scaled_loss.backward()
+        assert slow.step().applied
+        results.append(bits(generator.state_dict()))
+    assert results[0] == results[1]
+
+
 def test_bad_gradients_of_one_optimizer_skip_the_other_too():
     models = [paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 2)]
     optimizers = [paddle.optimizer.SGD(0.1, parameters=model.parameters()) for model in models]
