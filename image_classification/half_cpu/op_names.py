@@ -72,8 +72,12 @@ BATCH_NORMS = words("batch_norm batch_norm_ sync_batch_norm_")
 # Their results are float32 whatever the inputs are.
 FLOAT32_RESULTS = words("accuracy auc")
 
-# Paddle's gradients of these end the process where one of their inputs asks for none.
-ALL_GRADIENTS = words("broadcast_tensors cross grid_sample meshgrid prelu")
+# Paddle's gradients of these end the process, or in an error, where one of their inputs asks for none.
+ALL_GRADIENTS = words(
+    """
+    addmm broadcast_tensors cholesky_solve cross deformable_conv grid_sample meshgrid multi_dot prelu send_ue_recv solve
+    """
+)
 
 # Operators that only make or convert tensors: a policy has no say in them.
 WITHOUT_POLICY = words(

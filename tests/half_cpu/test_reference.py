@@ -352,6 +352,16 @@ TWO_OPERANDS = {
         lambda x, y: functools.reduce(paddle.multiply, paddle.broadcast_tensors([x, y])), [(2, 3, 4), (3, 1)]),
     "cross": (paddle.cross, [(2, 3), (2, 3)]),
     "meshgrid": (lambda x, y: functools.reduce(paddle.multiply, paddle.meshgrid(x, y)), [(3,), (4,)]),
+    "addmm": (lambda x, row: paddle.addmm(row, x, paddle.ones([3, 4], x.dtype)), [(2, 3), (4,)]),
+    "multi_dot": (lambda x, y: paddle.linalg.multi_dot([x, y, paddle.ones([4, 2], x.dtype)]), [(2, 3), (3, 4)]),
+    "deformable_conv": (
+        lambda x, offsets: paddle.vision.ops.deform_conv2d(
+            x, offsets, paddle.ones([3, 2, 3, 3], x.dtype), mask=paddle.ones([1, 9, 3, 3], x.dtype)),
+        [(1, 2, 5, 5), (1, 18, 3, 3)]),
+    "solve": (lambda x, y: paddle.linalg.solve(x + 4 * paddle.eye(3), y), [(3, 3), (3, 2)]),
+    "cholesky_solve": (lambda x, y: paddle.linalg.cholesky_solve(x, y + 4 * paddle.eye(3)), [(3, 2), (3, 3)]),
+    "send_ue_recv": (
+        lambda x, y: paddle.geometric.send_ue_recv(x, y, *[paddle.to_tensor([0, 1])] * 2), [(3, 2), (2, 2)]),
 }  # fmt: skip
 
 
