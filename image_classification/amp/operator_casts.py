@@ -1,5 +1,6 @@
 """Casts around single operators: `paddle.amp.auto_cast` on a GPU, `half_cpu.dispatch` with the same lists on a CPU."""
 
+import functools
 import importlib
 import logging
 from contextlib import ExitStack, contextmanager
@@ -7,11 +8,31 @@ from contextlib import ExitStack, contextmanager
 import paddle
 
 from .. import half_cpu
-from . import lists
+from . import lists, private
 from .functions import FunctionCasts
 from .policy import ApexPolicy, ListPolicy
 
 logger = logging.getLogger(__name__)
+
+
+class _SwitchedOff(FunctionCasts):
+    """`paddle.amp.auto_cast(enable=False)` inside of casts on a CPU, where Paddle's own does nothing; it is active with
+    the context that switches them off."""
+
+    def __init__(self):
+        super().__init__()
+        self._register(private.AUTO_CAST_MODULE, private.AUTO_CAST, None)
+
+    def _wrapper(self, function, kind):
+        @functools.wraps(function)
+        def auto_cast(enable=True, *args, **kwargs):
+            off = self._stack()[-1] if self._stack() else None
+            return function(enable, *args, **kwargs) if enable or off is None else off()
+
+        return auto_cast
+
+
+_SWITCHED_OFF = _SwitchedOff()  # one for all casts: threads may leave theirs in any order
 
 
 class OperatorCasts:
@@ -39,6 +60,7 @@ class OperatorCasts:
         with ExitStack() as stack:
             if self.device == "cpu":
                 stack.enter_context(half_cpu.dispatch(policy=self.policy))
+                stack.enter_context(_SWITCHED_OFF.active(self.off))
             else:
                 arguments = {"custom_white_list": self.white, "custom_black_list": self.black}
                 stack.enter_context(paddle.amp.auto_cast(level="O1", dtype=self.dtype, **arguments))
@@ -52,6 +74,7 @@ class OperatorCasts:
         with ExitStack() as stack:
             if self.device == "cpu":
                 stack.enter_context(half_cpu.dispatch())
+                stack.enter_context(_SWITCHED_OFF.active(None))
             else:
                 stack.enter_context(paddle.amp.auto_cast(enable=False, dtype=self.dtype))
             for functions in self.functions:

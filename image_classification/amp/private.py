@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 import weakref
 from typing import Any
 
@@ -10,6 +11,9 @@ from paddle.amp import amp_lists as _amp_lists
 from paddle.base.framework import EagerParamBase
 
 _GRAD: Any = EagerParamBase.grad
+
+# what every spelling of `paddle.amp.auto_cast` calls
+AUTO_CAST_MODULE, AUTO_CAST = sys.modules["paddle.amp.auto_cast"], "amp_guard"
 
 
 def squared_l2_norm(tensor):

@@ -329,3 +329,16 @@ def test_casts_end_with_the_context_even_after_an_error():
             raise ZeroDivisionError
         assert paddle.matmul(tensor(ROWS, "float32"), tensor([4, 2], "float32")).dtype == paddle.float32
         assert not precision.is_active
+
+
+@pytest.mark.parametrize("mode", ["auto", "O1"])
+def test_auto_cast_that_a_model_switches_off_leaves_operators_as_their_inputs_come(mode):
+    """As on a GPU; without a GPU Paddle's own does nothing, and what a model keeps out of half precision was in it."""
+    x, own = paddle.ones([2, 2]), private.AUTO_CAST_MODULE.amp_guard
+    with amp.build_precision(mode, dtype="bfloat16").forward_context():
+        for switch in (lambda: paddle.amp.auto_cast(enable=False), lambda: paddle.amp.autocast("cpu", enabled=False)):
+            with switch():
+                half = x.astype("bfloat16")
+                found = [paddle.matmul(x, x).dtype, paddle.matmul(half, half).dtype]
+            assert [*found, paddle.matmul(x, x).dtype] == [paddle.float32, paddle.bfloat16, paddle.bfloat16]
+    assert private.AUTO_CAST_MODULE.amp_guard is own
