@@ -14,11 +14,12 @@ from pathlib import Path
 from .config.catalogue import module_of
 from .parallel import watch
 from .parallel.entry import prepare_processes
-from .parallel.exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TRAINING_ERROR, EXIT_USER_ERROR, PeerLost
+from .parallel.exit_codes import EXIT_PEER_LOST, EXIT_TRAINING_ERROR, EXIT_USER_ERROR, PeerLost
 from .report import describe, empty_report, result_table
 from .runtime import (
     UserError,
     check_interrupts,
+    ending,
     failure_of,
     get_logger,
     interrupted,
@@ -40,7 +41,7 @@ def main(build_model, argv=None):
     """Train or evaluate as the command line says, then exit; `prepare_processes` has given this process its rank.
 
     Exit codes: 0 done, 2 something the user gave is wrong (one line on stderr), 3 the training cannot go on, 4 another
-    process failed first, 130 interrupted twice.
+    process failed first, 130 interrupted twice or before the training, 143 terminated before it.
     """
     sys.exit(run_guarded(build_model, sys.argv[1:] if argv is None else argv))
 
@@ -61,14 +62,15 @@ def run_guarded(build_model, argv):
         return 0
     except UserError as error:
         return _fail(error, EXIT_USER_ERROR)
-    except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail(*ending(error))
     except Exception as error:
         from .trainer import TrainingError
 
         failure = failure_of(error)
-        if interrupted():  # Paddle made another error of the Ctrl-C
-            return _fail("interrupted", EXIT_INTERRUPTED)
+        interrupt = interrupted()
+        if interrupt:  # Paddle made another error of it
+            return _fail(*ending(interrupt))
         if isinstance(error, PeerLost):
             return _fail(error, EXIT_PEER_LOST)
         if isinstance(error, TrainingError):

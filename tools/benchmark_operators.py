@@ -26,6 +26,7 @@ import contextlib
 import itertools
 import math
 import os
+import signal
 import statistics
 import sys
 import time
@@ -225,7 +226,11 @@ def in_child(function, *arguments):
     sys.stdout.flush()
     child = os.fork()
     if child:
-        return os.waitpid(child, 0)[1] == 0
+        try:
+            return os.waitpid(child, 0)[1] == 0
+        except BaseException:  # Ctrl-C
+            os.kill(child, signal.SIGKILL)
+            raise
     status = 1
     try:
         function(*arguments)

@@ -45,16 +45,20 @@ def main(arguments):
     read_means(arguments.json)
     runs = {(mode, dtype, seed): prepare(arguments, (mode, dtype, seed))
             for mode, dtype in formats(arguments) for seed in arguments.seeds}  # fmt: skip
-    reports, stopped = {}, threading.Event()
+    reports, stopped, running = {}, threading.Event(), []
     bar = progress_bar(len(runs), "runs", "run")
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        waiting = {pool.submit(unless, stopped, arguments, runs[run]): run for run in runs}
+        waiting = {pool.submit(unless, stopped, running, arguments, runs[run]): run for run in runs}
         try:
             for done in concurrent.futures.as_completed(waiting):
                 reports[waiting[done]] = done.result()
                 bar.update()
-        finally:
+        except KeyboardInterrupt:
             stopped.set()
+            while concurrent.futures.wait(waiting, timeout=0.1).not_done:  # one may just have been started
+                for process in running:
+                    process.kill()  # what it leaves is of no use: the run is made anew
+            raise
     bar.close()
     print(table(arguments, reports))
     if arguments.json:
@@ -125,19 +129,19 @@ def prepare(arguments, run):
     return output, words, configuration
 
 
-def unless(stopped, arguments, prepared):
+def unless(stopped, running, arguments, prepared):
     """Train unless another run has failed: the pool would make all the others first, for hours."""
     if stopped.is_set():
         return None
     try:
-        return train(arguments, *prepared)
+        return train(arguments, *prepared, running)
     except BaseException:
         stopped.set()
         raise
 
 
-def train(arguments, output, words, configuration):
-    """Return the report of one run, of which :func:`prepare` returned the rest.
+def train(arguments, output, words, configuration, running):
+    """Return the report of one run, of which :func:`prepare` returned the rest; its process joins those `running`.
 
     Raises:
         UserError: the run failed; the message has its last line.
@@ -150,11 +154,12 @@ def train(arguments, output, words, configuration):
             file.write(configuration.encode())
         program = model_folders()[family_of_file(arguments.cfg)] / "main_single_gpu.py"
         environment = {"OMP_NUM_THREADS": str(max(1, cores() // arguments.jobs)), **os.environ}
-        ended = subprocess.run(
-            [sys.executable, program, *words], env=environment, capture_output=True, text=True, check=False
-        )
-        if ended.returncode:
-            reason = (ended.stderr.strip() or "no message").splitlines()[-1]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, program, *words], env=environment, **pipes) as process:
+            running.append(process)
+            _, said = process.communicate()
+        if process.returncode:
+            reason = (said.strip() or "no message").splitlines()[-1]
             raise UserError(f"{output.name} failed: {reason.removeprefix('error: ')}")
         check_complete(output, output.name)
         (output / BEGUN).rename(output / "done")

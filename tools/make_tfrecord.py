@@ -5,7 +5,8 @@
 Reads ``train/`` and ``val/`` (or ``train_list.txt``, ``val_list.txt``) and writes ``train/``, ``validation/`` and
 ``idx_files/`` in the layout that DATA.DATASET=imagenet_tfrecord, TensorFlow and DALI read; labels start at 1. Images
 are shuffled over the shards by a fixed seed. A shard appears when it is complete and its checksums were read back; a
-run that was stopped goes on where it was, a damaged shard is written again, a sound one of other images is an error.
+run that was stopped, which ends with the shards under way, goes on where it was, a damaged shard is written again, a
+sound one of other images is an error.
 """
 
 import concurrent.futures
@@ -33,6 +34,7 @@ from image_classification.data.tfrecord import (
 )
 from image_classification.data.tfrecord_dataset import FOLDERS, IMAGE_FEATURE, LABEL_FEATURE
 from image_classification.files.plain import open_plain, read_plain
+from image_classification.parallel.watch import signals_later
 from image_classification.runtime import Parser, UserError, WithDefaults, atomic_write, command, progress_bar
 
 MAX_CLASSES = 1 << 20
@@ -102,12 +104,18 @@ def write_shards(dataset, split, options, num_shards):
     # spawn: a fork would copy the threads' locks of whatever the libraries started
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, min(options.workers, len(jobs))), mp_context=context) as pool:
-        written = 0
-        with progress_bar(len(jobs), split, "shards") as bar:
-            for result in pool.map(_write_shard, jobs):
-                written += result
-                bar.update()
-        return written
+        with signals_later():  # in the workers for ever: this process decides
+            waiting = [pool.submit(_write_shard, job) for job in jobs]
+        try:
+            with progress_bar(len(jobs), split, "shards") as bar:
+                written = 0
+                for future in waiting:
+                    written += future.result()
+                    bar.update()
+                return written
+        except BaseException:  # Ctrl-C ends with the shards that are under way
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _write_shard(job):

@@ -9,16 +9,18 @@ from pathlib import Path
 from image_classification.config import model_folders, preview_config
 from image_classification.runtime import (
     UserError,
+    ending,
     expected_kind,
     hold_interrupts,
     interrupted,
     open_missing_streams,
     prepare_process,
+    release_interrupts,
     visible,
 )
 
 from . import env, spawn, watch
-from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_USER_ERROR, PeerLost
+from .exit_codes import EXIT_PEER_LOST, EXIT_USER_ERROR, PeerLost
 from .topology import resolve_degrees
 
 DEGREES = ("DATA", "TENSOR", "PIPELINE", "SHARDING")
@@ -36,7 +38,9 @@ def prepare_processes(alone=False, argv=None):
         alone: the program is made for one process, and refuses to be one of several.
     """
     open_missing_streams()
+    hold_interrupts()  # a shell's background jobs begin with Ctrl-C ignored
     try:
+        release_interrupts()
         program = Path(sys.argv[0]).resolve()  # of one family, or one that runs them all
         family = program.parent.name if program.is_file() and program.parent.name in model_folders() else None
         settings = preview_config(sys.argv[1:] if argv is None else argv, family)
@@ -61,15 +65,16 @@ def prepare_processes(alone=False, argv=None):
         end(error, EXIT_USER_ERROR)
     except PeerLost as error:
         end(error, EXIT_PEER_LOST)
-    except KeyboardInterrupt:
-        end("interrupted", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        end(*ending(error))
     if count > 1:
         sys.exit(spawn.run_workers(count))
     try:
         prepare_process()
     except Exception:
-        if interrupted():  # a command that Paddle starts got the Ctrl-C, too
-            end("interrupted", EXIT_INTERRUPTED)
+        interrupt = interrupted()
+        if interrupt:  # a command that Paddle starts got the Ctrl-C, too
+            end(*ending(interrupt))
         raise
 
 
@@ -82,7 +87,6 @@ def end(message, code):
 def meet(timeout):
     """Return when all processes of the run have come; from here on none of them waits for one that stalls."""
     faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     watch.this_process().limit = timeout or watch.LIMIT_SECONDS
 

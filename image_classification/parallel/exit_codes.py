@@ -2,9 +2,8 @@
 
 EXIT_USER_ERROR = 2  # something the user gave is wrong
 EXIT_TRAINING_ERROR = 3  # the training cannot go on
-EXIT_INTERRUPTED = 130  # by Ctrl-C: 128 + SIGINT
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM
 EXIT_PEER_LOST = 4  # another process failed first; its message is the cause
-EXIT_INTERRUPTED = 130
 
 
 class PeerLost(RuntimeError):

@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from . import env
-from .exit_codes import EXIT_PEER_LOST, EXIT_USER_ERROR
+from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TERMINATED, EXIT_USER_ERROR
 
 PARENT = "IMAGE_CLASSIFICATION_PARENT"  # process id of the watcher, set for each worker
 GRACE_SECONDS = 5.0  # after the first failure, for the others to notice and say why
@@ -116,7 +116,7 @@ class _Watcher:
         for rank in culprits:
             how = _how(codes[rank])
             if rank == 0:
-                if codes[0] != EXIT_USER_ERROR:  # that is a line already, and it says all
+                if codes[0] not in (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED):  # it has said all in a line
                     print(f"error: rank 0 {how}", file=sys.stderr)
             else:
                 lines = self._output(rank).splitlines()

@@ -19,9 +19,9 @@ import threading
 import time
 from pathlib import Path
 
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, ending
 
-from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, PeerLost
+from .exit_codes import EXIT_PEER_LOST, PeerLost
 from .hub import PULSE_SECONDS, STALE_SECONDS, START_SECONDS, Hub, does_not_answer, named, this_host
 
 LIMIT_SECONDS = 300.0  # without PARALLEL.TIMEOUT
@@ -186,10 +186,12 @@ class Watch:
         self._signals += len(asked)
         if asked:
             self._patience = min(self._patience or STOP_SECONDS, STOP_SECONDS)
-        handler = signal.getsignal(signal.SIGINT)
-        at_once = self._signals > 1 or handler is signal.default_int_handler or not getattr(handler, "held", True)
-        if signal.SIGINT in asked and at_once and self._end is None:
-            self._end = (time.monotonic() + 2 * LINGER_SECONDS, "interrupted", EXIT_INTERRUPTED)
+        for number in asked:
+            handler = signal.getsignal(number)
+            at_once = handler is signal.default_int_handler or not getattr(handler, "held", True)
+            at_once |= number == signal.SIGINT and self._signals > 1
+            if at_once and self._end is None:
+                self._end = (time.monotonic() + 2 * LINGER_SECONDS, *ending(KeyboardInterrupt(number)))
 
     def _obey(self, verdict, stalls=False, silent=()):
         """Let the main thread say it, and make sure that the process ends."""

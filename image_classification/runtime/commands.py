@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 
 from .errors import UserError
 from .files import why_unwritable
-from .interrupts import remembered_interrupts
+from .interrupts import ending, remembered_interrupts
 from .log import log_to_stderr
 from .process import cores
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
-INTERRUPTED = 130
 EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
 
 
@@ -26,8 +25,8 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
     Warnings of the project go to standard error; a program that wants more of its log there says :func:`log_to_stderr`.
-    The exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 0
-    where `main` returns None.
+    The exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 143
+    after SIGTERM, 0 where `main` returns None.
     """
 
     @functools.wraps(main)
@@ -43,9 +42,10 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        except KeyboardInterrupt:
-            print("error: interrupted", file=sys.stderr)
-            return INTERRUPTED
+        except KeyboardInterrupt as error:
+            word, code = ending(error)
+            print(f"error: {word}", file=sys.stderr)
+            return code
         except BrokenPipeError:  # `... | head` has seen enough
             _print_no_more()
             return 0

@@ -1,4 +1,4 @@
-"""A Ctrl-C that comes while a run starts: never lost, never a traceback.
+"""A Ctrl-C or SIGTERM that comes while a run starts or a tool works: never lost, never a traceback.
 
 While Paddle is imported, a KeyboardInterrupt would become an ImportError; later it may be raised in a callback or a
 destructor and be dropped there. So the handler remembers it, and the run asks at a few points of its start.
@@ -9,54 +9,67 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
+
+ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_UNTOUCHED: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Interrupts:
-    """Handler of SIGINT that remembers; it raises KeyboardInterrupt only once `held` is False."""
+    """Handler of both signals that remembers the first one; it raises KeyboardInterrupt, which has the signal's number,
+    only once `held` is False."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen: int | None = None
         self.held = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        self.seen = self.seen or number
         if not self.held:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
 
 def hold_interrupts() -> None:
-    """From now on a Ctrl-C waits for :func:`release_interrupts`."""
-    signal.signal(signal.SIGINT, Interrupts())
+    """From now on a Ctrl-C and a SIGTERM wait for :func:`release_interrupts`."""
+    _install(Interrupts(), *ENDINGS)
 
 
 def release_interrupts() -> None:
-    """Raise KeyboardInterrupt if there was a Ctrl-C since :func:`hold_interrupts`, and from now on at once."""
-    handler = signal.getsignal(signal.SIGINT)
-    if isinstance(handler, Interrupts):
+    """Raise KeyboardInterrupt if there was a signal since :func:`hold_interrupts`, and from now on at once."""
+    handler = _installed()
+    if handler is not None:
         handler.held = False
     check_interrupts()
 
 
-def interrupted() -> bool:
-    """Return whether there was a Ctrl-C since :func:`hold_interrupts`, whoever swallowed it."""
-    handler = signal.getsignal(signal.SIGINT)
-    return isinstance(handler, Interrupts) and handler.seen
+def interrupted() -> KeyboardInterrupt | None:
+    """Return that of the first signal since :func:`hold_interrupts`, whoever swallowed it."""
+    handler = _installed()
+    return None if handler is None or handler.seen is None else KeyboardInterrupt(handler.seen)
 
 
 def check_interrupts() -> None:
-    """Raise KeyboardInterrupt if there was a Ctrl-C since :func:`hold_interrupts`."""
-    if interrupted():
-        raise KeyboardInterrupt
+    """Raise KeyboardInterrupt if there was a signal since :func:`hold_interrupts`."""
+    error = interrupted()
+    if error is not None:
+        raise error
+
+
+def ending(error: KeyboardInterrupt) -> tuple[str, int]:
+    """Return the word for a process that ends by it, and its exit code, a shell's: 128 + the number of the signal."""
+    number = error.args[0] if error.args else signal.SIGINT  # Python's own has no number
+    return ENDINGS[number], 128 + number
 
 
 @contextlib.contextmanager
 def remembered_interrupts() -> Iterator[None]:
-    """While this lasts a Ctrl-C raises KeyboardInterrupt as it does without, also where Paddle makes an error of it."""
-    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not own or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    hold_interrupts()
+    """While this lasts Ctrl-C and SIGTERM raise KeyboardInterrupt, also where Paddle makes an error of it.
+
+    A handler of somebody's own stays, and so does a signal that this process was started to ignore.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number, own in _UNTOUCHED.items() if in_main and signal.getsignal(number) is own]
+    _install(Interrupts(), *numbers)
     release_interrupts()
     try:
         yield
@@ -64,5 +77,16 @@ def remembered_interrupts() -> Iterator[None]:
         check_interrupts()
         raise
     finally:
-        if isinstance(signal.getsignal(signal.SIGINT), Interrupts):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in numbers:
+            if isinstance(signal.getsignal(number), Interrupts):
+                signal.signal(number, _UNTOUCHED[number])
+
+
+def _install(handler: Interrupts, *numbers: signal.Signals) -> None:
+    for number in numbers:
+        signal.signal(number, handler)
+
+
+def _installed() -> Interrupts | None:
+    handlers = (signal.getsignal(number) for number in ENDINGS)
+    return next((handler for handler in handlers if isinstance(handler, Interrupts)), None)

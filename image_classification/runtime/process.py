@@ -7,7 +7,9 @@ import io
 import logging
 import os
 import platform
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +108,7 @@ def prepare_process() -> None:
 def _import_paddle() -> None:
     """Import Paddle, but for what it says of more than one thread, which concerns builds with OpenBLAS only; the wheels
     have MKL."""
-    with _without_collections(), temporary_home(), contextlib.redirect_stderr(io.StringIO()) as said:
+    with _own_end(), _without_collections(), temporary_home(), contextlib.redirect_stderr(io.StringIO()) as said:
         import paddle  # noqa: F401
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
@@ -116,6 +118,21 @@ def _import_paddle() -> None:
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream is said:
                 handler.setStream(sys.stderr)
+
+
+@contextlib.contextmanager
+def _own_end() -> Iterator[None]:
+    """Keep a SIGTERM back, then let it do what it did: Paddle's handler prints a C++ trace and cleans nothing up."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 import base64
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +255,27 @@ def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):
     result = run_tool(tmp_path / "images", output, "--shards", 3, "--shards-val", 1, "--workers", 1)
     assert "train: 12 images in 3 shards, 1 of them written now" in result.stdout, result.stderr
     assert kept.stat().st_mtime_ns == stamp and index.read_text() == text
+
+
+@pytest.mark.parametrize("target", ["itself", "its group"])
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_make_tfrecord_ends_by_a_signal_in_one_line_without_writing_the_rest(tmp_path, number, end, target):
+    folder = tmp_path / "source/train/a"
+    folder.mkdir(parents=True)
+    for index in range(3000):
+        (folder / f"{index}.jpg").write_bytes(encoded(photo(8, 8)))
+    words = [sys.executable, ROOT / "tools/make_tfrecord.py", tmp_path / "source", tmp_path / "out", "-shards=3000"]
+    with subprocess.Popen(
+        [*words, "-workers=2"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        while not list((tmp_path / "out").glob("train/train-*")) and process.poll() is None:
+            time.sleep(0.01)
+        (os.killpg if target == "its group" else os.kill)(process.pid, number)
+        _, said = process.communicate(timeout=60)  # while a worker lives it has the pipe
+    assert (process.returncode, said) == (128 + number, f"error: {end}\n")
+    written = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file() and "idx" not in str(path)]
+    assert 0 < len(written) < 3000 and not [name for name in written if not name.startswith("train-")]
 
 
 def test_make_tfrecord_numbers_the_classes_of_an_evaluation_set_with_fewer_as_the_training_folders_do(tmp_path):

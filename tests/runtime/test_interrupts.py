@@ -1,48 +1,89 @@
-"""A Ctrl-C while a run starts is remembered, whoever swallows the exception."""
+"""A Ctrl-C or SIGTERM while a run starts is remembered, whoever swallows the exception; a tool ends in one line."""
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from image_classification.runtime import check_interrupts, hold_interrupts, interrupted, release_interrupts
+from image_classification.runtime import check_interrupts, ending, hold_interrupts, interrupted, release_interrupts
+from tests.helpers.model_zoo import ROOT
+
+TOOL = """
+import os, subprocess, sys
+from image_classification.runtime import command, prepare_process
+
+class Import:
+    def find_spec(self, name, *rest):
+        if name == "paddle.nn":  # Paddle has its handlers by then
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+@command
+def main(arguments):
+    if arguments[1] == "import":
+        sys.meta_path.insert(0, Import())
+    prepare_process()
+    subprocess.run([sys.executable, "-c", f"import os, time; os.kill({os.getpid()}, {arguments[0]}); time.sleep(600)"])
+
+sys.exit(main())
+"""
+BOTH = pytest.mark.parametrize(
+    ("number", "end"), [(signal.SIGINT, ("interrupted", 130)), (signal.SIGTERM, ("terminated", 143))]
+)
 
 
 @pytest.fixture(autouse=True)
-def handler_of_before():
-    before = signal.getsignal(signal.SIGINT)
+def handlers_of_before():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def press():
-    os.kill(os.getpid(), signal.SIGINT)
+def press(number):
+    os.kill(os.getpid(), number)
 
 
-def test_held_interrupt_comes_with_the_release():
+@BOTH
+def test_held_interrupt_comes_with_the_release(number, end):
     hold_interrupts()
-    press()
-    assert interrupted()
-    with pytest.raises(KeyboardInterrupt):
+    press(number)
+    assert ending(interrupted()) == end
+    with pytest.raises(KeyboardInterrupt) as raised:
         release_interrupts()
+    assert ending(raised.value) == end
 
 
-def test_released_interrupt_comes_at_once_and_again_where_it_was_swallowed():
+@BOTH
+def test_released_interrupt_comes_at_once_and_again_where_it_was_swallowed(number, end):
     hold_interrupts()
     release_interrupts()
     check_interrupts()
     try:
-        press()
+        press(number)
     except BaseException:
         swallowed = True
     assert swallowed
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         check_interrupts()
+    assert ending(raised.value) == end
 
 
 def test_without_a_hold_nothing_is_different():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     release_interrupts()
     assert not interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        press()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        press(signal.SIGINT)
+    assert ending(raised.value) == ("interrupted", 130)
+
+
+@BOTH
+@pytest.mark.parametrize("moment", ["import", "child"])
+def test_tool_that_has_paddle_ends_in_one_line_with_the_process_that_it_waits_for(number, end, moment):
+    """Paddle's handler of SIGTERM prints a C++ trace and cleans nothing up. While a process has a pipe, `run` waits."""
+    words = [sys.executable, "-c", TOOL, str(int(number)), moment]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    assert (done.returncode, done.stderr) == (end[1], f"error: {end[0]}\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from image_classification.run_folder import take_lock
 from image_classification.runtime import UserError
 from tools.compare_precision import check_complete, main, parse_arguments, prepare, record, table, train, unless
 
@@ -63,19 +64,21 @@ def test_table_gives_mean_range_and_points_to_float32_alone():
 def test_run_when_it_was_of_another_configuration_is_no_result(tmp_path, monkeypatch):
     ran = []
 
-    def run(command, **_):
+    real = subprocess.Popen
+
+    def run(command, **pipes):
         ran.append(command)
         folder = tmp_path / "vit_tiny_digits_fp32_float32_0"
         folder.joinpath("report.json").write_text(json.dumps({"epochs": 30, "top1": 0.9}))
         folder.joinpath("config.yaml").write_text("TRAIN: {NUM_EPOCHS: 30}")
-        return subprocess.CompletedProcess(command, 0)
+        return real([sys.executable, "-c", ""], **pipes)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", run)
     words = ["-cfg=vit_tiny_digits", "-modes=fp32,fp32", "-seeds=0,0", f"-output={tmp_path}"]
     arguments = parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.1"])
     assert (arguments.modes, arguments.seeds) == (("fp32",), [0])
     for _ in range(2):  # the second time it is there
-        assert train(arguments, *prepare(arguments, ("fp32", "float32", 0)))["top1"] == 0.9
+        assert train(arguments, *prepare(arguments, ("fp32", "float32", 0)), [])["top1"] == 0.9
     assert len(ran) == 1
     with pytest.raises(UserError, match="vit_tiny_digits_fp32_float32_0: has the result of another configuration"):
         prepare(parse_arguments([*words, "-opts", "TRAIN.BASE_LR=0.2"]), ("fp32", "float32", 0))
@@ -134,9 +137,9 @@ def test_run_that_fails_stops_those_that_wait(tmp_path):
     arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"])
     output, _, configuration = prepare(arguments, ("fp32", "float32", 0))
     with pytest.raises(UserError, match="_0 failed: unknown argument '-no_such'"):
-        unless(stopped, arguments, (output, [f"-cfg={arguments.cfg}", "-no_such"], configuration))
+        unless(stopped, [], arguments, (output, [f"-cfg={arguments.cfg}", "-no_such"], configuration))
     assert stopped.is_set()
-    assert unless(stopped, arguments, None) is None
+    assert unless(stopped, [], arguments, None) is None
 
 
 def test_folder_of_a_run_that_the_tool_did_not_begin_is_kept(tmp_path, capsys):
@@ -153,24 +156,33 @@ def test_run_that_was_stopped_is_made_anew(tmp_path):
     arguments = parse_arguments(["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0", f"-output={tmp_path}"])
     output, words, configuration = prepare(arguments, ("fp32", "float32", 0))
     with pytest.raises(UserError, match="failed"):
-        train(arguments, output, ["-no_such"], configuration)
+        train(arguments, output, ["-no_such"], configuration, [])
     (output / "latest.pdparams").write_bytes(b"cut")
     with pytest.raises(UserError, match="failed"):
-        train(arguments, *prepare(arguments, ("fp32", "float32", 0))[:1], ["-no_such"], configuration)
+        train(arguments, *prepare(arguments, ("fp32", "float32", 0))[:1], ["-no_such"], configuration, [])
     assert [path.name for path in output.iterdir()] == ["begun"]
 
 
-def test_interrupted_comparison_begins_no_other_run(tmp_path):
+@pytest.mark.parametrize(("number", "codes"), [
+    (signal.SIGINT, (130,)), (signal.SIGTERM, (143,)), (-signal.SIGINT, (2, 130)),
+], ids=["interrupt", "termination", "interrupt from a terminal"])  # fmt: skip
+def test_interrupted_comparison_begins_no_other_run_and_leaves_none(tmp_path, number, codes):
     words = ["-cfg=vit_tiny_digits", "-modes=fp32", "-seeds=0,1,2", f"-output={tmp_path}"]
-    command = [sys.executable, ROOT / "tools/compare_precision.py", *words, "-opts", "TRAIN.NUM_EPOCHS=30"]
+    command = [sys.executable, ROOT / "tools/compare_precision.py", *words, "-opts", "TRAIN.NUM_EPOCHS=1000"]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as comparison:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("*/metrics.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(comparison.pid, signal.SIGINT)  # as a terminal does: to the run, too
+        if number > 0:
+            comparison.send_signal(number)
+        else:
+            os.killpg(comparison.pid, -number)  # as a terminal does: to the run, too, whose end may be noticed first
         _, errors = comparison.communicate(timeout=60)
-    assert comparison.returncode in (2, 130), errors  # the run's end may be noticed first
-    assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_digits_fp32_float32_0"]
+    assert comparison.returncode in codes and errors.count("error:") == 1, errors
+    (run,) = tmp_path.iterdir()
+    assert run.name == "vit_tiny_digits_fp32_float32_0"
+    with take_lock(run):  # nobody has it any more
+        pass
 
 
 def test_folder_in_which_a_run_is_writing_is_kept(tmp_path):
@@ -185,7 +197,7 @@ def test_folder_in_which_a_run_is_writing_is_kept(tmp_path):
     ) as other:
         other.stdout.readline()
         with pytest.raises(UserError, match="another run is writing to it"):
-            train(parse_arguments(words), *prepare(parse_arguments(words), ("fp32", "float32", 0)))
+            train(parse_arguments(words), *prepare(parse_arguments(words), ("fp32", "float32", 0)), [])
         other.communicate(b"\n")
     assert (folder / "latest.pdparams").exists()
 
