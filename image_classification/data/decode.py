@@ -34,8 +34,9 @@ _PIL_ERRORS = (
 )  # fmt: skip
 _PIL_MODES = {3: "RGB", 1: "L"}
 _PNG = b"\x89PNG\r\n\x1a\n"
-# PNM says which number is white, by which OpenCV does not scale; a TIFF's colours it multiplies by alpha.
-_LEFT_TO_PILLOW = (b"P2", b"P3", b"P5", b"P6", b"II", b"MM")
+# PNM says which number is white, by which OpenCV does not scale; a TIFF's colours it multiplies by alpha, and a GIF's
+# transparent one it does not read.
+_LEFT_TO_PILLOW = (b"P2", b"P3", b"P5", b"P6", b"II", b"MM", b"GI")
 LARGEST = 89_478_485  # pixels, those of Pillow's MAX_IMAGE_PIXELS: 256 MB of RGB
 MOST_SCANS = 200  # of a progressive JPEG, each of which goes over all pixels; encoders write ten
 

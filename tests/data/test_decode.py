@@ -72,6 +72,19 @@ def test_formats_are_read_as_before(kind, library):
 
 
 @pytest.mark.parametrize("library", ["cv2", "pil"])
+@pytest.mark.parametrize(("kind", "frames"), [("PNG", 1), ("GIF", 1), ("GIF", 2)])
+def test_transparent_colour_of_a_palette_is_that_colour(kind, library, frames):
+    """OpenCV leaves pixels of a GIF's transparent colour as its background is. The first of several is read."""
+    image = Image.fromarray(photo(20, 30)).quantize(16)
+    file = io.BytesIO()
+    others = [Image.fromarray(photo(20, 30, seed=1)).quantize(16)] * (frames - 1)
+    image.save(file, kind, transparency=3, save_all=frames > 1, append_images=others, disposal=2)
+    pixels = decode(file.getvalue(), library)
+    np.testing.assert_array_equal(pixels, np.asarray(Image.open(file).convert("RGB")))
+    assert (np.asarray(image) == 3).any()
+
+
+@pytest.mark.parametrize("library", ["cv2", "pil"])
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_pixels_that_are_nearly_transparent_keep_their_colours(kind, library):
     """OpenCV reads a TIFF through libtiff's RGBA, which multiplies the colours by alpha."""
