@@ -97,9 +97,14 @@ class WorkerPool:
         search = [_ROOT, *(path or os.getcwd() for path in sys.path)]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(search))
         environment.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-        process = subprocess.Popen(
-            [sys.executable, "-c", command], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
-        )
+        # Signals reach the whole group; the training process decides. What is blocked stays so in the worker.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", command], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._pipes.append(ours)
         self._processes.append(process)
@@ -217,8 +222,6 @@ def _load_shared(header, descriptor):
 
 def main(pipe_descriptor, batch_descriptor, shared_descriptor, number):
     """Serve one worker: answer tasks until the pipe closes."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the training process decides
-        signal.signal(each, signal.SIG_IGN)
     pipe = Connection(pipe_descriptor)
     try:
         layout, header = pickle.loads(pipe.recv_bytes())

@@ -18,6 +18,7 @@ from image_classification.data.normalize import Normalize
 from image_classification.data.sampler import train_order
 from image_classification.data.samples import SampleMaker
 from image_classification.data.transforms import EvalTransform, TrainTransform
+from image_classification.data.workers import WorkerPool
 from image_classification.runtime import UserError
 from tests.helpers.data_samples import encoded, photo
 from tests.helpers.model_zoo import ROOT
@@ -382,6 +383,29 @@ def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
         list(loader)
     assert time.monotonic() - start < 100
     loader.close()
+
+
+@pytest.mark.parametrize("moment", ["starts", "works"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_worker_hears_no_signal_that_reaches_the_whole_group(number, moment, monkeypatch, capfd):
+    """The training process decides: it ends after the running step, for which it needs the worker."""
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset("is sound"), keep, 1, 0)
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1)
+    start = WorkerPool._start
+
+    def start_and_send(pool, *arguments):
+        start(pool, *arguments)
+        pool._processes[0].send_signal(number)
+
+    if moment == "starts":
+        monkeypatch.setattr(WorkerPool, "_start", start_and_send)
+    batches = iter(loader)
+    next(batches)
+    loader._pool._processes[0].send_signal(number)
+    assert len(list(batches)) == 3
+    loader.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_abandoned_work_is_dropped_not_finished():
