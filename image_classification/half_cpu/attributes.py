@@ -3,21 +3,25 @@
 import collections
 import pickle
 import random
+import types
 from typing import Any
 
 import numpy as np
+import paddle
 
 from . import paddle_names
 
 _DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _LISTS = list, tuple, set, frozenset, collections.deque
+_WHOLES = paddle.nn.Layer, paddle.Tensor, type, types.FunctionType, types.ModuleType
 _STATES = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.ndarray
 
 
 class Attributes:
     """Those of layers: numbers, texts and modes as they are, generators of random numbers and small arrays by their
-    states, lists, tuples, sets and dictionaries by what they hold, all else by which object it is.
+    states, lists, tuples, sets and dictionaries by what they hold, objects of the user's own classes, such as a
+    configuration, by their attributes, all else by which object it is.
 
     Attributes:
         marks: what is compared, as long as this lives and with it the objects, whose places are theirs alone.
@@ -38,9 +42,13 @@ class Attributes:
                 held.append(value)
             elif kind is pickle:
                 held.append(_state(value))
+            elif kind is vars:
+                held.append(value)
+                if depth > 0:
+                    self._hold(vars(value).values(), depth - 2)  # a logger has an attribute that leads to all others
             elif not value:
                 held.append(0)
-            elif len(value) > _LONG or not depth:
+            elif len(value) > _LONG or depth <= 0:
                 held += value, len(value)
             else:
                 held.append(len(value))
@@ -60,12 +68,19 @@ def _state(value):
 
 
 class _Kinds(dict[type, Any]):
-    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, None as a whole."""
+    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, `vars` by its attributes, None
+    as a whole."""
 
     def __missing__(self, type_):
-        groups = (_STATES, pickle), (dict, dict), (_LISTS, list)
-        self[type_] = next((kind for types, kind in groups if issubclass(type_, types)), None)
+        groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (_WHOLES, None)
+        is_own = type_.__dictoffset__ and not _is_paddles(type_)
+        self[type_] = next((way for kinds, way in groups if issubclass(type_, kinds)), vars if is_own else None)
         return self[type_]
+
+
+def _is_paddles(type_):
+    """Such as what initialises weights: there are many, and none is looked at later."""
+    return type_.__module__.partition(".")[0] == "paddle"
 
 
 _KINDS = _Kinds()

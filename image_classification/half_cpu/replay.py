@@ -79,7 +79,8 @@ def key_of(model, inputs):
     same = tuple(map(ids.index, ids))  # a model may ask whether its queries are its keys
     scope: Any = active.scope  # there is one where passes are recorded
     # Hooks are seen, wherever they are put.
-    return model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, shapes, same
+    made = paddle.get_default_dtype()
+    return model, model.training, paddle_names.hooks_ever(), scope.policy_cast, scope.backend.name, made, shapes, same
 
 
 def has_hooks(model):

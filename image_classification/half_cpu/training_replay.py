@@ -138,7 +138,7 @@ class Replayed:
         scope: Any = active.scope
         ids = [*map(id, inputs)]
         return (
-            threading.get_ident(), scope.policy_cast, scope.backend.name, attributes.marks,
+            threading.get_ident(), scope.policy_cast, scope.backend.name, paddle.get_default_dtype(), attributes.marks,
             tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs), tuple(map(ids.index, ids)),
             tuple(map(_place, weights)), tuple(map(_place, buffers)),
         )  # fmt: skip

@@ -38,9 +38,10 @@ class Calls:
     def watch(self, result):
         """Note a call that returned a result; hooks tell when a gradient comes back to it."""
         graph = _Graph()
-        for tensor in flat(result):
-            if not tensor.stop_gradient and not tensor.is_leaf:
-                paddle_names.register_hook(tensor, functools.partial(_note, graph))
+        with contextlib.suppress(Refused):  # of what is no tensor, for which no pass is recorded
+            for tensor in flat(result):
+                if not tensor.stop_gradient and not tensor.is_leaf:
+                    paddle_names.register_hook(tensor, functools.partial(_note, graph))
         self._graphs = [*self._graphs[1 - _KEPT :], weakref.ref(graph)]
 
     def are_known(self):

@@ -273,6 +273,18 @@ def test_other_policy_is_recorded_for_itself(inside):
         assert found["logits"].dtype == paddle.float32 and bits(found) == bits(model(images(0)))
 
 
+def test_other_format_of_new_tensors_is_recorded_for_itself(inside):
+    model = inside(Reader(lambda x: x + paddle.full([24], 0.1)))
+    for seed in range(RECORDED + 1):
+        half_cpu.replay(model, images(seed))
+    paddle.set_default_dtype("float64")
+    try:
+        found, expected = half_cpu.replay(model, images(0)), model(images(0))
+    finally:
+        paddle.set_default_dtype("float32")
+    assert found.dtype == expected.dtype and bits(found) == bits(expected)
+
+
 def test_passes_of_many_shapes_are_the_last_ones(inside):
     model = inside(Net())
     for side in range(4, 4 + KEPT + 4):

@@ -1,9 +1,13 @@
 """What a model's layers do beside their results, and what becomes of the model between two steps: a recorded step does
 not do it, so the layers do."""
 
+import argparse
+import collections
+import dataclasses
 import logging
 import random
 import threading
+import types
 
 import numpy as np
 import paddle
@@ -44,6 +48,11 @@ def draws(net, x):
     return net.a(x) * (2 if net.kept.random() < 0.5 else 3)
 
 
+def counts_in_an_object(net, x):
+    net.kept.calls += 1
+    return net.a(x) / net.kept.calls
+
+
 def sets_weight(net, x):
     net.a.weight.set_value(net.a.weight * 0.9)
     return net.a(x)
@@ -56,6 +65,7 @@ def keep(make):
 @pytest.mark.parametrize(("function", "more"), [
     (counts, lambda net: None), (counts_in_a_list, keep(list)), (counts_in_a_dictionary, keep(lambda: [{}])),
     (counts_in_an_array, keep(lambda: np.zeros(1))),
+    (counts_in_an_object, keep(lambda: types.SimpleNamespace(calls=0))),
     (draws, keep(lambda: random.Random(0))), (draws, keep(lambda: np.random.default_rng(0))),
     (sets_weight, lambda net: None),
 ])  # fmt: skip
@@ -82,6 +92,7 @@ def test_model_that_makes_what_it_needs_in_its_first_call_is_recorded_and_no_rea
 
 
 @pytest.mark.parametrize("make", [
+    lambda: logging.getLogger(__name__), lambda: paddle.ParamAttr(), lambda: threading, lambda: Typed,
     random.SystemRandom, lambda: np.array([threading.Lock()]), lambda: np.zeros(1000), lambda: [*range(1000)],
     lambda: [float("nan")], lambda: {1: {2: {3: {4: {5: 6}}}}}, lambda: {paddle.zeros([2])},
 ])  # fmt: skip
@@ -186,6 +197,67 @@ def turned_table(one):
 
 def moved_weight(one):
     one.model.b.weight.data = one.model.a.weight.detach() * 2
+
+
+@dataclasses.dataclass
+class Gains:
+    value: object
+
+
+KINDS = argparse.Namespace, types.SimpleNamespace, Gains
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("held", "change"), [
+    (lambda kind: kind(value=2.0), lambda kept: setattr(kept, "value", 3.0)),
+    (lambda kind: kind(value=2.0), lambda kept: setattr(kept, "value", True)),
+    (lambda kind: kind(value=kind(value=2.0)), lambda kept: setattr(kept.value, "value", 3.0)),
+    (lambda kind: [kind(value=2.0)], lambda kept: setattr(kept[0], "value", 3.0)),
+])  # fmt: skip
+def test_configuration_that_is_changed_between_two_steps_is_that_of_the_next_one(kind, held, change):
+    def function(net, x):
+        value = net.kept
+        while not isinstance(value, (float, bool)):
+            value = value[0] if isinstance(value, list) else value.value
+        return net.a(x) * value
+
+    def step(one, number):
+        if number == RECORDED + 1:
+            change(one.model.kept)
+        return one.result(numbers(number)).square().sum()
+
+    assert_same(lambda: Net(function, keep(lambda: held(kind))), step)
+
+
+class Output(collections.OrderedDict):
+    """As of models that return an object of a class of their own."""
+
+
+@pytest.mark.parametrize("result", [
+    lambda x: {"logits": x, "loss": None}, lambda x: (x, 4), lambda x: [x, "text", {}], lambda x: Output(logits=x),
+    lambda x: Gains(x),
+])  # fmt: skip
+def test_result_that_is_no_tensor_is_that_of_the_layers(result, caplog):
+    def step(one, number):
+        found = one.result(numbers(number))
+        assert type(found) is type(result(0))
+        found = getattr(found, "value", found)
+        return (found["logits"] if isinstance(found, dict) else found if paddle.is_tensor(found) else found[0]).sum()
+
+    with caplog.at_level(logging.INFO):
+        assert_same(lambda: Net(lambda net, x: result(net.a(x))), step, is_recorded=False)
+    assert caplog.text.count("a result is no tensor") == 1
+
+
+def test_format_that_new_tensors_get_is_that_of_the_step():
+    def step(one, number):
+        paddle.set_default_dtype("float64" if number > RECORDED else "float32")
+        return one.result(numbers(number)).astype("float32").square().sum()
+
+    try:
+        assert_same(lambda: Net(lambda net, x: net.a(x) + paddle.full([8], 0.1)), step)
+    finally:
+        paddle.set_default_dtype("float32")
 
 
 class Typed(nn.Layer):
