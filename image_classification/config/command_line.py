@@ -79,7 +79,8 @@ ALIASES = {
 
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
-precedence: defaults < BASE files of the YAML < YAML < its SMOKE section (with RUNTIME.SMOKE=True) < command line
+precedence: defaults < BASE files of the YAML < YAML < its SMOKE section (with RUNTIME.SMOKE=True) < flags < -opts;
+of one given twice the last holds
 
 Apex's spellings work, too: -b, -j or --workers, --epochs, -e or --evaluate, and the data folder as the last word
 
@@ -113,6 +114,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None) -> Conf
     else:
         _check_family(path, name_of(files), build_model)
     words = _layers(arguments)
+    twice = _given_twice(words)
     if arguments.amp and build_config(files, build_model).AMP.MODE == "fp32":
         words.insert(0, ("command line -amp", {"AMP": {"MODE": "auto"}}))
     config = build_config([*files, *words], build_model)
@@ -126,7 +128,7 @@ def load_config(argv: Sequence[str], build_model: Builder | None = None) -> Conf
     check_switches(config, of_command_line, arguments.amp)
     check_read(config, () if notes else files, words)
     config = with_one_source_of_weights(config, of_command_line)
-    config = dataclasses.replace(_with_classes(config, files, words), NOTES=tuple(notes))
+    config = dataclasses.replace(_with_classes(config, files, words), NOTES=(*notes, *twice))
     return _resolve(config, words, [word.partition("=")[0] for word in arguments.opts])
 
 
@@ -137,8 +139,7 @@ def _layers(arguments: Any) -> list[Layer]:
         layers.append(("command line", nested({"DATA.DATA_PATH": arguments.data})))
     for group in FLAGS.values():
         for flag, (key, _) in group.items():
-            value = getattr(arguments, flag.replace("-", "_"))
-            if value is not None:
+            for value in getattr(arguments, flag.replace("-", "_")):
                 layers.append((f"command line -{flag}", nested({key: value})))
     for flag, (key, _) in SWITCHES.items():
         if flag != "amp" and getattr(arguments, flag):
@@ -154,6 +155,19 @@ def _layers(arguments: Any) -> list[Layer]:
         given = value if is_text else load_yaml(value, f"-opts: {word[:200]!r}")
         layers.append(("command line -opts", nested({key: given})))
     return layers
+
+
+def _given_twice(words: Iterable[Layer]) -> list[str]:
+    """Return a line for each key of the command line that has two values: the last one holds, as in argparse."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for where, mapping in words:
+        for key, value in flattened(mapping):
+            found.setdefault(key, []).append((str(value)[:80], where.removeprefix("command line ")))
+    return [
+        f"{key} is given twice: {given[-1][0]} of {given[-1][1]} holds, {given[-2][0]} of {given[-2][1]} does not"
+        for key, given in found.items()
+        if len({value for value, _ in given}) > 1
+    ]
 
 
 def _check_family(path: Path, name: str | None, build_model: Builder | None) -> None:
@@ -250,8 +264,9 @@ def make_parser() -> Parser:
         group = parser.add_argument_group(title)
         for flag, (key, note) in flags.items():
             text, default = _documentation(key)
-            help_text = f"{note or text} ({key}; default: {default})" if text else note
-            group.add_argument(f"-{flag}", metavar="VALUE", help=help_text.replace("%", "%%"))
+            text = f"{note or text} ({key}; default: {default})" if text else note
+            text = text.replace("%", "%%")
+            group.add_argument(f"-{flag}", metavar="VALUE", action="append", default=[], help=text)
     group = parser.add_argument_group("Switches")
     for flag, (_, text) in SWITCHES.items():
         group.add_argument(f"-{flag}", action="store_true", help=text)
@@ -274,9 +289,10 @@ class _Parser(Parser):
         if unknown:
             self.refuse(unknown[0])
         for one, other in (("arch", "cfg"), ("data", "data_path")):
-            if getattr(arguments, one) is not None and getattr(arguments, other) is not None:
+            if getattr(arguments, one) is not None and getattr(arguments, other):
                 hint = "; a path with blanks needs quotes" if one == "data" else ""
-                both = f"{getattr(arguments, one)} and -{other}={getattr(arguments, other)}"
+                given = getattr(arguments, other)
+                both = f"{getattr(arguments, one)} and -{other}={given if other == 'cfg' else given[-1]}"
                 raise UserError(f"{both}: give one of them{hint}")
         if arguments.arch is not None:
             recipe = f"{arguments.arch}_apex"

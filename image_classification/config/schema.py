@@ -264,7 +264,7 @@ class Config:
     AMP: Amp = section(Amp)
     PARALLEL: Parallel = section(Parallel)
     RUNTIME: Runtime = section(Runtime)
-    NOTES: tuple[str, ...] = derived((), "what the log says of a file of another project")
+    NOTES: tuple[str, ...] = derived((), "what the log says of another project's file and of keys given twice")
     SAVE: str = option("./output", "folder in which each run makes its own folder")
     OUTPUT: str | None = option(None, "folder of this very run instead of a new one below SAVE", recipe=False)
     SAVE_FREQ: int = option(1, "epochs between two checkpoints", minimum=1)

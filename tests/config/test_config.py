@@ -248,6 +248,18 @@ def test_opts_given_twice_add_up(tmp_path):
     assert (config.SEED, config.TRAIN.BASE_LR, config.KEEP) == (3, 0.01, 7)
 
 
+@pytest.mark.parametrize(("argv", "seed", "note"), [
+    (["-seed=1", "-seed=2"], 2, "SEED is given twice: 2 of -seed holds, 1 of -seed does not"),
+    (["-opts", "SEED=1", "-opts", "SEED=2"], 2, "SEED is given twice: 2 of -opts holds, 1 of -opts does not"),
+    (["-opts", "SEED=1", "-seed=2"], 1, "SEED is given twice: 1 of -opts holds, 2 of -seed does not"),
+    (["-seed=2", "-seed=2", "-opts", "SEED=3"], 3, "SEED is given twice: 3 of -opts holds, 2 of -seed does not"),
+    (["-seed=2", "-seed=2"], 2, None),
+])  # fmt: skip
+def test_key_given_twice_has_its_last_value_and_the_log_says_so(tmp_path, argv, seed, note):
+    config = load(tmp_path, "DATA: {DATASET: digits}", *argv)
+    assert (config.SEED, *config.NOTES) == ((seed, note) if note else (seed,))
+
+
 def test_what_belongs_to_one_invocation_is_not_in_the_recipe(tmp_path):
     words = ["-eval", "-resume=a", "-output=b", "-dry_run", "-device=cpu", "-ngpus=2", "-rank=1", "-world_size=2"]
     words += ["-host=h", "-port=7", "-launcher=slurm", "-last_epoch=3", "-opts", "EVAL_FP32=True"]
