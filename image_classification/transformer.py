@@ -234,6 +234,14 @@ class TransformerBlock(nn.Layer):
         return residual(x, self.mlp(normed), scales[1], self.drop_path)
 
 
+def start_by_depth(blocks: nn.LayerList) -> None:
+    """Let the last weights of both branches of block n, counted from 1, start 1 / sqrt(2 n) times as large (BEiT)."""
+    for number, block in enumerate(blocks, start=1):
+        start = nn.initializer.TruncatedNormal(std=0.02 / math.sqrt(2 * number))
+        for layer in (block.attn.proj, block.mlp.fc2):
+            layer.weight = layer.create_parameter(layer.weight.shape, default_initializer=start)
+
+
 class ScaledBlock(nn.Layer):
     """Pre-norm encoder block of given layers, [B, N, C] -> [B, N, C]; its factors are its own parameters (BEiT).
 

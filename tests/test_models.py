@@ -307,6 +307,15 @@ def test_volo_drops_the_paths_that_its_authors_drop():
     np.testing.assert_allclose([rate for rate in rates if rate], np.arange(4, 18) / 100, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("folder", "grows"), [("ResMLP", False), ("CaiT", False), ("Mixer", True), ("GMLP", True)])
+def test_paths_are_dropped_as_often_in_each_block_where_the_authors_do_so(folder, grows):
+    """ResMLP's and CaiT's code has one rate for all; elsewhere it grows from 0, as in Mixer's paper."""
+    with paddle.LazyGuard():  # rates, no weights
+        model = builder(folder)(drop_path=0.2, depth=3)
+    rates = [layer.drop_path.p for layer in model.blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2] if grows else [0.2] * 3)
+
+
 def test_dropout_of_zero_returns_its_input_itself():
     x = paddle.ones([2, 3])
     assert Dropout(0.0)(x) is x

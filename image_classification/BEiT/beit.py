@@ -8,9 +8,15 @@ import numpy as np
 import paddle
 
 from image_classification.encoder import Encoder
-from image_classification.layers import ZERO, Mlp
+from image_classification.layers import TRUNC_NORMAL, ZERO, Mlp
 from image_classification.model import RelativePositions, Slice
-from image_classification.transformer import Attention, ScaledBlock, bias_of_pairs, relative_position_index
+from image_classification.transformer import (
+    Attention,
+    ScaledBlock,
+    bias_of_pairs,
+    relative_position_index,
+    start_by_depth,
+)
 
 CLASS_PAIRS = 3  # the table's last rows: class token to patch, patch to class token, class token to itself
 
@@ -42,6 +48,7 @@ class Beit(Encoder):
     """An encoder of blocks with relative positions, see :class:`Encoder`."""
 
     not_weights = (r".*\.relative_position_index",)
+    token_init = TRUNC_NORMAL
 
     def __init__(self, image_size: int, patch_size: int, embed_dim: int, num_heads: int, mlp_ratio: float,
                  layer_scale: float | None, relative_position: bool, global_pool: str, dropout: float,
@@ -57,6 +64,7 @@ class Beit(Encoder):
         super().__init__(make_block, image_size=image_size, patch_size=patch_size, embed_dim=embed_dim,
                          class_token=True, reg_tokens=0, no_embed_class=False, global_pool=global_pool,
                          fc_norm=global_pool == "avg", norm_epsilon=1e-6, dropout=dropout, **options)  # fmt: skip
+        start_by_depth(self.blocks)
         self.relative_tables = [f"blocks.{index}.attn.relative_position_bias_table"
                                 for index in range(len(self.blocks) if relative_position else 0)]  # fmt: skip
 

@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from image_classification.encoder import Encoder
-from image_classification.layers import ZERO, Mlp
+from image_classification.layers import TRUNC_NORMAL, ZERO, Mlp
 from image_classification.model import Block, GradCam
 from image_classification.transformer import Attention, ClassAttention, ScaledBlock
 
@@ -61,6 +61,7 @@ class Cait(Encoder):
     """
 
     dialects = DIALECTS
+    token_init = TRUNC_NORMAL
 
     def __init__(self, embed_dim: int, num_heads: int, mlp_ratio: float, layer_scale: float, depth_token_only: int,
                  dropout: float, attention_dropout: float, drop_path: float, **options):

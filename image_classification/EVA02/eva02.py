@@ -16,10 +16,10 @@ from paddle.nn import functional as F
 
 from image_classification.encoder import Encoder
 from image_classification.half_cpu import composite
-from image_classification.layers import Dropout, Mlp, linear
+from image_classification.layers import TRUNC_NORMAL, Dropout, Mlp, linear
 from image_classification.model import Column, Draw, Row
 from image_classification.runtime import UserError
-from image_classification.transformer import Attention, ScaledBlock, SwiGlu
+from image_classification.transformer import Attention, ScaledBlock, SwiGlu, start_by_depth
 
 ROPES = ("none", "index", "centred")
 BIASES = ("none", "qv", "qkv")
@@ -145,6 +145,8 @@ class SplitSwiGlu(nn.Layer):
 class Eva02(Encoder):
     """An encoder of blocks with rotary attention, see :class:`Encoder`, :class:`RotaryAttention` and `build_model`."""
 
+    token_init = TRUNC_NORMAL
+
     def __init__(self, image_size: int, patch_size: int, embed_dim: int, num_heads: int, mlp_ratio: float, mlp: str,
                  qkv_bias: str, separate_qkv: bool, attention_norm: bool, layer_scale: float | None, class_token: bool,
                  reg_tokens: int, rope: str, rope_temperature: float, rope_grid: int | None, rope_xy: bool,
@@ -182,6 +184,7 @@ class Eva02(Encoder):
         super().__init__(make_block, image_size=image_size, patch_size=patch_size, embed_dim=embed_dim,
                          class_token=class_token, reg_tokens=reg_tokens, norm_epsilon=norm_epsilon, dropout=dropout,
                          **options)  # fmt: skip
+        start_by_depth(self.blocks)
 
 
 def build_model(

@@ -5,8 +5,6 @@ No statistics: a scale and shift stand where others normalise, and the tokens ar
 Shapes use: B batch, N tokens, C = embed_dim.
 """
 
-import functools
-
 from paddle import nn
 
 from image_classification.layers import ZERO, DropPath, Mlp, linear, residual, scale_shift
@@ -51,13 +49,18 @@ class ResBlock(nn.Layer):
 
 
 class ResMlp(TokenMixer):
-    """Patches, `depth` blocks and a head on the mean over the patches."""
+    """Patches, `depth` blocks and a head on the mean over the patches.
+
+    The rate of stochastic depth is the same in each block, as in the authors' code.
+    """
 
     dialects = DIALECTS
 
-    def __init__(self, embed_dim: int, mlp_ratio: float, layer_scale: float, **options):
-        block = functools.partial(ResBlock, dim=embed_dim, mlp_ratio=mlp_ratio, layer_scale=layer_scale)
-        super().__init__(block, Affine, embed_dim=embed_dim, **options)
+    def __init__(self, embed_dim: int, mlp_ratio: float, layer_scale: float, drop_path: float, **options):
+        def make_block(num_tokens, **_):
+            return ResBlock(num_tokens, embed_dim, mlp_ratio, layer_scale, drop_path)
+
+        super().__init__(make_block, Affine, embed_dim=embed_dim, drop_path=drop_path, **options)
 
     def no_weight_decay(self) -> set[str]:
         """Return the scales and shifts, which are vectors in all but their shape."""
