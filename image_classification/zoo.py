@@ -80,7 +80,7 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     channels = overrides.get("in_channels")
     if isinstance(channels, numbers.Integral):  # whatever the images are normalised with, a model does not say
         options += [f"DATA.{key}={[0.5] * int(channels)}" for key in NORMALISATION]
-    config = _configured(path, build_model, weights, options)
+    config = _configured(path, build_model, weights, options, said_by="create_model")
     if weights is not None:
         refuse_other_weights(config, build_model, weights)
     model = make_model(config, build_model)
@@ -110,7 +110,8 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
     if weights is not None and weights not in read_registry():
         locate(weights)
-    config = _configured(path, build_model, weights, _words("create_transform", keys, overrides), training)
+    words = _words("create_transform", keys, overrides)
+    config = _configured(path, build_model, weights, words, training, "create_transform")
     transform = build_train_transform(config) if training else build_eval_transform(config.DATA)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 
@@ -226,12 +227,15 @@ def load_with_report(name, pretrained, options):
     return model, config, loaded
 
 
-def _configured(path, build_model, weights, options, training=False):
+def _configured(path, build_model, weights, options, training=False, said_by="command line -opts"):
     """Return the configuration of a YAML with KEY=VALUE words and the preprocessing of weights."""
     words = [f"-cfg={path}"] + ([] if training else ["-eval"])
     words += [] if weights is None else [f"-pretrained={weights}"]
     words += ["-opts", *options] if options else []
-    return with_preprocessing(load_config(words, build_model))
+    try:
+        return with_preprocessing(load_config(words, build_model))
+    except UserError as error:
+        raise UserError(str(error).replace("command line -opts", said_by)) from None
 
 
 def _named(pretrained):

@@ -131,8 +131,9 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: zoo.create_model("vit_tiny_digit"), "create_model: vit_tiny_digit: .*did you mean vit_tiny_digits?"),
     (lambda: zoo.create_model(NAME, deph=3), "create_model: no argument 'deph'; did you mean depth?"),
-    (lambda: zoo.create_model(NAME, num_classes=0), "MODEL.NUM_CLASSES: expected at least 1, found 0"),
-    (lambda: zoo.create_model(NAME, depth="deep"), "MODEL.DEPTH"),
+    (lambda: zoo.create_model(NAME, num_classes=0), "^create_model: MODEL.NUM_CLASSES: expected at least 1, found 0"),
+    (lambda: zoo.create_model(NAME, depth="deep"), "^create_model: MODEL.DEPTH"),
+    (lambda: zoo.create_transform(NAME, crop_pct="wide"), "^create_transform: DATA.CROP_PCT"),
     (lambda: zoo.create_model(NAME, pretrained=True), f"{NAME} has no published weights"),
     (lambda: zoo.create_model(NAME, pretrained="gone.safetensors"), "gone.safetensors: no such file"),
     (lambda: zoo.create_model("resnet50", pretrained="timm/resnet50.a1_in1"), "did you mean timm/resnet50.a1_in1k"),
