@@ -73,14 +73,15 @@ class _Kinds(dict[type, Any]):
 
     def __missing__(self, type_):
         groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (_WHOLES, None)
-        is_own = type_.__dictoffset__ and not _is_paddles(type_)
+        is_own = type_.__dictoffset__ and not _is_librarys(type_)
         self[type_] = next((way for kinds, way in groups if issubclass(type_, kinds)), vars if is_own else None)
         return self[type_]
 
 
-def _is_paddles(type_):
-    """Such as what initialises weights: there are many, and none is looked at later."""
-    return type_.__module__.partition(".")[0] == "paddle"
+def _is_librarys(type_):
+    """Such as what initialises weights, of which there are many and none is looked at later, or a part that is replayed
+    by itself, which counts its calls."""
+    return type_.__module__.startswith(("paddle.", __package__))
 
 
 _KINDS = _Kinds()

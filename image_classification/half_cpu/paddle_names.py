@@ -71,6 +71,11 @@ def public_builtins(table):
     return {name: value for name, value in vars(table).items() if type(value) is kind and not name.startswith("_")}
 
 
+def has_memory(tensor):
+    """Return whether a tensor has memory, though it be of no size, as what an operator was not asked for has not."""
+    return tensor._is_initialized() or tensor._is_dense_tensor_hold_allocation()
+
+
 def hooks(layer):
     """Return the functions that calling the layer runs before and after its forward."""
     return [*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values()]

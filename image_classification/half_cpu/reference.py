@@ -118,10 +118,8 @@ def round_results(result, dtype, cast):
     """Return `result` with its float32 tensors rounded to `dtype`; other tensors stay."""
     kind = KINDS[type(result)]
     if kind == TENSOR:
-        # Empty tensors are not initialized either; what was not asked for, such as einsum's caches and unique's counts,
-        # has no memory at all.
-        holds = result._is_initialized() or result._is_dense_tensor_hold_allocation()
-        return cast(result, dtype) if result.dtype is FLOAT32 and holds else result
+        # einsum's caches and unique's counts, where they are not asked for, have none
+        return cast(result, dtype) if result.dtype is FLOAT32 and paddle_names.has_memory(result) else result
     if kind == SEQUENCE:
         return type(result)([round_results(item, dtype, cast) for item in result])
     return result
