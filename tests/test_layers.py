@@ -28,6 +28,16 @@ def test_stochastic_depth_rises_evenly_over_all_stages(depths):
     np.testing.assert_allclose(sum(rates, []), np.linspace(0.0, 0.3, sum(depths)), rtol=1e-15)
 
 
+@pytest.mark.parametrize("family", ["BEiT", "EVA02"])
+def test_branches_of_deep_blocks_start_smaller(family):
+    """Block n begins 1 / sqrt(2 n) times as large, as in the authors' `fix_init_weight`."""
+    (folder,) = (each for each in FOLDERS if each.name == family)
+    for number, block in enumerate(build(digits_config(folder)).blocks, start=1):
+        for layer in (block.attn.proj, block.mlp.fc2):
+            # Of 2,304 numbers and more the deviation is known to 1.5 %; five times as much.
+            np.testing.assert_allclose(layer.weight.numpy().std(), 0.02 / (2 * number) ** 0.5, rtol=0.075)
+
+
 @pytest.mark.parametrize("window", [2, 3])
 def test_bias_of_a_pair_is_the_row_of_where_one_token_lies_from_the_other(window):
     """Swin, equation 4: rows of the table are offsets of the query from the key, down and then across."""

@@ -76,15 +76,17 @@ def test_batch_norm_rounds_the_moved_statistics_as_single_operators_do_and_count
         np.testing.assert_array_equal(own.numpy(), (old.scale(0.83) + new.scale(1.0 - 0.83)).numpy())
 
 
+@pytest.mark.parametrize("strided", [(0,), (1,), (0, 1, 2, 3)], ids=["mean", "variance", "all"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", ALL)
-def test_batch_norm_of_strided_statistics_and_parameters_touches_no_other_numbers(dtype, training):
+def test_batch_norm_of_strided_statistics_and_parameters_touches_no_other_numbers(dtype, training, strided):
     """A column of a table, as of norms that choose their statistics by a domain."""
     (x,) = tensors([(4, 8, 5, 3)], dtype)
     columns = [tensor * 1.0 for tensor in (*statistics(8), *statistics(8)[::-1])]
     table = paddle.stack([one for column in columns for one in (column, paddle.full([8], 99.0))], axis=1)
     results = []
-    for mean, variance, scale, shift in (columns, [table[:, 2 * place] for place in range(4)]):
+    chosen = [table[:, 2 * place] if place in strided else column.clone() for place, column in enumerate(columns)]
+    for mean, variance, scale, shift in (columns, chosen):
         with half_cpu.dispatch(backend="onednn"):
             results.append(F.batch_norm(x, mean, variance, scale, shift, training=training).astype(FLOAT32).numpy())
     # once a kernel's and once the reference's: one rounding of the largest result

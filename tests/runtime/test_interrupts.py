@@ -70,6 +70,15 @@ def test_released_interrupt_comes_at_once_and_again_where_it_was_swallowed(numbe
     assert ending(raised.value) == end
 
 
+def test_first_of_two_held_signals_is_the_one_that_ends():
+    hold_interrupts()
+    press(signal.SIGTERM)
+    press(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        release_interrupts()
+    assert ending(raised.value) == ("terminated", 143)
+
+
 def test_without_a_hold_nothing_is_different():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     release_interrupts()
