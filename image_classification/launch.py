@@ -194,13 +194,14 @@ def resume(trainer):
 def train(trainer, parts, folder, report):
     """Train to the end or to a requested stop."""
     from .build import folder_hooks
+    from .run_folder import resume_word
 
     logger, epochs = get_logger(), parts.config.TRAIN.NUM_EPOCHS
     trainer.add_hooks(folder_hooks(parts, folder, report))
     with stop_on_signal(trainer):
         trainer.fit()
     if trainer.stopping and trainer.progress.epoch < epochs:
-        logger.info(f"stopped by {trainer.stop_reason}; continue with -resume={folder.path / 'latest'}")
+        logger.info(f"stopped by {trainer.stop_reason}; continue with {resume_word(folder.path)}")
     elif parts.parallel.is_main:
         logger.info(result_table(report))
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 
@@ -171,8 +172,13 @@ def check_output(config):
         return
     if not _has_run(path):
         raise UserError(f"-output: {path}: holds results of another project: name another folder")
-    way = f"continue it with -resume={path / 'latest'}, or " if (path / "latest.pdparams").exists() else ""
+    way = f"continue it with {resume_word(path)}, or " if (path / "latest.pdparams").exists() else ""
     raise UserError(f"-output: {path}: holds a run already: {way}name another folder")
+
+
+def resume_word(path):
+    """Return the option that goes on with a run's folder, as a shell takes it: a path may have blanks."""
+    return shlex.quote(f"-resume={path / 'latest'}")
 
 
 def _refuse_to_write_over(path, config):

@@ -1,5 +1,6 @@
 """The folder of a run belongs to it: another run, an evaluation or a second process is refused and changes nothing."""
 
+import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -35,6 +36,16 @@ def write(folder, text):
     path = folder / "again.yaml"
     path.write_text(text)
     return str(path)
+
+
+@pytest.mark.parametrize("name", ["run", "my run", "it's (2)"])
+def test_way_to_go_on_with_a_run_can_be_copied_into_a_shell(name, tmp_path):
+    path = RunFolder.create(config_of(tmp_path / name)).path
+    (path / "latest.pdparams").touch()
+    with pytest.raises(UserError, match="holds a run already") as refused:
+        check_output(config_of(path))
+    word = str(refused.value).partition("continue it with ")[2].partition(", or name another folder")[0]
+    assert shlex.split(word) == [f"-resume={path / 'latest'}"]
 
 
 def test_two_run_folders_made_in_one_second_differ(tmp_path):

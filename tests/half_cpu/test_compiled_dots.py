@@ -1,21 +1,25 @@
 """Convolutions of single pixels by dot products and what follows: compared with float64, and when they are chosen."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from image_classification import half_cpu
 from image_classification.half_cpu import compiled_dots, compiled_library, onednn_convolution_passes
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.compiled_long_products import multiplies_bfloat16
 from image_classification.half_cpu.onednn_primitives import Layout
-from image_classification.half_cpu.scope import active
-from tests.helpers.half_convolutions import Residuals, bound_of, evaluated, exactly, layer, pixels
+from tests.helpers.half_convolutions import (
+    assert_depends_on_nothing_else,
+    bound_of,
+    evaluated,
+    exactly,
+    input_channels,
+    layer,
+    pixels,
+    replayed_residuals,
+)
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
 pytestmark = pytest.mark.skipif(not multiplies_bfloat16(), reason="needs AVX512-BF16")
@@ -30,19 +34,11 @@ SHAPES = [
 @pytest.fixture
 def calls(monkeypatch):
     """The numbers of input channels of all convolutions by dot products, which are chosen on any processor."""
-    library, found = compiled_library.load(), []
-    original = library.dot_convolution
-
-    def counted(constants, *arguments):
-        found.append(constants[2])
-        original(constants, *arguments)
-
     prepared = onednn_convolution_passes._prepared.__wrapped__  # remembers what it was told
     monkeypatch.setattr(onednn_convolution_passes, "_prepared", prepared)
-    monkeypatch.setattr(library, "dot_convolution", counted)
-    monkeypatch.setattr(library, "halves_vectors", True)
-    monkeypatch.setattr(library, "has_amx", False)
-    return found
+    monkeypatch.setattr(compiled_library.load(), "halves_vectors", True)
+    monkeypatch.setattr(compiled_library.load(), "has_amx", False)
+    return input_channels(monkeypatch, "dot_convolution")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -92,34 +88,13 @@ def test_numbers_that_are_not_finite_stay_in_their_pixels(calls):
 def test_convolution_depends_neither_on_threads_nor_on_other_images(shape, calls):
     inputs, outputs, size, stride = shape
     made, x = layer(inputs, outputs, 1, stride), pixels(5, inputs, size, size)
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 2, 5):
-        openmp.omp_set_num_threads(count)
-        results.append(evaluated(made, x))
-        results.append(evaluated(made, x[3:4]))
-    openmp.omp_set_num_threads(threads)
-    for result in results[2:]:
-        np.testing.assert_array_equal(result, results[0] if len(result) == 5 else results[1])
-    np.testing.assert_array_equal(results[1], results[0][3:4])
+    assert_depends_on_nothing_else(made, x)
     assert len(calls) == 6
 
 
 def test_replayed_residuals_give_the_layers_bits(calls):
-    model, batches = Residuals(), [pixels(2, 128, 12, 12).contiguous() for _ in range(5)]
-    model.eval()
-    with paddle.no_grad(), half_cpu.dispatch(), half_cpu.frozen(model):
-        expected = [model(x).astype("float64").numpy() for x in batches]
-        found, counts = [], []
-        for x in batches:
-            found.append(half_cpu.replay(model, x).astype("float64").numpy())
-            counts.append(len(calls))
-        (recorded,) = (each for each in active.frozen.passes.values() if callable(each))
-        convolutions = [call.args[5:] for call in recorded.played.calls if len(call.args) == 9]
-    assert counts[1] < counts[2] == counts[4]  # then without layers: what was recorded is believed
-    assert [out == residual for out, _, _, residual in convolutions if residual] == [True, False]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    sums = [(call[5], call[8]) for call in replayed_residuals(calls) if len(call) == 9 and call[8]]
+    assert [out == residual for out, residual in sums] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Convolutions by AMX with what follows them: compared with float64, and when they are chosen."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -11,11 +8,19 @@ from paddle import nn
 
 from image_classification import half_cpu
 from image_classification.amp import build_precision
-from image_classification.half_cpu import compiled_library, compiled_tiled_convolution, compiled_tiles
+from image_classification.half_cpu import compiled_tiled_convolution, compiled_tiles
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
-from image_classification.half_cpu.scope import active
-from tests.helpers.half_convolutions import Residuals, bound_of, evaluated, exactly, layer, pixels
+from tests.helpers.half_convolutions import (
+    assert_depends_on_nothing_else,
+    bound_of,
+    evaluated,
+    exactly,
+    input_channels,
+    layer,
+    pixels,
+    replayed_residuals,
+)
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
@@ -33,15 +38,7 @@ SHAPES = [
 @pytest.fixture
 def calls(monkeypatch):
     """The numbers of input channels of all convolutions by AMX."""
-    library, found = compiled_library.load(), []
-    original = library.tiled_convolution
-
-    def counted(constants, *arguments):
-        found.append(constants[2])
-        original(constants, *arguments)
-
-    monkeypatch.setattr(library, "tiled_convolution", counted)
-    return found
+    return input_channels(monkeypatch, "tiled_convolution")
 
 
 @needs_tiles
@@ -86,16 +83,7 @@ def test_numbers_that_are_not_finite_stay_in_their_windows(inputs, window, calls
 def test_convolution_depends_neither_on_threads_nor_on_other_images(shape, calls):
     inputs, outputs, size, window, stride = shape
     made, x = layer(inputs, outputs, window, stride), pixels(5, inputs, size, size)
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 2, 5):
-        openmp.omp_set_num_threads(count)
-        results.append(evaluated(made, x))
-        results.append(evaluated(made, x[3:4]))
-    openmp.omp_set_num_threads(threads)
-    for result in results[2:]:
-        np.testing.assert_array_equal(result, results[0] if len(result) == 5 else results[1])
-    np.testing.assert_array_equal(results[1], results[0][3:4])
+    assert_depends_on_nothing_else(made, x)
     assert len(calls) == 6
 
 
@@ -126,21 +114,8 @@ def test_convolution_with_nothing_behind_is_the_exact_one_rounded_once(padding, 
 
 @needs_tiles
 def test_replayed_residuals_give_the_layers_bits(calls):
-    model, batches = Residuals(), [pixels(2, 128, 12, 12).contiguous() for _ in range(5)]
-    model.eval()
-    with paddle.no_grad(), half_cpu.dispatch(), half_cpu.frozen(model):
-        expected = [model(x).astype("float64").numpy() for x in batches]
-        found, counts = [], []
-        for x in batches:
-            found.append(half_cpu.replay(model, x).astype("float64").numpy())
-            counts.append(len(calls))
-        (recorded,) = (each for each in active.frozen.passes.values() if callable(each))
-        convolutions = [call.args for call in recorded.played.calls if len(call.args) == 8]
-    assert counts[1] < counts[2] == counts[4]  # then without layers: what was recorded is believed
-    sums = [(out, residual) for *_, out, _, _, residual in convolutions if residual]
+    sums = [(call[4], call[7]) for call in replayed_residuals(calls) if len(call) == 8 and call[7]]
     assert [out == residual for out, residual in sums] == [True, False]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_convolutions_that_are_chosen(monkeypatch):

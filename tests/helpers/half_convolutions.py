@@ -1,11 +1,16 @@
 """Convolutions of bfloat16 images in an evaluation, with what follows them, and what they are exactly."""
 
+import ctypes
+from pathlib import Path
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
 from image_classification import half_cpu
+from image_classification.half_cpu import compiled_library
+from image_classification.half_cpu.scope import active
 from image_classification.layers import ConvNorm
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
 
@@ -72,3 +77,48 @@ class Residuals(nn.Layer):
         x = self.first(x)
         y = self.second(self.first(x), x)
         return self.first(self.third(y, y))
+
+
+def input_channels(monkeypatch, name):
+    """Return the list that gets the number of input channels of each convolution by a kernel of this name."""
+    library, found = compiled_library.load(), []
+    original = getattr(library, name)
+
+    def counted(constants, *arguments):
+        found.append(constants[2])
+        original(constants, *arguments)
+
+    monkeypatch.setattr(library, name, counted)
+    return found
+
+
+def assert_depends_on_nothing_else(made, x):
+    """Assert that what a layer makes of five images is the same for several numbers of threads, and of one alone."""
+    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
+    threads, results = openmp.omp_get_max_threads(), []
+    for count in (1, 2, 5):
+        openmp.omp_set_num_threads(count)
+        results.append(evaluated(made, x))
+        results.append(evaluated(made, x[3:4]))
+    openmp.omp_set_num_threads(threads)
+    for result in results[2:]:
+        np.testing.assert_array_equal(result, results[0] if len(result) == 5 else results[1])
+    np.testing.assert_array_equal(results[1], results[0][3:4])
+
+
+def replayed_residuals(calls):
+    """Assert that a replayed model has the layers' bits, without these calls once it is recorded; return its calls."""
+    model, batches = Residuals(), [pixels(2, 128, 12, 12).contiguous() for _ in range(5)]
+    model.eval()
+    with paddle.no_grad(), half_cpu.dispatch(), half_cpu.frozen(model):
+        expected = [model(x).astype("float64").numpy() for x in batches]
+        found, counts = [], []
+        for x in batches:
+            found.append(half_cpu.replay(model, x).astype("float64").numpy())
+            counts.append(len(calls))
+        (recorded,) = (each for each in active.frozen.passes.values() if callable(each))
+        made = [call.args for call in recorded.played.calls]
+    assert counts[1] < counts[2] == counts[4]  # then without layers: what was recorded is believed
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    return made
