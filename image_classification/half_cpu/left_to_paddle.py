@@ -75,16 +75,16 @@ def _function_of_two(is_fast):
     def rule(original, args, kwargs):
         if len(args) < 2:
             return NotImplemented
-        left, right, *others = args
-        if not _wide(left) or not _wide(right) or left.shape != right.shape:
+        left, right = args[:2]
+        if not _wide(left) or not _wide(right) or not left.is_same_shape(right):
             return NotImplemented
-        if numel(left) > SMALL and asks_gradient(left, right) and not is_fast(left):
+        if asks_gradient(left, right) and numel(left) > SMALL and not is_fast(left):
             return NotImplemented
         if left.is_contiguous() and right.is_contiguous():
             return original(*args, **kwargs)
         if not is_channels_last(left) or not is_channels_last(right):
             return NotImplemented
-        return _as_images(original(_as_rows(left), _as_rows(right), *others, **kwargs))
+        return _as_images(original(_as_rows(left), _as_rows(right), *args[2:], **kwargs))
 
     return rule
 
