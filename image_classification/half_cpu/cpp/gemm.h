@@ -121,7 +121,10 @@ static void compute_some(const Engine& engine, long first, long count, long M, l
         else for_tasks(tasks, f);
     };
 
-    long down = parts(M, rows), across = parts(panels, share), groups = parts(panels, GROUP);
+    // Tiles as large as each other, so many that each thread has as many as the others.
+    long tall = parts(M, ROWS), down = parts(M, rows), threads = omp_get_max_threads();
+    if (count * down > threads) down = std::min(tall, parts(count * down, threads) * threads / count);
+    long across = parts(panels, share), groups = parts(panels, GROUP);
     long start = 0;
     do {
         long end = std::min(K, start + depth), blocks = std::max(1L, parts(end - start, DEPTH));
@@ -134,8 +137,9 @@ static void compute_some(const Engine& engine, long first, long count, long M, l
         run(count * down * across, [&](long task) {
             static thread_local Scratch left_scratch;
             typename Engine::Ready ready;
-            long index = task / (down * across), m0 = task / across % down * rows, q0 = task % across * share;
-            long m1 = std::min(M, m0 + rows), tile = parts(m1 - m0, ROWS) * ROWS;
+            long index = task / (down * across), place = task / across % down, q0 = task % across * share;
+            long m0 = tall * place / down * ROWS, m1 = std::min(M, tall * (place + 1) / down * ROWS);
+            long tile = parts(m1 - m0, ROWS) * ROWS;
             float* sums = left_scratch.floats(tile * NR + blocks * tile * STRIDE + 64);
             float* block = sums + tile * NR;
             auto a = left(first + index);
