@@ -26,8 +26,8 @@ NPY_HEADER = 128  # bytes before an array in NumPy's format
 def read_tar_shards(root, split, num_classes):
     """Return the samples of ``<split>*.tar`` or ``<split>/*.tar`` in ``root`` (WebDataset's layout).
 
-    Members with the same name up to the first dot are one sample: an image, and a label as ``.cls`` (text) or in
-    ``.json`` ({"label": 3}). Without ``num_classes`` there are as many classes as the labels count.
+    Members with the same name up to the first dot are one sample, hidden ones none: an image, and a label as ``.cls``
+    (text) or in ``.json`` ({"label": 3}). Without ``num_classes`` there are as many classes as the labels count.
 
     Raises:
         UserError: no shard, two sets of them, a cut one, or a sample without image or label, or with two.
@@ -112,6 +112,8 @@ def _read_samples(path):
     samples = {}
     for name, offset, length in list_members(path):
         folder, base = os.path.split(name)
+        if base.startswith("."):
+            continue
         key, _, extension = base.partition(".")
         parts = samples.setdefault(os.path.join(folder, key), {})
         kind = "image" if f".{extension.lower()}" in IMAGE_EXTENSIONS else extension

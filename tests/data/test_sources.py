@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from image_classification.data import build_dataset, build_eval_loader, build_train_loader, caltech101
+from image_classification.data import build_dataset, build_eval_loader, build_train_loader, caltech101, records
 from image_classification.data.splits import stratified_split
 from image_classification.files.unpickle import load_pickle
 from image_classification.runtime import UserError
@@ -269,6 +269,32 @@ def test_tar_shard_that_is_cut_or_incomplete_is_named(tmp_path):
     assert "sample 1 has no label" in error_of(config)
     shard.write_bytes(tar_bytes({"1.jpg": b"x", "1.json": b'{"label": "cat"}'}))
     assert "1.json: holds no label" in error_of(config)
+
+
+def test_hidden_members_of_a_tar_shard_are_no_samples(tmp_path):
+    """A Mac packs such a file beside each of its own; class folders leave them out, too."""
+    members = {f"part/._{number:05d}.{ending}": b"Mac OS X" for number in range(2) for ending in ("jpg", "cls")}
+    (tmp_path / "train-000.tar").write_bytes(tar_bytes({".DS_Store": b"", **members, **shard_members(3)}))
+    dataset = build_dataset(make_config(3, DATASET="tar_shards", DATA_PATH=tmp_path), "train")
+    assert dataset.labels.tolist() == [0, 1, 2]
+
+
+def test_tar_shards_of_two_sets_in_one_folder_are_refused(tmp_path):
+    for name in ("train-00000-of-00001.tar", "train-00001-of-00002.tar"):
+        (tmp_path / name).write_bytes(tar_bytes(shard_members(3)))
+    config = make_config(3, DATASET="tar_shards", DATA_PATH=tmp_path)
+    assert "shards of 1 and of 2 lie in one folder, their images would count twice" in error_of(config)
+
+
+def test_more_shards_than_a_process_may_open_are_read_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MAX_OPEN_FILES", 2)
+    for number in range(4):
+        (tmp_path / f"train-{number}.tar").write_bytes(tar_bytes(shard_members(1, first=number)))
+    dataset = build_dataset(make_config(4, DATASET="tar_shards", DATA_PATH=tmp_path), "train")
+    before = len(os.listdir("/proc/self/fd"))
+    for index in (0, 1, 2, 1, 3, 1, 0):
+        assert dataset.read(index)[0] == encoded(photo(20, 24, seed=index))
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 def test_tar_shard_with_two_images_or_labels_of_one_name_is_named(tmp_path):
