@@ -194,6 +194,27 @@ def test_pad_crop_shifts_the_image():
     assert seen == set(range(25))
 
 
+def test_simple_crop_is_a_window_of_the_scaled_image_in_a_mirrored_border():
+    image = photo(16, 24)  # the short side is the size already
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+    windows = [padded[top : top + 16, left : left + 16].tobytes() for top in range(9) for left in range(17)]
+    seen = [TrainTransform(16, crop="simple", hflip=0)(image, np.random.default_rng(seed)) for seed in range(100)]
+    places = {windows.index(pixels.tobytes()) for pixels in seen}
+    assert {place // 17 for place in places} == set(range(9)) and {place % 17 for place in places} == set(range(17))
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_scaled_decoding_is_left_out_where_all_pixels_are_decoded(upright):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(photo(200, 120), exif=exif)
+    pixels = np.rot90(decode(content, "pil"), -1) if upright else decode(content, "pil")
+    content = content if upright else content[:-2] + bytes(64)  # zeros in place of its end: Pillow alone reads it
+    for seed in range(4):
+        found = TrainTransform(16, upright=upright)(content, np.random.default_rng(seed))
+        np.testing.assert_array_equal(found, TrainTransform(16)(pixels, np.random.default_rng(seed)))
+
+
 def test_scaled_decoding_keeps_the_crop_and_its_content():
     content = encoded(cv2.resize(photo(64, 80), (1000, 800), interpolation=cv2.INTER_CUBIC), quality=95)
     scaled = TrainTransform(48, hflip=0)
@@ -213,9 +234,9 @@ def test_scaled_decoding_is_used_only_where_pixels_suffice(monkeypatch):
         return decode(content, library, channels, factor)
 
     monkeypatch.setattr("image_classification.data.transforms.decode", spy)
-    content = encoded(photo(200, 200))
+    content = encoded(photo(200, 400))
     for size in (10, 50, 100, 101):
-        TrainTransform(size, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))(content, np.random.default_rng(0))
+        TrainTransform(size, crop_scale=(1.0, 1.0), crop_ratio=(2.0, 2.0))(content, np.random.default_rng(0))
     assert factors == [8, 4, 2, 1]
 
 
