@@ -374,6 +374,7 @@ def test_state_loaded_into_another_trainer_continues_bit_for_bit():
     (4, 1, 3, 3),  # as saved: 12 of 24 images, 3 of 6 steps
     (2, 2, 6, 3),  # the same steps of two micro-batches, as a pipeline needs them
     (2, 1, 6, 6),
+    (2, 4, 4, 2),  # the micro-batches of a whole step
     (8, 1, 1, 2),  # not yet the 4 images of half a step, and the schedule's nearest step
 ])  # fmt: skip
 def test_state_of_other_batches_continues_at_the_same_image(batch_size, window, batch, step):

@@ -73,7 +73,7 @@ def sgd(w, g, lr, wd, step, slots):
 
 
 def momentum(w, g, lr, wd, step, slots):
-    slots["v"] = 0.9 * slots.get("v", 0.0) + g + wd * w
+    slots["v"] = 0.8 * slots.get("v", 0.0) + g + wd * w
     return w - lr * slots["v"]
 
 
@@ -86,7 +86,7 @@ def adamw(w, g, lr, wd, step, slots):
     slots["m"] = 0.9 * slots.get("m", 0.0) + 0.1 * g
     slots["v"] = 0.99 * slots.get("v", 0.0) + 0.01 * g * g
     m, v = slots["m"] / (1 - 0.9**step), slots["v"] / (1 - 0.99**step)
-    return w - lr * wd * w - lr * m / (np.sqrt(v) + 1e-8)
+    return w - lr * wd * w - lr * m / (np.sqrt(v) + 0.01)
 
 
 def adam(w, g, lr, wd, step, slots):
@@ -97,7 +97,7 @@ def rmsprop(w, g, lr, wd, step, slots):
     """Hinton's rule with TensorFlow's momentum: epsilon under the root."""
     g = g + wd * w
     slots["s"] = 0.95 * slots.get("s", 0.0) + 0.05 * g * g
-    slots["v"] = 0.9 * slots.get("v", 0.0) + lr * g / np.sqrt(slots["s"] + 1e-8)
+    slots["v"] = 0.8 * slots.get("v", 0.0) + lr * g / np.sqrt(slots["s"] + 0.01)
     return w - slots["v"]
 
 
@@ -252,11 +252,11 @@ def test_own_rules_change_the_weights_in_place(name):
     ("name", "options", "update"),
     [
         ("SGD", {}, sgd),
-        ("Momentum", {}, momentum),
+        ("Momentum", {"MOMENTUM": 0.8}, momentum),
         ("Momentum", {"NESTEROV": True}, nesterov),
-        ("AdamW", {"BETAS": (0.9, 0.99)}, adamw),
-        ("Adam", {"BETAS": (0.9, 0.99)}, adam),
-        ("RMSProp", {"RHO": 0.95}, rmsprop),
+        ("AdamW", {"BETAS": (0.9, 0.99), "EPS": 0.01}, adamw),
+        ("Adam", {"BETAS": (0.9, 0.99), "EPS": 0.01}, adam),
+        ("RMSProp", {"RHO": 0.95, "MOMENTUM": 0.8, "EPS": 0.01}, rmsprop),
     ],
 )
 def test_five_steps_equal_the_published_rule(name, options, update):
