@@ -58,7 +58,7 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
     near = [full for full in known if full.startswith(typed)] or difflib.get_close_matches(typed, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
     if family is not None and path.suffix == ".yaml":
-        hint = f"{typed} belongs to {family}: its program is in image_classification/{family}"
+        hint = f"did you mean {typed}? Its program is in image_classification/{family}"
     raise UserError(f"{what}: {path}: no such file, and no model or recipe of that name; {hint}")
 
 

@@ -61,7 +61,7 @@ def test_base_by_name_is_read_and_a_wrong_one_is_named_with_the_nearest(tmp_path
     ("resnet5", "did you mean resnet50?"),
     ("vit_base", "did you mean vit_base_patch"),
     ("resnet50.a1_in1k", "did you mean resnet50?"),
-    ("configs/resnet50.yaml", "resnet50 belongs to ResNet: its program is in image_classification/ResNet"),
+    ("configs/resnet50.yaml", "did you mean resnet50? Its program is in image_classification/ResNet"),
     ("finetun", "did you mean finetune?"),
     ("zzzz", "tools/list_models.py lists the models"),
 ])  # fmt: skip

@@ -88,7 +88,7 @@ def test_every_program_of_the_readme_is_one_of_these():
     ([MAIN.format(FIRST.name), f"--cfg={VARIANT[:-1]}"], f"did you mean {VARIANT}?"),
     ([MAIN.format(OTHER.name), "-cfg", VARIANT], f"{VARIANT} belongs to {FIRST.name}: its program is in "
                                                  f"image_classification/{FIRST.name}"),
-    ([MAIN.format(OTHER.name), f"-cfg=./configs/{VARIANT}.yaml"], f"{VARIANT} belongs to {FIRST.name}"),
+    ([MAIN.format(OTHER.name), f"-cfg=./configs/{VARIANT}.yaml"], f"did you mean {VARIANT}? Its program is in "),
     ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-opts", "MODEL.DROPUOT=0.1"], "did you mean MODEL.DROPOUT?"),
     ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-opts", "TRAIN.BASELR=1"], "did you mean TRAIN.BASE_LR?"),
     ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-lr=fast"], "TRAIN.BASE_LR: expected"),
