@@ -391,7 +391,11 @@ def test_odd_image_size_is_refused_when_the_model_is_made_or_its_images_are_seen
         ("GMLP", {"mlp_ratio": 0.1, "embed_dim": 50}, "MLP_RATIO: gives 5 channels"),
         ("RegNet", {"initial_width": 1}, "INITIAL_WIDTH 1 .* no width"),
         ("RegNet", {"bottle_ratio": 0.0}, "BOTTLE_RATIO 0.0 leave"),
+        ("RegNet", {"bottle_ratio": 3.7}, "BOTTLE_RATIO 3.7 gives .* not a multiple of MODEL.GROUP_WIDTH"),
+        ("MobileViT", {"dims": ()}, "two inverted residuals more than MODEL.HIDDEN_DIMS"),
+        ("XCiT", {"embed_dim": 7, "num_heads": 1}, "EMBED_DIM 7: the patches halve it 3 times"),
         ("EVA02", {"image_size": 1}, "IMAGE_SIZE 1 is not a multiple of MODEL.PATCH_SIZE"),
+        ("EVA02", {"rope_temperature": 0.0}, "ROPE_TEMPERATURE 0.0: expected more than 0"),
     ],
 )
 def test_impossible_model_arguments_are_named(folder, arguments, message):

@@ -161,6 +161,8 @@ class Eva02(Encoder):
             if num_heads < 1 or embed_dim % (4 * num_heads):
                 raise UserError(f"MODEL.EMBED_DIM {embed_dim} is not a multiple of 4 * MODEL.NUM_HEADS {num_heads}, "
                                 "which MODEL.ROPE needs")  # fmt: skip
+            if not rope_temperature > 0:
+                raise UserError(f"MODEL.ROPE_TEMPERATURE {rope_temperature}: expected more than 0")
             bands = embed_dim // num_heads // 4
             grid = max(image_size // max(patch_size, 1), 1)  # what does not divide, the patches refuse
             angles = rotary_angles(grid, bands, rope, rope_temperature, rope_grid, rope_xy)

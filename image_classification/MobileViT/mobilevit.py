@@ -163,7 +163,7 @@ class MobileViT(FeatureMapModel):
         if len(hidden_dims) != len(depths):
             raise UserError(f"MODEL.HIDDEN_DIMS {list(hidden_dims)} and MODEL.DEPTHS {list(depths)} must have the same "
                             "length")  # fmt: skip
-        stem, *residuals = dims
+        stem, *residuals = dims or (0,)  # none are refused below
         last = residuals.pop() if version == 1 and residuals else None
         plain = len(residuals) - len(hidden_dims)  # residuals without a transformer
         if plain < 2:

@@ -50,7 +50,11 @@ def stages_of(depth: int, initial_width: int, width_slope: float, width_factor: 
             raise UserError(f"MODEL.INITIAL_WIDTH {initial_width} and BOTTLE_RATIO {bottle_ratio} leave no width")
         group = min(group_width, inner)
         rounded = round_channels(inner, group) if round_up else max(1, round(inner / group)) * group
-        stages.append(Stage(blocks, int(rounded / bottle_ratio), group))
+        stage = Stage(blocks, int(rounded / bottle_ratio), group)
+        if (inner := round(stage.channels * bottle_ratio)) % group:
+            raise UserError(f"MODEL.BOTTLE_RATIO {bottle_ratio} gives convolutions of {inner} channels, which is not a "
+                            f"multiple of MODEL.GROUP_WIDTH {group}")  # fmt: skip
+        stages.append(stage)
     return stages
 
 

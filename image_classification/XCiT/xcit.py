@@ -51,6 +51,8 @@ class PatchEmbed(nn.Sequential):
 
     def __init__(self, patch_size: int, in_channels: int, embed_dim: int):
         halvings = patch_size.bit_length() - 1
+        if embed_dim >> halvings - 1 < 1:
+            raise UserError(f"MODEL.EMBED_DIM {embed_dim}: the patches halve it {halvings - 1} times")
         widths = [in_channels, *(embed_dim >> index for index in reversed(range(halvings)))]
         layers = []
         for before, width in zip(widths, widths[1:], strict=False):
