@@ -343,6 +343,15 @@ def test_norm_with_a_scale_or_a_shift_alone_has_the_gradients_of_one_with_both(n
         np.testing.assert_allclose(actual, expected, rtol=2.0**-7, atol=1e-2)
 
 
+def _recurrent(x, weight):
+    paddle.seed(2)
+    layer = paddle.nn.SimpleRNN(4, 5)
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True
+    layer._all_weights[0] = weight
+    return layer(x)[0]
+
+
 TWO_OPERANDS = {
     "prelu": (F.prelu, [(2, 4, 3, 3), (4,)]),
     "grid_sample": (lambda x, grid: F.grid_sample(x, grid.tanh()), [(2, 3, 4, 4), (2, 3, 3, 2)]),
@@ -362,6 +371,10 @@ TWO_OPERANDS = {
     "cholesky_solve": (lambda x, y: paddle.linalg.cholesky_solve(x, y + 4 * paddle.eye(3)), [(3, 2), (3, 3)]),
     "send_ue_recv": (
         lambda x, y: paddle.geometric.send_ue_recv(x, y, *[paddle.to_tensor([0, 1])] * 2), [(3, 2), (2, 2)]),
+    "send_uv": (lambda x, y: paddle.geometric.send_uv(x, y, *[paddle.to_tensor([0, 1])] * 2), [(3, 2), (3, 2)]),
+    "triangular_solve": (lambda x, y: paddle.linalg.triangular_solve(x + 4 * paddle.eye(3), y), [(3, 3), (3, 2)]),
+    "hsigmoid_loss": (lambda x, w: F.hsigmoid_loss(x, paddle.to_tensor([0, 1, 2]), 4, w), [(3, 5), (3, 5)]),
+    "rnn": (lambda x, w: _recurrent(x, w), [(2, 3, 4), (5, 4)]),
 }  # fmt: skip
 
 
