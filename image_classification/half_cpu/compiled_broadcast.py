@@ -16,6 +16,7 @@ from .onednn_memory import (
     contiguous,
     in_dtype,
     is_channels_last,
+    is_settled,
     lies_dense,
     new_channels_last,
     new_like,
@@ -279,7 +280,7 @@ def _kernel(name):
         runs = plan(large, small.shape)
         if runs is None:
             return _outer_sum(left, right) if name == b"add" else NotImplemented
-        if operation is None or len(runs) > 4 or not (large.is_contiguous() or is_channels_last(large)):
+        if operation is None or len(runs) > 4 or not is_settled(large):
             return NotImplemented
         if not (large.is_contiguous() or _is_row(tuple(small.shape)) or is_channels_last(small)):
             return NotImplemented  # the small one lies in another order

@@ -8,7 +8,7 @@ import paddle
 from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over, together
 from .compiled_library import load, numbers
 from .compiled_worth import asks_gradient, pays
-from .onednn_memory import is_channels_last, new_like
+from .onednn_memory import is_settled, new_like
 from .onednn_primitives import DATA_TYPES, bound, dense_strides, numel, servable
 from .paddle_names import reshape
 from .recorded import PyLayer
@@ -78,7 +78,7 @@ def _pair(name, large, small):
         return NotImplemented
     if large.shape == small.shape:
         return Pair.apply(large, small, name, ((numel(large), False),))
-    if not (large.is_contiguous() or is_channels_last(large)):
+    if not is_settled(large):
         return NotImplemented
     runs = plan(large, small.shape)
     if runs is None or len(runs) > 4 or in_order_of(small, large) is None:

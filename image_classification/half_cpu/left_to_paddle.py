@@ -8,9 +8,8 @@ from .arguments import FLOAT32, KINDS, TENSOR
 from .branches import is_inner
 from .compiled_worth import asks_gradient
 from .linear_map import LinearMap
-from .onednn_memory import channels_last, is_channels_last, passed_on
+from .onednn_memory import as_images, as_rows, channels_last, is_channels_last, passed_on
 from .onednn_primitives import numel
-from .paddle_names import transpose
 from .scope import active
 
 # On float32 tensors of up to so many elements Paddle's own take 5 to 13 us in one thread, forward, and 10 to 40
@@ -46,26 +45,20 @@ def _function_of_one(is_fast):
             return original(*args, **kwargs)
         if not is_channels_last(x):
             return NotImplemented
-        return _as_images(original(_as_rows(x), *args[1:], **kwargs))
+        # Paddle would copy images that lie as rows element by element.
+        return _as_images(original(as_rows(x), *args[1:], **kwargs))
 
     return rule
 
 
-def _as_rows(images):
-    """Return the dense view [B, H, W, C] of images that lie so, which Paddle would copy element by element."""
-    return transpose(images, [0, 2, 3, 1])
-
-
 def _as_images(rows):
-    if rows.stop_gradient:
-        return transpose(rows, [0, 3, 1, 2])
-    return LinearMap.apply(rows, lambda rows: transpose(rows, [0, 3, 1, 2]), _gradient_as_rows)
+    return as_images(rows) if rows.stop_gradient else LinearMap.apply(rows, as_images, _gradient_as_rows)
 
 
 def _gradient_as_rows(gradient):
     """Return the gradient of images, a copy: of a view Paddle does not see that a hook has it, and writes into it."""
     ordered = channels_last(gradient)
-    return _as_rows(passed_on(ordered) if ordered is gradient else ordered)
+    return as_rows(passed_on(ordered) if ordered is gradient else ordered)
 
 
 def _function_of_two(is_fast):
@@ -84,7 +77,7 @@ def _function_of_two(is_fast):
             return original(*args, **kwargs)
         if not is_channels_last(left) or not is_channels_last(right):
             return NotImplemented
-        return _as_images(original(_as_rows(left), _as_rows(right), *args[2:], **kwargs))
+        return _as_images(original(as_rows(left), as_rows(right), *args[2:], **kwargs))
 
     return rule
 

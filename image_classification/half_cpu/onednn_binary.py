@@ -12,7 +12,16 @@ from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .onednn_batched_matmul import matmul
 from .onednn_matmul import sum_rows
-from .onednn_memory import channels_last, contiguous, is_channels_last, new_like, ordered_like, passed_on, settled
+from .onednn_memory import (
+    channels_last,
+    contiguous,
+    is_channels_last,
+    is_settled,
+    new_like,
+    ordered_like,
+    passed_on,
+    settled,
+)
 from .onednn_primitives import bound, cache, dense, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -140,7 +149,7 @@ def multiply(original, args, kwargs):
 def _with_row(function, left, right):
     """Return a function of the tensor and the row among two tensors."""
     for x, row in ((left, right), (right, left)):
-        if row.ndim <= x.ndim and (x.is_contiguous() or is_channels_last(x)) and is_row_of(row, x):
+        if row.ndim <= x.ndim and is_settled(x) and is_row_of(row, x):
             return function.apply(x, row)
     return NotImplemented
 

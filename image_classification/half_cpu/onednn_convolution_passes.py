@@ -16,6 +16,7 @@ from . import onednn_library as onednn
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
 from .onednn_memory import (
+    as_rows,
     channels_last,
     channels_last_layout,
     convert,
@@ -41,7 +42,6 @@ from .onednn_primitives import (
     servable,
 )
 from .onednn_windows import geometry_of, output_size, same_padding
-from .paddle_names import transpose
 from .scope import is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
@@ -148,7 +148,7 @@ def _run_on_read_pixels(name, key, first, weight, last):
         run(name, key, pixels, weight, last)
         return
     run(name, key, first, weight, pixels)
-    transpose(images, [0, 2, 3, 1]).zero_()
+    as_rows(images).zero_()
     reorder_like(pixels, read)
 
 

@@ -32,7 +32,6 @@ from .onednn_primitives import (
 from .scope import cast_once
 
 _FLOAT32 = paddle.float32
-_CHANNELS_SECOND = [0, 3, 1, 2]
 
 
 def _is_compiled(source, target):
@@ -99,10 +98,30 @@ def is_channels_last(tensor):
     return tensor.strides == [height * width * channels, 1, width * channels, channels]
 
 
+def are_rows(tensor):
+    """Return True for images [B, C, H, W] that lie in memory as [B, H, W, C] and not as [B, C, H, W], too."""
+    return not tensor.is_contiguous() and is_channels_last(tensor)
+
+
+def is_settled(tensor):
+    """Return whether a tensor is dense, row-major or channels-last."""
+    return tensor.is_contiguous() or is_channels_last(tensor)
+
+
+def as_rows(images):
+    """Return the dense view [B, H, W, C] of images that lie so."""
+    return paddle_names.transpose(images, [0, 2, 3, 1])
+
+
+def as_images(rows):
+    """Return the view [B, C, H, W] of rows [B, H, W, C]."""
+    return paddle_names.transpose(rows, [0, 3, 1, 2])
+
+
 def new_channels_last(dtype, shape):
     """Return a tensor [B, C, H, W] with arbitrary content that lies in memory as [B, H, W, C]."""
     batch, channels, height, width = shape
-    return paddle_names.transpose(new_tensor(dtype, [batch, height, width, channels]), _CHANNELS_SECOND)
+    return as_images(new_tensor(dtype, [batch, height, width, channels]))
 
 
 def channels_last_layout(number, shape):
@@ -120,7 +139,7 @@ def channels_last(tensor):
 
 def settled(tensor):
     """Return the tensor itself if it is dense row-major or channels-last, else a dense copy."""
-    return tensor if tensor.is_contiguous() or is_channels_last(tensor) else contiguous(tensor)
+    return tensor if is_settled(tensor) else contiguous(tensor)
 
 
 def passed_on(gradient):

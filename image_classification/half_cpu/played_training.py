@@ -109,7 +109,8 @@ class Training:
     def backward(self, gradients):
         """Return the gradients of the weights in new tensors."""
         inputs, results = self.played.inputs[-self._outputs :], self.played.results[self._outputs :]
-        gradients = [one.contiguous() for one in gradients]  # the engine sees to their format
+        # The engine sees to their format.
+        gradients = [slot.laid(one) for slot, one in zip(inputs, gradients, strict=True)]
         return self._play(inputs, results, gradients, self._forward_steps, len(self.played))
 
     def by_layers(self, inputs, gradients, before, scope):

@@ -15,6 +15,7 @@ from . import paddle_names
 from .arena import Block, Memory, arenas
 from .call_list import CallList
 from .noted_operators import Noted
+from .onednn_memory import are_rows, channels_last, is_settled, new_channels_last
 from .onednn_primitives import new_tensor
 from .past_operators import Watcher
 from .recorded_calls import Enough, Kernel, Operator, Refused, pointer_of
@@ -45,7 +46,7 @@ class Recorder(Watcher):
             self.input(tensor)
 
     def input(self, tensor):
-        """Note a dense tensor, of whose content each pass gets another."""
+        """Note a dense tensor, or images that are (see `are_rows`), of whose content each pass gets another."""
         self._inputs.append(tensor)
         if pointer_of(tensor):
             self._memory.add(Block(tensor, True))
@@ -203,6 +204,7 @@ class Slot:
 
     Attributes:
         block: its memory while the pass is recorded; `is_whole`: whether that is all of it, and dense.
+        are_rows: whether it is images that lie as [B, H, W, C].
         users: [(step, argument, offset)] of all that uses it, where it may be anywhere; or None, and
         own: the tensor that is used.
     """
@@ -210,7 +212,8 @@ class Slot:
     def __init__(self, tensor, block, offset):
         self.shape, self.strides, self.dtype = tensor.shape, tensor.strides, tensor.dtype
         self.block, self._offset = block, offset
-        self.is_whole = not offset and tensor.is_contiguous() and block.bytes == _bytes(tensor)
+        self.are_rows = are_rows(tensor)
+        self.is_whole = not offset and is_settled(tensor) and block.bytes == _bytes(tensor)
         self.users, self.own = None, tensor if block.given else None
 
     def move(self, users):
@@ -221,6 +224,14 @@ class Slot:
     def is_used_from(self, number):
         """Return whether steps from a number on use it where it is."""
         return any(step >= number for step, _, _ in self.users or ())
+
+    def laid(self, tensor):
+        """Return a tensor, or a copy of it, in the order of this one."""
+        return channels_last(tensor) if self.are_rows else tensor.contiguous()
+
+    def new(self):
+        """Return a tensor with arbitrary content of this one's shape, format and order."""
+        return (new_channels_last if self.are_rows else new_tensor)(self.dtype, self.shape)
 
     def settle(self):
         """Know the tensor, since the memory has its place."""
@@ -264,7 +275,7 @@ class Pass:
         """Return a tensor to which the pass will write a result, or None where `written` gives one."""
         if slot.users is None:
             return None
-        tensor = new_tensor(slot.dtype, slot.shape)
+        tensor = slot.new()
         if self._is_poisoned:
             _poison(tensor)
         self.look(slot, tensor.data_ptr())

@@ -1,5 +1,6 @@
 """What a pass changes beside its results: the numbers of buffers, and where the random generators stand."""
 
+import hashlib
 import random
 
 import numpy as np
@@ -47,6 +48,17 @@ class State:
 def statistics(parameters):
     """Return those that may be running statistics."""
     return [weight for weight in parameters if weight.ndim == 1]
+
+
+def mark(tensor):
+    """Return what is another one for other numbers."""
+    return hashlib.sha256(_bits(tensor)).digest()
+
+
+def marks_of_state(buffers):
+    """Return the marks of buffers, and of what Paddle's random generator gives next."""
+    with undispatched():
+        return [*map(mark, filter(pointer_of, buffers)), mark(paddle.rand([4]))]
 
 
 def _bits(tensor):

@@ -6,7 +6,6 @@ shape on, layers, operators and the engine of gradients lead to the same calls w
 
 import collections
 import contextlib
-import hashlib
 import itertools
 import logging
 import threading
@@ -24,13 +23,14 @@ from .huge_pages import ask
 from .kernels import REFERENCE
 from .noted_operators import End, as_one
 from .onednn_binary import Fork
+from .onednn_memory import are_rows, as_images, is_settled
 from .played_training import Training
 from .recorded import PyLayer
 from .recorded_calls import Refused, pointer_of
 from .recording import Recorder, copies, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
-from .state import State
+from .state import State, mark, marks_of_state
 from .watched_calls import Calls, changes_nothing
 
 logger = logging.getLogger(__name__)
@@ -254,10 +254,10 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
 
     def gradients_of(results):
         nonlocal forward_steps
-        if any(one.stop_gradient or one.dtype not in FLOATING or not one.is_contiguous() for one in results):
+        if any(one.stop_gradient or one.dtype not in FLOATING or not is_settled(one) for one in results):
             raise Refused("a result has no gradient or is not dense")
         forward_steps = len(recorder.steps)
-        layouts.extend((one.shape, one.dtype) for one in results)
+        layouts.extend((one.shape, one.dtype, are_rows(one)) for one in results)
         with as_one(recorder):
             gradients = [_random(*layout) for layout in layouts]
         for gradient in gradients:
@@ -276,7 +276,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     state.restore()
     own = copies(inputs)
     result, found = _both_passes(model, own, weights, lambda results: [_random(*layout) for layout in layouts])
-    expected = [*map(_mark, [*flat(result), *(found[number] for number in learning)]), *_marks_of_state(buffers)]
+    expected = [*map(mark, [*flat(result), *(found[number] for number in learning)]), *marks_of_state(buffers)]
     structure = mapped(lambda tensor: NOTHING, result)
     del result, found
     state.restore()
@@ -289,7 +289,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
             results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
         except Exception as error:  # of an operator that got what was not written, such as indices
             raise Refused(f"played again, they fail: {error}") from error
-    if expected != [*map(_mark, results), *_marks_of_state(buffers)]:
+    if expected != [*map(mark, results), *marks_of_state(buffers)]:
         raise Refused("played again, they give other results")
     return recorded
 
@@ -304,17 +304,9 @@ def _whole_again(weights):
             forget_branches(weight)
 
 
-def _random(shape, dtype):
+def _random(shape, dtype, by_rows):
     # As large as those of float16 with a loss scale: gradients that become 0 on their way compare nothing.
     numbers = np.random.default_rng(0).standard_normal(shape, "float32") * 16
     with undispatched():
-        return paddle.to_tensor(numbers).astype(dtype)
-
-
-def _mark(tensor):
-    return hashlib.sha256(tensor.numpy().tobytes()).digest()
-
-
-def _marks_of_state(buffers):
-    with undispatched():
-        return [*map(_mark, filter(pointer_of, buffers)), _mark(paddle.rand([4]))]
+        tensor = paddle.to_tensor(numbers.transpose(0, 2, 3, 1) if by_rows else numbers).astype(dtype)
+        return as_images(tensor) if by_rows else tensor

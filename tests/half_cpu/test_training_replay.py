@@ -304,8 +304,8 @@ def test_options_and_what_is_no_tensor_go_to_the_layers():
     assert bits(replayed.forward(images(0), factor=3.0)) == bits(layers.forward(images(0), factor=3.0))
 
 
-class Turned(paddle.autograd.PyLayer):
-    """Something of a tensor whose gradient is a view of another one."""
+class Given(paddle.autograd.PyLayer):
+    """Something of a tensor whose gradient is another one, such as a view."""
 
     @staticmethod
     def forward(ctx, x, gradient):
@@ -314,16 +314,44 @@ class Turned(paddle.autograd.PyLayer):
 
     @staticmethod
     def backward(ctx, _):
-        return ctx.gradient.transpose([3, 2, 1, 0]), None
+        return ctx.gradient, None
 
 
 def test_gradient_of_another_format_or_order_is_read_as_what_it_is():
     replayed, layers = recorded(lambda: Function(lambda x: x * 2), mode="auto", dtype="bfloat16")
     draw = np.random.default_rng(0).standard_normal([24, 12, 3, 2]).astype("float32")
     for one in (replayed, layers):
-        Turned.apply(one.result(images(1)), paddle.to_tensor(draw)).backward()
+        Given.apply(one.result(images(1)), paddle.to_tensor(draw).transpose([3, 2, 1, 0])).backward()
     for found, expected in zip(replayed.model.parameters(), layers.model.parameters(), strict=True):
         assert bits(found.grad) == bits(expected.grad)
+
+
+class Maps(nn.Layer):
+    """Two maps of images, as a network for segmentation or detection returns them; one is an operator's of Paddle's."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2D(3, 32, 3, padding=1), nn.Conv2D(32, 19, 1)
+
+    def forward(self, images):
+        x = F.relu(self.stem(images))
+        return self.head(x), x.flip([2])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 3, 1], [3, 1, 0, 2]], ids=["images", "rows", "neither"])
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+def test_images_that_are_results_may_lie_as_rows_and_their_gradients_in_any_order(mode, dtype, order):
+    replayed, layers = recorded(Maps, mode=mode, dtype=dtype)
+    assert not replayed.result(images(1))[0].is_contiguous()
+    draw = np.random.default_rng(0)
+    for seed in range(2):
+        given = [draw.standard_normal([(2, many, 12, 12)[axis] for axis in order]) for many in (19, 32)]
+        for one in (replayed, layers):
+            results, turned = one.result(images(seed)), np.argsort(order).tolist()
+            views = [paddle.to_tensor(numbers.astype("float32")).transpose(turned) for numbers in given]
+            sum(map(Given.apply, results, views)).backward()
+        for found, expected in zip(replayed.model.parameters(), layers.model.parameters(), strict=True):
+            assert bits(found.grad) == bits(expected.grad)
 
 
 def test_two_inputs_are_both_read_anew():
