@@ -9,7 +9,7 @@ from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .dialect import family_of_file, flattened, is_foreign, nested, translate
 from .merge import Builder, Layer, build_config, read_yaml, split_smoke
-from .schema import Config
+from .schema import HALF_DTYPES, PRECISION_MODES, Config
 from .switches import check_switches, with_one_source_of_weights
 from .unread import check_read, check_read_without_run
 from .values import shown
@@ -288,6 +288,10 @@ class _Parser(Parser):
             raise UserError(f"unknown argument {unknown[0]!r}; keys are set with -opts {unknown[0]}")
         if unknown:
             self.refuse(unknown[0])
+        for flag, choices in (("amp_mode", PRECISION_MODES), ("amp_dtype", HALF_DTYPES)):
+            if arguments.data in choices:  # -amp O2, which argparse takes for -amp and the folder O2
+                word = arguments.data
+                raise UserError(f"unknown argument {word!r}; did you mean -{flag}={word}? A folder is ./{word}")
         for one, other in (("arch", "cfg"), ("data", "data_path")):
             if getattr(arguments, one) is not None and getattr(arguments, other):
                 hint = "; a path with blanks needs quotes" if one == "data" else ""

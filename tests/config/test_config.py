@@ -198,6 +198,8 @@ def test_key_like_no_other_lists_those_of_its_section_alone(tmp_path):
         (["-pretrained="], "-pretrained: is empty"),
         (["-output", ""], "-output: is empty"),
         (["-amp=True"], "argument -amp: is a switch, which takes no value: found 'True'"),
+        (["-amp", "O2"], "unknown argument 'O2'; did you mean -amp_mode=O2? A folder is ./O2"),
+        (["-amp", "bfloat16", "-eval"], "did you mean -amp_dtype=bfloat16?"),
     ],
 )
 def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
