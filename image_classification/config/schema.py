@@ -153,7 +153,7 @@ class Train:
     WARMUP_EPOCHS: float = option(3.0, "epochs of linear warm-up", minimum=0, maximum=1_000_000)
     WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
     BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)
-    END_LR: float = option(0.0, "learning rate at the last step", minimum=0)
+    END_LR: float = option(0.0, "learning rate at which the decay ends, one step behind the last", minimum=0)
     LINEAR_SCALED_LR: int | None = option(None, "global batch size the rates are meant for", minimum=1)
     WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
@@ -231,7 +231,7 @@ class Parallel:
         recipe=False,
     )
     RANK: int | None = option(
-        None, "rank of this process, set by hand together with the next three", minimum=0, recipe=False
+        None, "rank of this process, set by hand together with WORLD_SIZE, HOST and PORT", minimum=0, recipe=False
     )
     WORLD_SIZE: int | None = option(None, "number of processes, set by hand", minimum=1, recipe=False)
     LOCAL_RANK: int | None = option(

@@ -1,4 +1,7 @@
-"""Encoded image bytes -> uint8 pixels, whatever the file's channels; a broken file raises, it never turns into grey."""
+"""Encoded image bytes -> uint8 pixels, whatever the file's channels; a file that ends too early raises.
+
+What is damaged inside of a JPEG comes out as the library decodes it, with wrong pixels: the format has no checksum.
+"""
 
 import io
 import struct
