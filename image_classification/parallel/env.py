@@ -175,14 +175,22 @@ def _slurm(variables):
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """Return the host names of a SLURM node list: "n[01-03,7],m5" -> n01 n02 n03 n7 m5."""
+    """Return the host names of a SLURM node list: "n[01-03,7],m5" -> n01 n02 n03 n7 m5.
+
+    Raises:
+        UserError: it is none, or of no host.
+    """
     hosts = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist):
+    numbers = r"\d+(?:-\d+)?"
+    name = rf"(?:[^,\[\]]|\[{numbers}(?:,{numbers})*\])+"
+    for part in re.findall(name, nodelist) if re.fullmatch(f"{name}(?:,{name})*", nodelist) else []:
         pieces = re.split(r"\[([^\]]*)\]", part)  # text and bracket content in turn
         names = [pieces[0]]
         for inside, text in zip(pieces[1::2], pieces[2::2], strict=True):
             names = [f"{name}{number}{text}" for name in names for number in _expand_numbers(inside)]
         hosts.extend(names)
+    if not hosts:
+        raise UserError(f"launcher slurm: node list {nodelist!r}: expected hosts like n[01-03,7],m5")
     return hosts
 
 

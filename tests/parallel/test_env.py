@@ -95,6 +95,9 @@ def test_device_of_a_rank_is_its_local_rank_unless_chosen(device, before, expect
     ("torchrun", TORCHRUN | {"RANK": "two"}, "RANK='two' is not an integer"),
     ("torchrun", TORCHRUN | {"LOCAL_RANK": "2"}, "local rank 2 of 2"),
     ("torchrun", TORCHRUN | {"MASTER_PORT": "99999"}, "is not host:port"),
+    ("slurm", SLURM | {"SLURM_STEP_NODELIST": "n[a-b]"}, r"node list 'n\[a-b\]': expected hosts like n\[01-03,7\],m5"),
+    ("slurm", SLURM | {"SLURM_STEP_NODELIST": "n[1-"}, r"node list 'n\[1-'"),
+    ("slurm", SLURM | {"SLURM_STEP_NODELIST": "n[3-1]"}, r"node list 'n\[3-1\]'"),
     ("mpi", {}, "allowed are auto, paddle"),
 ])
 def test_partial_or_wrong_environment_is_one_clear_error(launcher, environ, message):
