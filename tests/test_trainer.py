@@ -12,7 +12,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from image_classification import amp
+from image_classification import amp, checkpoint
 from image_classification.build import Parts
 from image_classification.config import build_config
 from image_classification.data import build_train_loader
@@ -248,6 +248,28 @@ def test_non_finite_losses_are_left_out_of_the_mean():
     for value in (1.0, math.inf, math.nan, 3.0):
         mean.add(paddle.to_tensor(value), paddle.to_tensor(1), 2)
     assert mean.loss == 2.0
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_mean_where_a_run_saves_and_where_it_resumes_is_that_of_all_replicas_and_counted_once(is_main):
+    """Rank 0 goes on from the sums of all as its own: a resumed run adds in the order of one that nothing stopped."""
+
+    class Replica(SingleProcess):
+        def sum(self, values):
+            return [own + other for own, other in zip(values, (5.0, 3.0, 4.0, 0.0, 1.0), strict=True)]
+
+    first, second = (make_trainer(make_batches(3, 4)) for _ in range(2))
+    for trainer in (first, second):
+        trainer.parallel = Replica()
+        trainer.parallel.is_main = is_main
+    first.mean.add(paddle.to_tensor(2.0), paddle.to_tensor(1), 4)
+    first.progress.batch = 1
+    state = first.state()
+    assert state["progress"]["sums"] == [13.0, 4.0, 8.0]
+    second.load_state(checkpoint.to_arrays(state), "a file")
+    for mean in (first.mean, second.mean):
+        assert mean.sums.tolist() == ([13.0, 4.0, 8.0] if is_main else [0.0] * 3)
+        assert (mean.loss, mean.top1) == (13 / 8, 4 / 8)
 
 
 def test_mean_without_any_finite_loss_is_no_number():
