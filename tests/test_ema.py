@@ -188,6 +188,26 @@ def test_checkpoint_without_average_starts_it_from_the_resumed_weights():
     np.testing.assert_allclose(ema.state_dict()["0.weight"].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["O2", "naive"])
+def test_average_of_a_run_starts_at_its_masters_follows_them_and_starts_there_again_where_a_checkpoint_has_none(mode):
+    train = {"NUM_EPOCHS": 1, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.0}
+    config = config_of(train=train, amp={"MODE": mode, "DTYPE": "float16", "init_scale": 1.0})
+    first, second = trainer_of(config), trainer_of(config)
+
+    def check(trainer):
+        average, own = trainer.ema.state_dict()["fc.weight"].numpy(), trainer.model.state_dict()["fc.weight"]
+        masters = trainer.precision.model_state_dict(trainer.model)["fc.weight"].numpy()
+        np.testing.assert_allclose(average, masters, rtol=0, atol=1e-7)  # a unit of float32 numbers below 1
+        assert abs(own.numpy().astype("float32") - masters).max() > 1e-5  # the weights themselves are rounded
+
+    check(first)
+    first.fit()
+    assert first.progress.step == 5
+    check(first)
+    second.load_state(checkpoint.to_arrays(first.state() | {"ema": {}}), "a file")
+    check(second)
+
+
 @pytest.mark.parametrize("mode", ["fp32", "auto", "O1", "O2", "O3", "naive"])
 def test_evaluation_in_every_mode_sees_the_average_and_afterwards_the_model(mode):
     precision = build_precision(mode)
