@@ -101,6 +101,23 @@ def test_operator_hides_no_special_number(case, dtype, monkeypatch):
     assert (np.isfinite(actual) <= np.isfinite(expected)).all()
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("function", "given", "result", "gradient"), [
+    (F.celu, np.inf, np.inf, 1), (F.gelu, np.inf, np.inf, 1), (F.mish, np.inf, np.inf, 1),
+    (F.hardswish, np.inf, np.inf, 1), (F.hardswish, np.nan, np.nan, 1), (paddle.abs, -np.inf, np.inf, -1),
+    (paddle.abs, np.nan, np.nan, 0), (F.log_sigmoid, -np.inf, -np.inf, 1), (paddle.sqrt, np.inf, np.inf, 0),
+    (F.selu, np.nan, np.nan, np.nan), (F.silu, np.inf, np.inf, np.nan),
+])  # fmt: skip
+def test_gradient_at_what_is_not_finite_is_as_the_docs_have_it(function, given, result, gradient, dtype):
+    x = paddle.full([20], given).astype(dtype)
+    x.stop_gradient = False
+    with half_cpu.dispatch(backend="onednn"):
+        y = function(x)
+    y.sum().backward()
+    np.testing.assert_array_equal(y.astype(FLOAT32).numpy(), np.full(20, result, "float32"))
+    np.testing.assert_array_equal(x.grad.astype(FLOAT32).numpy(), np.full(20, gradient, "float32"))
+
+
 @pytest.mark.parametrize("function", ["sin", "cos", "log"])
 def test_float32_function_of_any_size_is_exact_to_float32(function):
     values = np.concatenate([np.logspace(-44, 38, 5000), -np.logspace(-44, 38, 5000), np.linspace(0.5, 2, 5000)])

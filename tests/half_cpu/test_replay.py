@@ -395,6 +395,18 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.parametrize("turned", [lambda x: x, lambda x: x.transpose([0, 3, 2, 1]), lambda x: x.flatten(2).mT])
+def test_result_that_lies_in_another_order_is_recorded_with_its_bits(turned, inside):
+    class Turned(nn.Conv2D):
+        def forward(self, images):
+            return turned(super().forward(images))
+
+    model = inside(Turned(3, 32, 3))
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(model(images(seed)))
+    assert callable(passes()[0])
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_result_has_the_structure_that_the_model_gives_it(structure, inside):
     model = inside(Reader(lambda x: STRUCTURES[structure](x * 2, x * 3)))
