@@ -195,14 +195,11 @@ class SwiGlu(nn.Layer):
 
 
 class LayerScale(nn.Layer):
-    """A learned factor for each channel of a residual branch (Touvron et al. 2021, CaiT)."""
+    """A learned factor for each channel of a residual branch (Touvron et al. 2021, CaiT), which `residual` applies."""
 
     def __init__(self, dim: int, value: float):
         super().__init__()
         self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(value))
-
-    def forward(self, x):
-        return x * self.gamma
 
 
 class TransformerBlock(nn.Layer):
