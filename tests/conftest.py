@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("GLOG_minloglevel", "2")
+
+# A job in the background of a shell ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

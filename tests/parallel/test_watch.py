@@ -197,7 +197,6 @@ def test_signals_are_not_taken_by_the_threads_of_the_watch():
     """They come when the main thread lets them, or a Ctrl-C during the import of Paddle would be an ImportError."""
     script = (
         "import os, signal, time; from image_classification.parallel import watch; watch.this_process()\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's job in the background ignores it
         "with watch.signals_later():\n"
         "    os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3); print('undisturbed', flush=True)\n"
     )

@@ -93,6 +93,5 @@ def test_without_a_hold_nothing_is_different():
 def test_tool_that_has_paddle_ends_in_one_line_with_the_process_that_it_waits_for(number, end, moment):
     """Paddle's handler of SIGTERM prints a C++ trace and cleans nothing up. While a process has a pipe, `run` waits."""
     words = [sys.executable, "-c", TOOL, str(int(number)), moment]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (end[1], f"error: {end[0]}\n")

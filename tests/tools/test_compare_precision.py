@@ -177,7 +177,11 @@ def test_interrupted_comparison_begins_no_other_run_and_leaves_none(tmp_path, nu
             comparison.send_signal(number)
         else:
             os.killpg(comparison.pid, -number)  # as a terminal does: to the run, too, whose end may be noticed first
-        _, errors = comparison.communicate(timeout=60)
+        try:
+            _, errors = comparison.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(comparison.pid, signal.SIGKILL)  # which would be waited for without an end
+            raise
     assert comparison.returncode in codes and errors.count("error:") == 1, errors
     (run,) = tmp_path.iterdir()
     assert run.name == "vit_tiny_digits_fp32_float32_0"
