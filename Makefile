@@ -11,6 +11,9 @@ $(if $(filter $(CUDA),$(CUDAS)),,$(error CUDA=$(CUDA): expected one of $(CUDAS))
 GPU    := $(if $(filter auto,$(DEVICE)),$(wildcard $(VENV)/.installed-cu*))
 INSTALLED := $(if $(filter gpu%,$(DEVICE)),$(VENV)/.installed-$(CUDA),$(firstword $(GPU) $(VENV)/.installed))
 
+# Tests start hundreds of processes: what these import is compiled once, also where an image says otherwise.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: help demo test lint test-slow test-browser test-mutations test-device test-edges test-amx test-gpu test-peers test-fuzz test-matrix docs chromium clean
 
 help:

@@ -35,9 +35,12 @@ def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
 
 
 @needs_library
-@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
+@pytest.mark.parametrize("processor", [
+    "haswell", "skylake-avx512", pytest.param("sapphirerapids", marks=pytest.mark.slow)
+])  # fmt: skip
 def test_kernels_compile_for_every_kind_of_processor(processor):
-    """Those who test have one of them; another has other branches of the sources, such as AMX."""
+    """Those who test have one of them; another has other branches of the sources. Those of AMX, the last of them,
+    `make test-amx` compiles and runs."""
     sources = map(str, sorted(compiled_library.SOURCES.glob("*.cpp")))
     flags = [flag for flag in compiled_library.FLAGS if flag not in ("-O3", "-march=native")]
     done = subprocess.run(

@@ -51,7 +51,7 @@ def parity(topology, name):
     return [max(float(abs(weights[key] - other[key]).max()) for key in other) for other in (expected, before)]
 
 
-@pytest.mark.parametrize("topology", ["tp2", "sh2", "tp2pp2"])
+@pytest.mark.parametrize("topology", ["tp2", "sh2", pytest.param("tp2pp2", marks=pytest.mark.slow)])
 def test_lamb_and_lars_give_the_weights_of_one_process(tmp_path, topology):
     names = [f"test_trust_ratio:parity:{topology}:{name}" for name in OPTIMIZERS]
     results = run_ranks(WORKER, 4 if topology == "tp2pp2" else 2, tmp_path, ",".join(names), timeout=180)[0]

@@ -12,6 +12,7 @@ from image_classification.data.sampler import train_order
 from tests.helpers.entry import PACKAGE
 
 IMAGES, WINDOW = 24, 3
+SLOW = pytest.mark.slow  # three runs of two processes each
 SMALL_VIT = ("MODEL.DEPTH=2", "MODEL.EMBED_DIM=32", "MODEL.NUM_HEADS=2", "MODEL.DROPOUT=0.1")
 
 
@@ -41,13 +42,16 @@ def train(model, config, data, folder, *words, code=0, options=()):
     return done
 
 
+RESNET, VIT = ("ResNet", "resnet_tiny_digits", 2), ("ViT", "vit_tiny_digits", 1)  # replicas
+
+
 @pytest.mark.parametrize(("model", "config", "replicas", "batch", "options"), [
-    ("ResNet", "resnet_tiny_digits", 2, 0, ("DATA.NUM_WORKERS=0",)),  # before the first step
-    ("ResNet", "resnet_tiny_digits", 2, 3, ("DATA.NUM_WORKERS=0",)),  # the first micro-batch of its window
-    ("ResNet", "resnet_tiny_digits", 2, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.SYNC_BN=True")),
-    ("ViT", "vit_tiny_digits", 1, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.TENSOR=2", *SMALL_VIT)),
-    ("ViT", "vit_tiny_digits", 1, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.PIPELINE=2", *SMALL_VIT)),
-], ids=["first", "data", "sync-bn", "tensor", "pipeline"])  # fmt: skip
+    pytest.param(*RESNET, 0, ("DATA.NUM_WORKERS=0",), id="first", marks=SLOW),  # before the first step
+    pytest.param(*RESNET, 3, ("DATA.NUM_WORKERS=0",), id="data", marks=SLOW),  # first of its window
+    pytest.param(*RESNET, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.SYNC_BN=True"), id="sync-bn"),
+    pytest.param(*VIT, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.TENSOR=2", *SMALL_VIT), id="tensor", marks=SLOW),
+    pytest.param(*VIT, 4, ("DATA.NUM_WORKERS=1", "PARALLEL.PIPELINE=2", *SMALL_VIT), id="pipeline"),
+])  # fmt: skip
 def test_image_that_one_process_cannot_read_ends_all_and_a_resume_has_the_bits(
     tmp_path, whole_runs, model, config, replicas, batch, options
 ):
