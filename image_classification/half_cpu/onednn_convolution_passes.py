@@ -13,6 +13,7 @@ import paddle
 
 from . import compiled, compiled_dots, compiled_tiled_convolution, compiled_window_gradients, compiled_winograd
 from . import onednn_library as onednn
+from .compiled_tiles import has_tiles
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
 from .onednn_memory import (
@@ -45,6 +46,7 @@ from .onednn_windows import geometry_of, output_size, same_padding
 from .scope import is_kept, made_once
 
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
+FEW = 16  # channels of images, no more than a vector has numbers
 
 
 # pass -> argument numbers; the weights come second
@@ -126,6 +128,16 @@ def runs_in_float32(filters):
     return filters.data_type in compiled.formats() and len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
 
 
+def _is_widened(name, source, filters, target, geometry, post_ops=()):
+    """Return whether a pass runs on widened copies: also where compiled kernels would gather windows of a few channels,
+    such as colours, number by number, unless a normalisation follows in the same pass."""
+    if runs_in_float32(filters) or reads_too_far(name, source, filters, target, geometry, post_ops):
+        return True
+    if filters.data_type not in compiled.formats() or has_tiles() or name == "backward_data" or post_ops:
+        return False
+    return len(filters.shape) == 4 and filters.shape[1] <= FEW and math.prod(filters.shape[2:]) > 1
+
+
 def _skips_pixels(name, source, filters, target, geometry, post_ops=()):
     """Return whether a gradient is computed with a copy of the pixels that are read: filters of single pixels leave the
     others out. To oneDNN's own forward pass a copy adds as much as it saves.
@@ -196,7 +208,7 @@ def _prepared(changes, plain_type, name, *key):
         if own.pays(changes, name, *key):
             filters = cache.get(own.describe_filters, plain_type, name, *key)
             return cache.get(own.describe, name, *key), filters, plain_type
-    if is_product(changes, name, *key) or runs_in_float32(key[1]) or reads_too_far(name, *key):
+    if is_product(changes, name, *key) or _is_widened(name, *key):
         return None
     if _skips_pixels(name, *key) or _turned_geometry(name, *key) is not None:
         return None
@@ -212,7 +224,7 @@ def _run_otherwise(changes, name, key, first, weight, last):
         _run_on_read_pixels(name, key, first, weight, last)
     elif is_product(changes, name, *key):
         run_as_product(name, key, first, weight, last)
-    elif runs_in_float32(key[1]) or reads_too_far(name, *key):
+    elif _is_widened(name, *key):
         _run_in_float32(name, key, first, weight, last)
     else:
         source, filters, target, _ = key

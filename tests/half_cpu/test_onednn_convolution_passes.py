@@ -9,6 +9,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu import compiled, onednn_convolution_passes
+from image_classification.half_cpu.compiled_tiles import has_tiles
 from image_classification.half_cpu.onednn_convolution import conv2d_transpose
 from image_classification.half_cpu.onednn_convolution_passes import _describe, plan
 from image_classification.half_cpu.onednn_primitives import cache
@@ -230,6 +231,24 @@ def test_filter_gradient_of_a_float32_depthwise_layer_is_that_of_paddle_and_not_
     assert np.abs(gradients[0] - gradients[1]).max() <= 2.0**-17 * np.abs(gradients[1]).max()
     key = plan(x, weight, [1, 1], [2, 2], "EXPLICIT", [dilation, dilation], 24, "NCHW").key
     assert cache.get(_describe, "backward_weights", *key).implementation != "jit:avx512_core"
+
+
+@pytest.mark.skipif(not compiled.formats() or has_tiles(), reason="needs a C++ compiler; AMX has kernels of its own")
+@needs_onednn
+@pytest.mark.parametrize("channels", [1, 3, 16])
+def test_windows_of_a_few_float16_channels_have_the_bits_of_float32s_convolution_rounded_once(channels):
+    """Gathered for our own kernel, number by number, they took up to three times as long."""
+    shapes, found = ([2, channels, 65, 50], [24, channels, 3, 3], [2, 24, 33, 25]), []
+    for dtype in ("float16", "float32"):
+        paddle.seed(0)
+        x, weight, gradient = (paddle.randn(shape).astype("float16").astype(dtype) for shape in shapes)
+        weight.stop_gradient = False
+        with half_cpu.dispatch():
+            result = F.conv2d(x, weight, stride=2, padding=1)
+        result.backward(gradient)
+        found.append([tensor.astype("float16").numpy() for tensor in (result, weight.grad)])
+    for half, single in zip(*found, strict=True):
+        np.testing.assert_array_equal(half, single)
 
 
 CONVOLUTIONS = [name for name, (operator, *_) in CASES.items() if "conv2d" in operator]
