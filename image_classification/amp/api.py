@@ -131,11 +131,15 @@ def scale_loss(
 
     Raises:
         TypeError: an optimizer that `initialize` did not return.
-        ValueError: loss_id out of range.
+        ValueError: loss_id out of range, or optimizers of several calls of `initialize`.
     """
     together: list[AmpOptimizer] = _as_list(optimizers)
     for optimizer in together:
-        _check_initialized(optimizer)
+        if _check_initialized(optimizer).precision is not together[0].precision:
+            raise ValueError(
+                "optimizers of one loss share its scale: give their models and them to one call of initialize, as lists"
+            )
+    for optimizer in together:
         optimizer.prepare(loss_id)
     yield together[0].precision.scaled(loss, loss_id)
     for optimizer in together:
