@@ -91,6 +91,11 @@ class AmpModel(paddle.nn.Layer):
         return self.model.named_buffers(*args, **kwargs)
 
 
+def _own(wrapper, name):
+    """Return an attribute of its own, which a copy that is being made has not yet: then an AttributeError."""
+    return object.__getattribute__(wrapper, name)
+
+
 class AmpCriterion:
     """A loss function that runs inside its precision's forward context and returns float32."""
 
@@ -103,7 +108,7 @@ class AmpCriterion:
             return cast_floating(self.criterion(*args, **kwargs), "float32")
 
     def __getattr__(self, name):
-        return getattr(self.criterion, name)
+        return getattr(_own(self, "criterion"), name)
 
 
 class AmpOptimizer:
@@ -128,7 +133,7 @@ class AmpOptimizer:
     _is_built = False
 
     def __getattr__(self, name):
-        return getattr(self.optimizer, name)
+        return getattr(_own(self, "optimizer"), name)
 
     def __setattr__(self, name, value):
         own = not self._is_built or name in vars(self) or hasattr(type(self), name)

@@ -1,6 +1,7 @@
 """Mixed precision in somebody else's training script."""
 
 import ast
+import copy
 import shutil
 import subprocess
 import sys
@@ -185,6 +186,15 @@ def test_attributes_of_model_and_optimizer_are_reached_through():
     assert not model.model.training
 
 
+def test_copies_of_criterion_and_optimizer_are_ones_of_their_own():
+    model = network()
+    parts = amp.convert_to_amp(model, adamw(model), paddle.nn.CrossEntropyLoss(label_smoothing=0.5), "paddle")
+    _, optimizer, criterion = copy.deepcopy(parts)
+    assert criterion.label_smoothing == 0.5 and criterion.criterion is not parts[2].criterion
+    optimizer.set_lr(0.5)
+    assert (optimizer.get_lr(), parts[1].get_lr()) == (0.5, 0.01)
+
+
 @pytest.mark.parametrize("level", MODES)
 def test_what_is_set_on_model_and_optimizer_reaches_the_ones_inside(level):
     class Scaled(paddle.nn.Layer):
@@ -301,6 +311,7 @@ def test_paddle_jit_is_told_to_take_the_plain_model(level, specified, tmp_path):
             "give the model in float32",
         ),
         (lambda: amp.scale_loss(1, adamw(network())).__enter__(), TypeError, "was not through amp.initialize"),
+        (lambda: amp.scale_loss(1, [start("O1")[1], start("O1")[1]]).__enter__(), ValueError, "one call of initialize"),
         (lambda: amp.state_dict(adamw(network())), TypeError, "was not through amp.initialize"),
         (lambda: amp.disable_casts(network()), TypeError, "needs a model that initialize returned"),
         (lambda: amp.convert_to_amp(network(), adamw(network()), None, "zero"), ValueError, "mode must be an AMP_TYPE"),
