@@ -85,7 +85,8 @@ class Precision(Protocol):
     def step(self, optimizer: Any) -> StepResult:
         """Apply the gradients, or skip the step when any of them is not finite; clear them either way.
 
-        A skipped step changes no weight, no master and no state of the optimizer.
+        A skipped step changes no weight, no master and no state of the optimizer. All weights that a loss trains are
+        in this optimizer, since the scale moves with the step; several optimizers of one loss share :func:`scale_loss`.
         """
         ...
 
