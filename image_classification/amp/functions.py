@@ -20,6 +20,7 @@ from .policy import widest
 from .structures import cast_floating, floating_tensors
 
 HALF, FLOAT, PROMOTE = "half", "float", "promote"
+_LOCK = threading.Lock()
 
 
 class FunctionCasts:
@@ -28,9 +29,8 @@ class FunctionCasts:
     def __init__(self):
         self._now = threading.local()
         self._registered = []  # (module, name, kind)
-        self._originals = []
+        self._installed = []  # (module, name, wrapper)
         self._users = 0
-        self._lock = threading.Lock()
 
     def half_function(self, function):
         """Return the function with its floating tensor arguments cast to the half format of the active precision."""
@@ -71,27 +71,27 @@ class FunctionCasts:
     def _register(self, module, name, kind):
         if not hasattr(module, name):
             raise ValueError(f"module {getattr(module, '__name__', module)!r} has no function {name!r}")
-        with self._lock:
+        with _LOCK:
             if self._users:
                 raise RuntimeError("functions are registered before the forward context is entered, not inside it")
             self._registered.append((module, name, kind))
 
     def _install(self):
-        with self._lock:
+        with _LOCK:
             self._users += 1
             if self._users == 1:
                 for module, name, kind in self._registered:
-                    original = getattr(module, name)
-                    self._originals.append((module, name, original))
-                    setattr(module, name, self._wrapper(original, kind))
+                    wrapper = self._wrapper(getattr(module, name), kind)
+                    self._installed.append((module, name, wrapper))
+                    setattr(module, name, wrapper)
 
     def _uninstall(self):
-        with self._lock:
+        with _LOCK:
             self._users -= 1
             if self._users == 0:
-                for module, name, original in reversed(self._originals):
-                    setattr(module, name, original)
-                self._originals.clear()
+                for installed in self._installed:
+                    _take_out(*installed)
+                self._installed.clear()
 
     def _stack(self):
         if not hasattr(self._now, "stack"):
@@ -106,7 +106,7 @@ class FunctionCasts:
                 dtype = self._dtype(kind, stack[-1], (args, kwargs))
                 if dtype is not None:
                     args, kwargs = cast_floating(args, dtype), cast_floating(kwargs, dtype)
-            return function(*args, **kwargs)
+            return casting.__wrapped__(*args, **kwargs)
 
         return casting
 
@@ -117,3 +117,14 @@ class FunctionCasts:
         if kind == FLOAT:
             return "float32"
         return widest(floating_tensors(arguments))
+
+
+def _take_out(module, name, wrapper):
+    """Let what a wrapper stands around be called without it: another thread's may stand around the wrapper by now."""
+    outer, inner = None, getattr(module, name)
+    while inner is not wrapper and inner is not None:
+        outer, inner = inner, getattr(inner, "__wrapped__", None)
+    if outer is None:
+        setattr(module, name, wrapper.__wrapped__)
+    elif inner is wrapper:
+        outer.__wrapped__ = wrapper.__wrapped__

@@ -124,6 +124,28 @@ def test_functions_are_restored_after_an_error(library):
     assert F.mse_loss is mse
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_contexts_that_end_in_any_order_keep_each_others_casts(first):
+    """As those of two models in two threads do: the first one's end took the other's casts and left its own behind."""
+    original, half = F.mse_loss, x().astype("float16")
+    contexts = [amp.build_precision("O1").forward_context() for _ in range(2)]
+    for context in contexts:
+        context.__enter__()
+    contexts[first].__exit__(None, None, None)
+    assert F.mse_loss(half, half).dtype == paddle.float32
+    contexts[1 - first].__exit__(None, None, None)
+    assert F.mse_loss is original
+
+
+def test_function_that_is_registered_twice_is_itself_behind_the_context(library):
+    functions, original = amp.FunctionCasts(), library.measure
+    functions.register_half_function(library, "measure")
+    functions.register_float_function(library, "measure")
+    with amp.build_precision("O1", functions=functions).forward_context():
+        assert library.measure(x()) == ["float16"]  # the last one casts first
+    assert library.measure is original
+
+
 def test_another_thread_sees_no_casts(library):
     functions = amp.FunctionCasts()
     functions.register_half_function(library, "measure")
