@@ -74,7 +74,6 @@ class OperatorCasts:
         with ExitStack() as stack:
             if self.device == "cpu":
                 stack.enter_context(half_cpu.dispatch())
-                stack.enter_context(_SWITCHED_OFF.active(None))
             else:
                 stack.enter_context(paddle.amp.auto_cast(enable=False, dtype=self.dtype))
             for functions in self.functions:
