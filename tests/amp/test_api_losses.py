@@ -196,6 +196,7 @@ def test_a_good_loss_does_not_excuse_a_bad_one_before_it():
             scaled_loss.backward()
     assert not optimizer.step().applied
     assert bits(model.state_dict())["7.weight"] == before["7.weight"]
+    assert all(param.grad is None for param in trained(optimizer))
     assert [amp.state_dict(optimizer)[f"loss_scaler{i}"]["good_steps"] for i in range(2)] == [0, 1]
 
 
@@ -211,6 +212,34 @@ def test_cleared_gradients_do_not_come_back():
         iterate(model, optimizer, steps=1)
         ends.append(bits(model.state_dict()))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_cleared_gradients_leave_neither_scale_nor_norm(delay):
+    ends = []
+    for dropped in (False, True):
+        model, optimizer = start("O2", loss_scale=8.0)
+        model.eval()
+        if dropped:
+            with amp.scale_loss(loss_of(model), optimizer, delay_unscale=delay) as scaled_loss:
+                scaled_loss.backward()
+            optimizer.clear_grad()
+            assert delay or optimizer.step().grad_norm == 0
+        loss_of(model).backward()
+        ends.append((optimizer.step(), bits(model.state_dict())))
+    assert ends[0] == ends[1]
+
+
+def test_second_step_applies_the_gradients_that_were_not_cleared():
+    paddle.seed(0)
+    model = paddle.nn.Linear(3, 2)
+    optimizer = paddle.optimizer.SGD(1.0, parameters=model.parameters())
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O2", loss_scale=8.0, verbosity=0)
+    before = model.state_dict()["bias"].numpy()
+    with amp.scale_loss(model(paddle.ones([1, 3])).sum(), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert [optimizer.step().applied, optimizer.step().applied] == [True, True]
+    np.testing.assert_array_equal(before - model.state_dict()["bias"].numpy(), 2.0)  # a new bias is 0
 
 
 def test_clipping_between_the_block_and_the_step():

@@ -98,8 +98,11 @@ def test_weights_that_are_unfrozen_between_steps_are_trained(mode, frozen):
     assert (model.state_dict()["0.weight"].numpy() != before).any()
 
 
-def test_weights_whose_masters_are_frozen_between_steps_stay():
-    model, optimizer, step = scripted()
+@pytest.mark.parametrize("frozen", [(), (0,)])
+def test_weights_whose_masters_are_frozen_between_steps_stay(frozen):
+    model, optimizer, step = scripted(frozen=frozen)
+    for param in model.parameters():
+        param.stop_gradient = False
     step()
     before = model.state_dict()["0.weight"].numpy()
     for master in amp.master_params(optimizer)[:2]:
