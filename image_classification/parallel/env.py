@@ -58,9 +58,15 @@ def detect(launcher="auto", environ: MutableMapping[str, str] = os.environ) -> E
 
 
 def hand_set(rank, world_size, host="127.0.0.1", port=29500, local_rank=None) -> Environment:
-    """Return the place that a user typed with -rank, -world_size, -host and -port."""
-    local = rank if local_rank is None else local_rank
-    size = world_size if host in ("127.0.0.1", "localhost") else 1
+    """Return the place that a user typed with -rank, -world_size, -host and -port.
+
+    Without -local_rank a process is the only one of its host, unless rank 0's address is one that all hosts have.
+    """
+    if host in ("127.0.0.1", "localhost"):
+        local, size = rank if local_rank is None else local_rank, world_size
+    else:
+        local = local_rank or 0
+        size = local + 1  # as far as this process can tell
     return _validated(Environment("hand", rank, world_size, local, size, f"{host}:{port}"))
 
 

@@ -65,8 +65,13 @@ def test_export_writes_what_paddle_reads():
     assert environ["PADDLE_CURRENT_ENDPOINT"] == f"127.0.0.1:{port + 2}"
 
 
-def test_hand_set_numbers_are_the_place():
-    assert env.hand_set(1, 2, "127.0.0.1", 6000) == ("hand", 1, 2, 1, 2, "127.0.0.1:6000")
+@pytest.mark.parametrize(("host", "local_rank", "expected"), [
+    ("127.0.0.1", None, (1, 2)),
+    ("10.0.0.1", None, (0, 1)),  # a host of its own, as docs/distributed.md has it
+    ("10.0.0.1", 1, (1, 2)),
+])
+def test_hand_set_numbers_are_the_place(host, local_rank, expected):
+    assert env.hand_set(1, 2, host, 6000, local_rank) == ("hand", 1, 2, *expected, f"{host}:6000")
 
 
 @pytest.mark.parametrize(("device", "before", "expected"), [
