@@ -220,7 +220,7 @@ def trained(topology, sync_batch_norm=False):
 
 
 def dropout(topology):
-    """Return which draws agree between the processes of a tensor group, and between replicas."""
+    """Return which draws agree between the processes of a tensor group, between replicas and between stages."""
     context = context_of(topology)
     ones = paddle.ones([64, 64])
 
@@ -234,7 +234,7 @@ def dropout(topology):
     mine, again = draws(), draws()
     everyone = context.gather(mine)
     partner = {context.tensor.ranks[1 - context.tensor.index]} if context.tensor.size == 2 else set()
-    replica = {context.data.ranks[1 - context.data.index]} if context.data.size == 2 else set()
+    others = {group.ranks[1 - group.index] for group in (context.data, context.pipeline) if group.size == 2}
     state = context.rng_state()
     first = (nn.functional.dropout(ones, 0.5), tensor.ShardedDropout(0.5)(ones))
     context.set_rng_state(state)
@@ -243,7 +243,7 @@ def dropout(topology):
         "repeats": mine == again,
         "whole tensors agree in the tensor group": all(everyone[r][0::2] == mine[0::2] for r in partner),
         "shared tensors differ in the tensor group": all(everyone[r][1] != mine[1] for r in partner),
-        "replicas differ": all(everyone[r][0] != mine[0] and everyone[r][1] != mine[1] for r in replica),
+        "replicas and stages differ": all(everyone[r][0] != mine[0] and everyone[r][1] != mine[1] for r in others),
         "state restores both": all(bool((a == b).all()) for a, b in zip(first, second, strict=True)),
     }
 

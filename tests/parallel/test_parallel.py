@@ -75,6 +75,16 @@ def test_half_precision_training_equals_one_process_within_rounding(results, siz
     assert result["norm"] <= 4 * rounding
 
 
+@pytest.mark.check("checks_beside:beside:{name}", size=2)
+@pytest.mark.parametrize("name", ["tp2", "pp2", "pp2:naive:bfloat16"])
+def test_teacher_frozen_weights_evaluation_and_counts_are_those_of_one_process(results, name):
+    # logits around 1; float32 products in another order, half activations travel as they are
+    for difference, (parameters, zeros, stayed), expected in results:
+        assert difference <= ROUNDING.get(name.rpartition(":")[2], 1e-5)
+        assert [parameters, zeros, stayed] == expected
+        assert stayed and (zeros == 33 or "naive" in name)
+
+
 @pytest.mark.check("checks_parity:rounding:tp2:{mode}", size=2)
 @pytest.mark.parametrize("mode", ["auto", "naive"])
 def test_gradients_of_shared_layers_in_bfloat16_are_as_close_to_float32_as_whole_ones(results, mode):
@@ -245,7 +255,8 @@ def test_training_is_not_replayed_where_statistics_are_those_of_all(results):
     assert results == [[6, True]] * 2
 
 
-@pytest.mark.check("checks_layers:dropout:dp2tp2", size=4)
-def test_dropout_agrees_where_tensors_are_whole_and_differs_where_they_are_shared(results):
+@pytest.mark.check("checks_layers:dropout:{topology}")
+@pytest.mark.parametrize(("size", "topology"), [(2, "pp2"), (4, "dp2tp2")])
+def test_dropout_agrees_where_tensors_are_whole_and_differs_where_they_are_shared(results, size, topology):
     for facts in results:
         assert all(facts.values()), facts
