@@ -61,7 +61,7 @@ def _trainer(context, average, every, hooks=(), mode=None, frozen=("conv*",), sy
 
 
 def train_lines(topology):
-    """Return loss and top-1 of each train line of a run and of one process with the same whole batches.
+    """Return step, loss, top-1 and images of a step of each train line of a run and of one process with whole batches.
 
     A third run of the same topology stopped within the second epoch and was resumed: its lines, too.
     """
@@ -77,7 +77,8 @@ def train_lines(topology):
         trainer.fit()
         if parallel.is_main:
             found = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-            return [[line["step"], line["loss"], line["top1"]] for line in found if line["kind"] == "train"]
+            images = trainer.timer.last["images"]
+            return [[line["step"], line["loss"], line["top1"], images] for line in found if line["kind"] == "train"]
 
     with tempfile.TemporaryDirectory() as own:
         folder = Path(context.gather(own)[0])

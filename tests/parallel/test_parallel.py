@@ -218,7 +218,7 @@ def test_run_goes_on_with_the_statistics_of_its_checkpoint(results, size, topolo
 @pytest.mark.parametrize(("size", "topology"), [(2, "dp2"), (2, "sh2"), (4, "dp2tp2")])
 def test_train_lines_are_those_of_all_replicas_images(results, size, topology):
     together, resumed, alone = results[0]
-    assert [step for step, _, _ in together] == [2, 4, 6, 8, 10, 12]
+    assert [step for step, *_ in together] == [2, 4, 6, 8, 10, 12]
     for line, expected, again in zip(together, alone, resumed, strict=True):
         assert line == pytest.approx(expected, rel=1e-5)  # a batch of another size may be summed in another order
         assert line == pytest.approx(again, rel=1e-6)
