@@ -15,6 +15,7 @@ from ..files.plain import read_text
 from ..runtime import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
+WEIGHTS = (".pdparams", ".npz", ".safetensors", ".pth", ".pt")  # how the names of files of weights end
 
 
 @functools.cache
@@ -42,6 +43,8 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
         UserError: there is no such file, and none of that name; the nearest name is given.
     """
     path = Path(name) if beside is None else beside / name
+    if path.suffix in WEIGHTS:
+        raise UserError(f"{what}: {path}: holds weights: a model or its YAML stands here, weights are pretrained")
     if os.path.isfile(path):  # pathlib's raises where a name is too long
         return path
     known = variants() | shared()

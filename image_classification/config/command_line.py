@@ -9,7 +9,7 @@ from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .dialect import family_of_file, flattened, is_foreign, nested, translate
 from .merge import Builder, Layer, build_config, read_yaml, split_smoke
-from .schema import HALF_DTYPES, PRECISION_MODES, Config
+from .schema import HALF_NAMES, PRECISION_MODES, Config
 from .switches import check_switches, with_one_source_of_weights
 from .unread import check_read, check_read_without_run
 from .values import shown
@@ -76,6 +76,10 @@ ALIASES = {
     "e": "eval",
     "evaluate": "eval",
 }
+
+# What stands behind -amp as if it took a value; the parser takes it for the data folder.
+MEANT = {word.lower(): f"-amp_mode={word}? A folder is -data_path={word}" for word in PRECISION_MODES}
+MEANT |= {word: f"-amp_dtype={name}? A folder is -data_path={word}" for word, name in HALF_NAMES.items()}
 
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum
@@ -254,9 +258,8 @@ def make_parser() -> Parser:
     """Return the parser; its help shows each flag with its default."""
     parser = _Parser(
         description="Train or evaluate an image classifier in float32 or mixed precision.",
-        epilog=EPILOG,
-        aliases=ALIASES,
-    )
+        epilog=EPILOG, aliases=ALIASES, meant=MEANT,
+    )  # fmt: skip
     parser.add_argument("-cfg", metavar="CFG", help="model, recipe or YAML file (required)")
     parser.add_argument("-arch", metavar="NAME", help="Apex: its recipe of this model (configs/recipes), for -cfg")
     parser.add_argument("data", nargs="?", help="Apex: folder of the data set, as -data_path")
@@ -288,10 +291,8 @@ class _Parser(Parser):
             raise UserError(f"unknown argument {unknown[0]!r}; keys are set with -opts {unknown[0]}")
         if unknown:
             self.refuse(unknown[0])
-        for flag, choices in (("amp_mode", PRECISION_MODES), ("amp_dtype", HALF_DTYPES)):
-            if arguments.data in choices:  # -amp O2, which argparse takes for -amp and the folder O2
-                word = arguments.data
-                raise UserError(f"unknown argument {word!r}; did you mean -{flag}={word}? A folder is ./{word}")
+        if (arguments.data or "").lower() in self.meant:  # -amp O2
+            self.refuse(arguments.data)
         for one, other in (("arch", "cfg"), ("data", "data_path")):
             if getattr(arguments, one) is not None and getattr(arguments, other):
                 hint = "; a path with blanks needs quotes" if one == "data" else ""

@@ -15,6 +15,7 @@ def option(
     help: str,
     *,
     choices: tuple[str, ...] | None = None,
+    meant: Mapping[str, str] = MappingProxyType({}),
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
@@ -25,12 +26,13 @@ def option(
     """Return a dataclass field with its help text and limits.
 
     ``minimum`` and ``maximum`` are included, ``above`` and ``below`` are not; a choice may be written in large or small
-    letters; ``rising`` values go from the smallest to the largest.
+    letters; ``meant`` has words that are none, in small letters, and what somebody wants who writes one; ``rising``
+    values go from the smallest to the largest.
 
     ``recipe`` False: it belongs to one invocation, and is not handed on to the next one.
     """
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below,
-              "rising": rising}  # fmt: skip
+    limits = {"choices": choices, "meant": meant, "minimum": minimum, "above": above, "maximum": maximum,
+              "below": below, "rising": rising}  # fmt: skip
     return dataclasses.field(default=default, metadata={"help": help, "recipe": recipe, **limits})
 
 
@@ -63,8 +65,9 @@ def within(value: Any, limits: Mapping[str, Any]) -> Any:
         return tuple(within(entry, limits) for entry in value)
     choices = {choice.lower(): choice for choice in limits.get("choices") or ()}
     if choices and value.lower() not in choices:
-        near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
-        hint = f" (did you mean {choices[near[0]]}?)" if near else ""
+        near = choices | limits.get("meant", {})
+        found = difflib.get_close_matches(value.lower(), near, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[found[0]]}?)" if found else ""
         raise ValueError(f"expected one of {', '.join(choices.values())}{hint}")
     for name, fails, words in (
         ("minimum", operator.lt, "at least"),

@@ -18,6 +18,7 @@ from .fields import derived, mapping, option, section
 PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
 FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
 HALF_DTYPES = ("float16", "bfloat16")
+HALF_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16"} | {name: name for name in HALF_DTYPES}
 DISTILLATIONS = ("none", "soft", "hard")
 DATASETS = ("digits", "imagenet2012", "imagenet_tfrecord", "cifar10", "cifar100", "caltech101", "folder", "list",
             "tar_shards", "synthetic")  # fmt: skip
@@ -55,9 +56,7 @@ class Data:
     RESIZE_LIBRARY: str = option("cv2", "pil: torchvision, else PaddleClas", choices=("cv2", "pil", "paddleclas_pil"))
     EXIF_ORIENTATION: bool = option(False, "turn photographs upright by their EXIF entry, as PaddleClas does")
     SCALED_DECODE: bool = option(True, "training with cv2: decode a JPEG at 1/2, 1/4, 1/8 where the crop allows it")
-    INTERPOLATION: str = option(
-        "bilinear", "how images are scaled", choices=("nearest", "bilinear", "bicubic", "lanczos")
-    )
+    INTERPOLATION: str = option("bilinear", "way of scaling", choices=("nearest", "bilinear", "bicubic", "lanczos"))
     TRAIN_CROP: str = option(
         "random_resized",
         "training: random_resized, simple (DeiT III), pad (CIFAR) or none",
@@ -206,9 +205,9 @@ class Train:
 class Amp:
     """Precision: mode and number format; every other key of this section is an option of the mode."""
 
-    MODE: str = option("fp32", "precision mode", choices=PRECISION_MODES)
+    MODE: str = option("fp32", "precision mode", choices=PRECISION_MODES, meant=dict.fromkeys(HALF_NAMES, "AMP.DTYPE"))
     DTYPE: str | None = option(
-        None, "half format; none: the mode's own, with auto on a CPU bfloat16", choices=HALF_DTYPES
+        None, "half format; none: the mode's own, with auto on a CPU bfloat16", choices=HALF_DTYPES, meant=HALF_NAMES
     )
     OPTIONS: Mapping = mapping("options of the mode, lower case")
 

@@ -18,6 +18,7 @@ from .log import log_to_stderr
 from .process import cores
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
+_NO_WORDS: Mapping[str, str] = {}
 EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
 
 
@@ -79,12 +80,14 @@ class Parser(argparse.ArgumentParser):
     Args:
         aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
             typed wrongly.
+        meant: {a word that is no option, in small letters: what the answer says was meant}.
     """
 
-    def __init__(self, *args: Any, aliases: Mapping[str, str] | None = None, **options: Any):
+    def __init__(self, *args: Any, aliases: Mapping[str, str] = _NO_WORDS, meant: Mapping[str, str] = _NO_WORDS,
+                 **options: Any):  # fmt: skip
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options | {"allow_abbrev": False})
-        self.aliases = dict(aliases or {})
+        self.aliases, self.meant = dict(aliases), dict(meant)
         for kind in (count, threads, names, new_file, new_folder):
             self.register("type", kind.__name__, kind)
 
@@ -126,6 +129,7 @@ class Parser(argparse.ArgumentParser):
         """
         self.set_defaults(words=())
         self.aliases |= other.aliases
+        self.meant |= other.meant
         own = {flag for action in self._actions for flag in action.option_strings}
         for action in other._actions:
             if action.option_strings and not own.intersection(action.option_strings):
@@ -135,9 +139,9 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, word: str) -> NoReturn:
         """Raise the UserError about a word that is none of the options."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1)
-        hint = f"did you mean {near[0]}?" if near and word.startswith("-") else "-h lists the options"
-        raise UserError(f"unknown argument {word!r}; {hint}")
+        near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1) if word[:1] == "-" else []
+        meant = self.meant.get(word.lower()) or (f"{near[0]}?" if near else "")
+        raise UserError(f"unknown argument {word!r}; {f'did you mean {meant}' if meant else '-h lists the options'}")
 
 
 class _PassOn(argparse.Action):

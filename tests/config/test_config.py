@@ -198,8 +198,14 @@ def test_key_like_no_other_lists_those_of_its_section_alone(tmp_path):
         (["-pretrained="], "-pretrained: is empty"),
         (["-output", ""], "-output: is empty"),
         (["-amp=True"], "argument -amp: is a switch, which takes no value: found 'True'"),
-        (["-amp", "O2"], "unknown argument 'O2'; did you mean -amp_mode=O2? A folder is ./O2"),
+        (["-amp", "O2"], "unknown argument 'O2'; did you mean -amp_mode=O2? A folder is -data_path=O2"),
         (["-amp", "bfloat16", "-eval"], "did you mean -amp_dtype=bfloat16?"),
+        (["-amp", "fp16"], "unknown argument 'fp16'; did you mean -amp_dtype=float16?"),
+        (["-amp", "Half"], "unknown argument 'Half'; did you mean -amp_dtype=float16?"),
+        (["-amp_mode=fp16"], "(did you mean AMP.DTYPE?), found 'fp16'"),
+        (["-amp_mode=bfloat16"], "(did you mean AMP.DTYPE?), found 'bfloat16'"),
+        (["-amp_dtype=half"], "(did you mean float16?), found 'half'"),
+        (["-amp_dtype=BF16"], "(did you mean bfloat16?), found 'BF16'"),
     ],
 )
 def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
