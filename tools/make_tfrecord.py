@@ -67,7 +67,9 @@ def main(arguments):
         if datasets[split] is not None and num_shards > len(datasets[split]):
             raise UserError(f"{flag}: {num_shards} shards for {len(datasets[split])} images of {split}")
     for split, (_, num_shards) in splits.items():
-        if datasets[split] is not None:
+        if datasets[split] is None:
+            print(f"{split}: {options.source} has neither {split}_list.txt nor a folder {split}/: nothing is written")
+        else:
             written = write_shards(datasets[split], split, options, num_shards)
             print(f"{split}: {len(datasets[split])} images in {num_shards} shards, {written} of them written now")
     return 0

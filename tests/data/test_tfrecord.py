@@ -294,7 +294,9 @@ def test_make_tfrecord_numbers_the_classes_of_an_evaluation_set_with_fewer_as_th
 def test_make_tfrecord_writes_over_no_sound_shard_of_something_else(tmp_path, change):
     write_class_folders(tmp_path / "images" / "train", {"a": 3, "b": 3})
     words = [tmp_path / "images", tmp_path / "records", "--shards", 1, "--workers", 1]
-    assert run_tool(*words).returncode == 0
+    written = run_tool(*words)
+    assert written.returncode == 0
+    assert f"val: {words[0]} has neither val_list.txt nor a folder val/: nothing is written" in written.stdout
     if change == "other images":  # of the same sizes
         for path in list((tmp_path / "images").rglob("*.*")):
             path.rename(path.with_stem(f"x{path.stem}"))
