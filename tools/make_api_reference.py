@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.runtime import Parser, UserError, command, prepare_process
+from image_classification.runtime import Parser, UserError, command, prepare_process, refuse_existing
 
 PACKAGES = ("amp", "half_cpu", "data", "weights", "parallel", "parallel.protocol", "layers", "zoo")
 
@@ -25,10 +25,12 @@ PACKAGES = ("amp", "half_cpu", "data", "weights", "parallel", "parallel.protocol
 def main(arguments):
     """Write the pages and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "-output", type="new_folder", default=ROOT / "build" / "docs", help="folder (default: build/docs)"
-    )
+    parser.add_argument("-output", type="new_folder", help="a new or an empty folder (default: build/docs, anew)")
     options = parser.parse_args(arguments)
+    if options.output is None:
+        options.output = ROOT / "build" / "docs"
+    else:
+        refuse_existing(options.output, "-output")
     prepare_process()  # pdoc lets nothing start a process while it imports a module, and Paddle does
     import pdoc
     import pdoc.render

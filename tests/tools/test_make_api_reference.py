@@ -22,6 +22,12 @@ def test_folder_that_is_none_is_refused_and_nothing_written(output, tmp_path, ca
     assert "-output: " in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_folder_that_holds_something_is_refused(tmp_path, capsys):
+    (tmp_path / "index.html").touch()
+    assert make_api_reference.main([f"-output={tmp_path}"]) == 2
+    assert "is a folder that is not empty" in capsys.readouterr().err and not (tmp_path / "index.html").read_bytes()
+
+
 SILENT = '''
 """A module."""
 
