@@ -83,6 +83,7 @@ def test_damaged_or_foreign_checkpoint_is_one_clear_line(tmp_path, kind):
     with pytest.raises(UserError) as caught:
         checkpoint.load(path)
     assert str(path) in str(caught.value) and "-resume" in str(caught.value) and "\n" not in str(caught.value)
+    assert kind != "text" or str(caught.value).endswith("a.pdparams: is no .pdparams file, or damaged")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from ..files.plain import read_text
 from ..runtime import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-WEIGHTS = (".pdparams", ".npz", ".safetensors", ".pth", ".pt")  # how the names of files of weights end
+WEIGHTS = (".pdparams", ".safetensors", ".pth", ".pt", ".bin")  # how the names of files of weights end
 
 
 @functools.cache
@@ -58,6 +58,8 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
         return path
     typed = Path(name).stem
     family = family_of(typed)
+    if os.path.isfile(f"{path}.yaml"):
+        raise UserError(f"{what}: {path}: no such file; did you mean {path}.yaml?")
     near = [full for full in known if full.startswith(typed)] or difflib.get_close_matches(typed, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
     if family is not None and path.suffix == ".yaml":

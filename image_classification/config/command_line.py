@@ -274,8 +274,7 @@ def make_parser() -> Parser:
     for flag, (_, text) in SWITCHES.items():
         group.add_argument(f"-{flag}", action="store_true", help=text)
     parser.add_argument_group("Any key").add_argument(
-        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
-        help="set keys of the configuration",
+        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
     )  # fmt: skip
     return parser
 
@@ -291,8 +290,9 @@ class _Parser(Parser):
             raise UserError(f"unknown argument {unknown[0]!r}; keys are set with -opts {unknown[0]}")
         if unknown:
             self.refuse(unknown[0])
-        if (arguments.data or "").lower() in self.meant:  # -amp O2
-            self.refuse(arguments.data)
+        data = arguments.data or ""
+        if data.lower() in self.meant or (arguments.cfg and data.endswith(".yaml")):  # -amp O2, -cfg=my model.yaml
+            self.refuse(data)
         for one, other in (("arch", "cfg"), ("data", "data_path")):
             if getattr(arguments, one) is not None and getattr(arguments, other):
                 hint = "; a path with blanks needs quotes" if one == "data" else ""

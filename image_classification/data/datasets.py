@@ -93,7 +93,8 @@ class FileDataset(Labelled):
 def require_folder(path, key="DATA.DATA_PATH"):
     """Raise UserError unless ``path`` is a folder."""
     if not os.path.isdir(path):
-        raise UserError(f"{key}: {path} is not a folder")
+        below = "" if os.path.isabs(path) else f" of {os.getcwd()}"
+        raise UserError(f"{key}: {path} is not a folder{below}")
 
 
 def check_labels(dataset, model):

@@ -41,6 +41,8 @@ def read_pickle(path):
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
+            if size and file.read(1) != pickle.PROTO:
+                raise UserError(f"{path}: is no .pdparams file, or damaged")
             end = size - _TRAILER_SIZE
             file.seek(max(end, 0))
             trailer = _TRAILER.fullmatch(file.read())

@@ -141,7 +141,8 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1) if word[:1] == "-" else []
         meant = self.meant.get(word.lower()) or (f"{near[0]}?" if near else "")
-        raise UserError(f"unknown argument {word!r}; {f'did you mean {meant}' if meant else '-h lists the options'}")
+        hint = "-h lists the options" if word[:1] == "-" else "a path with blanks needs quotes"
+        raise UserError(f"unknown argument {word!r}; {f'did you mean {meant}' if meant else hint}")
 
 
 class _PassOn(argparse.Action):

@@ -71,6 +71,12 @@ def test_wrong_name_is_answered_with_what_it_may_be(typed, hint):
     assert str(caught.value).startswith(f"-cfg: {Path(typed)}: no such file") and hint in str(caught.value)
 
 
+def test_own_file_without_its_ending_is_answered_with_the_whole_name(tmp_path):
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(UserError, match=r"mine: no such file; did you mean .*/mine\.yaml\?"):
+        find_yaml(str(tmp_path / "mine"))
+
+
 def test_run_folder_means_its_configuration(tmp_path):
     (tmp_path / "config.yaml").write_text("BASE: resnet_tiny_digits\nSEED: 5\n")
     assert preview_config([f"-cfg={tmp_path}"]).SEED == 5

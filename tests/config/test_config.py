@@ -202,6 +202,8 @@ def test_key_like_no_other_lists_those_of_its_section_alone(tmp_path):
         (["-amp", "bfloat16", "-eval"], "did you mean -amp_dtype=bfloat16?"),
         (["-amp", "fp16"], "unknown argument 'fp16'; did you mean -amp_dtype=float16?"),
         (["-amp", "Half"], "unknown argument 'Half'; did you mean -amp_dtype=float16?"),
+        (["modell.yaml"], "unknown argument 'modell.yaml'; a path with blanks needs quotes"),
+        (["-data_path=my", "own", "photos"], "unknown argument 'photos'; a path with blanks needs quotes"),
         (["-amp_mode=fp16"], "(did you mean AMP.DTYPE?), found 'fp16'"),
         (["-amp_mode=bfloat16"], "(did you mean AMP.DTYPE?), found 'bfloat16'"),
         (["-amp_dtype=half"], "(did you mean float16?), found 'half'"),

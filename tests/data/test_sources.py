@@ -186,6 +186,12 @@ def test_caltech101_missing_is_named(tmp_path):
 # ---- folders and lists
 
 
+def test_path_that_is_no_folder_says_below_which_one_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert error_of(make_config(DATASET="folder", DATA_PATH="photos")).endswith(f"photos is not a folder of {tmp_path}")
+    assert error_of(make_config(DATASET="folder", DATA_PATH=tmp_path / "a")).endswith("a is not a folder")
+
+
 def test_folder_without_splits_is_split_by_a_fixed_fifth(tmp_path):
     written = write_class_folders(tmp_path, {"a": 10, "b": 5})
     config = make_config(2, DATASET="folder", DATA_PATH=tmp_path)
