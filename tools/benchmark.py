@@ -24,7 +24,7 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import chosen, preview_config, refuse_run_options
-from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
+from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, HALF_NAMES, PRECISION_MODES
 from image_classification.runtime import (
     Parser,
     UserError,
@@ -122,8 +122,8 @@ def parse(words):
     add("-peer_python", metavar="PATH", help="Python with torch and timm (default: this one)")
     add("-support_matrix", action="store_true", help="print which mode works with which kind of run, and stop")
     options = parser.parse_args(words)
-    options.modes = chosen(options.modes, PRECISION_MODES, "-modes")
-    options.dtypes = chosen(options.dtypes, HALF_DTYPES, "-dtypes")
+    options.modes = chosen(options.modes, PRECISION_MODES, "-modes", dict.fromkeys(HALF_NAMES, "-dtypes"))
+    options.dtypes = chosen(options.dtypes, HALF_DTYPES, "-dtypes", HALF_NAMES)
     options.peers = chosen(options.peers, tuple(PEERS), "-peers")
     for engine in options.peers:
         if not PEERS[engine][2] and not options.evaluation:

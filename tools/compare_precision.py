@@ -31,7 +31,7 @@ from image_classification.config import (
     preview_config,
     to_yaml,
 )
-from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, PRECISION_MODES
+from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, HALF_NAMES, PRECISION_MODES
 from image_classification.run_folder import take_lock
 from image_classification.runtime import Parser, UserError, atomic_write, command, cores, progress_bar, refuse_existing
 
@@ -83,8 +83,8 @@ def parse_arguments(words):
         if not seed.removeprefix("-").isdecimal():
             parser.error(f"-seeds: expected integers, found {seed!r}")
     arguments.seeds = list(dict.fromkeys(map(int, arguments.seeds)))
-    arguments.modes = chosen(arguments.modes, PRECISION_MODES, "-modes")
-    arguments.dtypes = chosen(arguments.dtypes, HALF_DTYPES, "-dtypes")
+    arguments.modes = chosen(arguments.modes, PRECISION_MODES, "-modes", dict.fromkeys(HALF_NAMES, "-dtypes"))
+    arguments.dtypes = chosen(arguments.dtypes, HALF_DTYPES, "-dtypes", HALF_NAMES)
     return arguments
 
 

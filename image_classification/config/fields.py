@@ -81,7 +81,9 @@ def within(value: Any, limits: Mapping[str, Any]) -> Any:
     return choices[value.lower()] if choices else value
 
 
-def chosen(names: tuple[str, ...], choices: tuple[str, ...], option: str) -> tuple[str, ...]:
+def chosen(
+    names: tuple[str, ...], choices: tuple[str, ...], option: str, meant: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
     """Return the names of a tool's option, each once, spelt as the choices are: it takes what a configuration takes.
 
     Raises:
@@ -90,7 +92,7 @@ def chosen(names: tuple[str, ...], choices: tuple[str, ...], option: str) -> tup
     found = []
     for name in names:
         try:
-            found.append(within(name, {"choices": choices}))
+            found.append(within(name, {"choices": choices, "meant": meant}))
         except ValueError as error:
             raise UserError(f"{option}: {error}, found {name!r}") from None
     return tuple(dict.fromkeys(found))

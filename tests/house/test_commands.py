@@ -109,6 +109,8 @@ def test_every_program_of_the_readme_is_one_of_these():
     (["tools/registry_from_timm.py", "x", "-results=x", "-as", "y"], "-as: y: expected TIMM=OURS"),
     (["tools/compare_precision.py", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
     (["tools/benchmark.py", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
+    (["tools/benchmark.py", f"-cfg={VARIANT}", "-modes=fp16"], "(did you mean -dtypes?), found 'fp16'"),
+    (["tools/compare_precision.py", f"-cfg={VARIANT}", "-dtypes=half"], "(did you mean float16?), found 'half'"),
     (["-m", "image_classification", "train", f"-cfg={VARIANT}", "-batchsize=3"], "did you mean -batch_size?"),
     (["-m", "image_classification", "predcit"], "did you mean predict?"),
     ([MAIN.format(FIRST.name), f"-cfg={VARIANT}", "-data_path=my", "photos"], "a path with blanks needs quotes"),
