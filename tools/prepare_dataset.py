@@ -15,7 +15,8 @@ if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from image_classification.config import build_config
-from image_classification.config.schema import WITHOUT_FOLDER
+from image_classification.config.fields import chosen
+from image_classification.config.schema import DATASETS, WITHOUT_FOLDER
 from image_classification.runtime import Parser, UserError, command, progress_bar
 
 
@@ -28,8 +29,9 @@ def main(arguments):
     parser.add_argument("-check", action="store_true", help="decode every image, download nothing")
     parser.add_argument("-num_classes", type="count", help="as in MODEL.NUM_CLASSES (default: that of the data set)")
     options = parser.parse_args(arguments)
+    (options.dataset,) = chosen((options.dataset,), DATASETS, "dataset")
     if options.dataset in WITHOUT_FOLDER:
-        raise UserError(f"{options.dataset}: reads no folder: there is nothing to prepare or to check")
+        raise UserError(f"dataset: {options.dataset}: reads no folder: there is nothing to prepare or to check")
     from image_classification.data import build_dataset, settle_classes
     from image_classification.data.sources import DOWNLOADS
 

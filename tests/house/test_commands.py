@@ -98,7 +98,7 @@ def test_every_program_of_the_readme_is_one_of_these():
     (["tools/amp_doctor.py", f"-cfg={VARIANT}", "-steps=2", "-amp_mod=O2"], "did you mean -amp_mode?"),
     (["tools/amp_doctor.py", f"-cfg={VARIANT}", "-amp", "O2"], "unknown argument 'O2'; did you mean -amp_mode=O2?"),
     ([MAIN.format(FIRST.name), "-cfg=output/best.pdparams"], "best.pdparams: holds weights: a model or its YAML"),
-    (["tools/prepare_dataset.py", "digits", "x"], "digits: reads no folder: there is nothing to prepare"),
+    (["tools/prepare_dataset.py", "Digits", "x"], "dataset: digits: reads no folder: there is nothing to prepare"),
     (["tools/show_batch.py", "batch.png", f"-cfg={VARIANT}x"], f"did you mean {VARIANT}?"),
     (["tools/amp_doctor.py", f"-cfg={VARIANT}", "-step=2"], "unknown argument '-step=2'; did you mean -steps?"),
     (["tools/version_matrix.py", "-pythons", "3.1l"], "-pythons: '3.1l': expected a version such as 3.11"),
