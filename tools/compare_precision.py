@@ -70,7 +70,7 @@ def parse_arguments(words):
     parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
     parser.add_argument("-modes", type="names", default="fp32,auto",
                         help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
-    parser.add_argument("-dtypes", type="names", default="float16,bfloat16", help="formats (default: %(default)s)")
+    parser.add_argument("-dtypes", type="names", default="float16,bfloat16", help="of these two (default: %(default)s)")
     parser.add_argument("-seeds", type="names", default="0,1,2", help="seeds (default: %(default)s)")
     parser.add_argument("-output", type="new_folder", default="output/compare",
                         help="folder of the runs (default: %(default)s)")  # fmt: skip

@@ -95,10 +95,10 @@ class Model:
     )
     PRETRAINED: str | None = option(
         None,
-        "weights to start from or to evaluate: file, URL, hf-hub:owner/name or an id: torchvision/resnet50.V2",
+        "weights to start from or to evaluate: file, a run's folder, URL, hf-hub:owner/name or an id: paddle/resnet50",
         recipe=False,
     )
-    RESUME: str | None = option(None, "checkpoint to continue from, with or without .pdparams", recipe=False)
+    RESUME: str | None = option(None, "checkpoint, with or without .pdparams, or run's folder to go on", recipe=False)
     TEACHER: str | None = option(None, "weights of the teacher of TRAIN.DISTILLATION_TYPE, as PRETRAINED takes them")
     TEACHER_CFG: str | None = option(
         None, "the teacher's variant or YAML; none: by the weights' id, or by their file's name"
@@ -113,7 +113,7 @@ class Model:
 class LRScheduler:
     """Shape of the learning rate after the warm-up."""
 
-    NAME: str = option("warmupcosine", "shape; cosine is another name of warmupcosine", choices=SCHEDULES)
+    NAME: str = option("warmupcosine", "shape; cosine: warmupcosine; apexstep: Apex's rule", choices=SCHEDULES)
     MILESTONES: tuple[int, ...] = option((30, 60, 90), "multistep: epochs after which the rate is cut", minimum=1)
     DECAY_EPOCHS: float = option(30.0, "step: epochs between two decays", above=0)
     DECAY_RATE: float = option(0.1, "step, multistep: factor of each decay", above=0, maximum=1)
@@ -153,7 +153,7 @@ class Train:
     WARMUP_START_LR: float = option(1e-6, "learning rate at the first step of the warm-up", minimum=0)
     BASE_LR: float = option(0.003, "learning rate after the warm-up", minimum=0)
     END_LR: float = option(0.0, "learning rate at which the decay ends, one step behind the last", minimum=0)
-    LINEAR_SCALED_LR: int | None = option(None, "global batch size the rates are meant for", minimum=1)
+    LINEAR_SCALED_LR: int | None = option(None, "global batch size the rates are meant for; none: its own", minimum=1)
     WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)

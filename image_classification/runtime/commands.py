@@ -67,7 +67,10 @@ def _print_no_more() -> None:
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Prints the description as it stands, and the default of each option."""
+    """Prints the description as it stands, and the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from image_classification.runtime import Parser, UserError, command, commands, get_logger, log_to_stderr
+from image_classification.runtime import Parser, UserError, WithDefaults, command, commands, get_logger, log_to_stderr
 from tests.helpers.model_zoo import ROOT
 
 
@@ -36,6 +36,14 @@ def test_option_has_one_dash_or_two_and_either_joint(word, form):
 def test_model_is_named_or_first(words):
     found = parser().parse_args([*words.split(), "--opt_level=O1", "-switch"])
     assert (found.cfg, found.images, found.opt_level, found.switch) == ("x", ["a", "b"], "O1", True)
+
+
+def test_help_with_defaults_says_none_where_there_is_none():
+    made = Parser(description="a\n b", formatter_class=WithDefaults)
+    made.add_argument("-rounds", default=5, help="how many")
+    made.add_argument("-data", help="which")
+    text = made.format_help()
+    assert "a\n b" in text and "how many (default: 5)" in text and text.endswith("which\n")
 
 
 def test_words_behind_two_dashes_are_values():
