@@ -14,8 +14,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from image_classification.config import build_config
-from image_classification.config.fields import chosen
+from image_classification.config import build_config, chosen
 from image_classification.config.schema import DATASETS, WITHOUT_FOLDER
 from image_classification.runtime import Parser, UserError, command, progress_bar
 

@@ -222,8 +222,14 @@ class PlainPrecision(Precision):
         """Bring the half weights of masters up to date, but those whose ids are among the written ones."""
 
     def named_params(self, optimizer):
-        """Return (name, tensor) of everything the optimizer updates, under the model's structured names."""
+        """Return (name, tensor) of everything the optimizer updates, under the model's structured names.
+
+        Raises:
+            ValueError: it holds the model's half weights, whose gradients are their masters': it would train nothing.
+        """
         params = private.optimizer_parameters(optimizer)
+        if any(isinstance(param, private.HalfParameter) for param in params):
+            raise ValueError("the optimizer holds half weights of the model: give it precision.master_params(model)")
         return [(self._names.get(id(param)) or param.name, param) for param in params if not param.stop_gradient]
 
     def model_state_dict(self, model):

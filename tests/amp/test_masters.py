@@ -153,6 +153,18 @@ def test_overflow_in_gradients_that_wait_skips_the_step():
         assert master.grad is None
 
 
+def test_optimizer_of_the_half_weights_is_refused_and_one_of_the_weights_before_the_conversion_is_not():
+    """The former would update weights without gradients: each step would be applied, and nothing trained."""
+    precision, model, _ = prepared()
+    backward(precision, model)
+    with pytest.raises(ValueError, match=r"holds half weights of the model: give it precision.master_params"):
+        precision.step(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+    layer = nn.Linear(3, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    precision.convert_model(layer)
+    assert precision.step(optimizer).applied
+
+
 @pytest.mark.parametrize("when", ["before", "after", "with one waiting", "between steps"])
 def test_hook_of_a_master_sees_each_gradient_once_in_float32(when):
     precision = amp.build_precision("O2", dtype="bfloat16", options={"loss_scale": 1.0})
