@@ -15,6 +15,8 @@ class Scope:
     """Policy and kernels of one dispatch."""
 
     def __init__(self, policy, backend):
+        if not (policy is None or hasattr(policy, "cast")):
+            raise ValueError(f"half_cpu.dispatch: a policy has a method cast(op_name, tensors), {policy!r} has none")
         self.backend = backend
         self.policy_cast = None if policy is None else policy.cast
         self.kernels = backend.kernels if backend.descriptions else {}

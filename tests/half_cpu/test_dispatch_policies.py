@@ -84,3 +84,8 @@ def test_policy_for_batch_norm_casts_the_images_and_not_the_statistics():
     assert y.dtype == paddle.float16
     assert norm._mean.dtype == norm.weight.dtype == paddle.float32
     assert float(norm._mean.abs().sum()) > 0
+
+
+def test_policy_that_is_a_name_is_refused_when_it_is_given():
+    with pytest.raises(ValueError, match=r"a policy has a method cast\(op_name, tensors\), 'bfloat16' has none"):
+        half_cpu.dispatch("bfloat16")
