@@ -15,7 +15,7 @@ from image_classification.data import build_eval_loader, build_train_loader
 from image_classification.data.datasets import ArrayDataset, FileDataset
 from image_classification.data.loader import Loader
 from image_classification.data.normalize import Normalize
-from image_classification.data.sampler import train_order
+from image_classification.data.sampler import sample_rng, train_order
 from image_classification.data.samples import SampleMaker
 from image_classification.data.transforms import EvalTransform, TrainTransform
 from image_classification.data.workers import WorkerPool
@@ -467,6 +467,11 @@ def test_all_ranks_have_the_same_number_of_full_batches_whatever_is_left_over(nu
         shares = [train_order(num_images, 5, epoch, 2, rank, 3) for rank in range(3)]
         assert [len(share) for share in shares] == [num_images // 6 * 2] * 3
         assert len({image for share in shares for image, _ in share.tolist()}) == num_images // 6 * 6
+
+
+def test_order_of_an_epoch_has_a_generator_of_its_own():
+    """Not that of its first image, whose crop would follow from where the images stand."""
+    assert not np.array_equal(train_order(50, 5, 0, 1)[:, 0], sample_rng(5, 0, 0).permutation(50))
 
 
 def test_corrupt_images_at_the_end_are_replaced_by_the_first_and_each_is_named(tmp_path):

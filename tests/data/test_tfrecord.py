@@ -325,6 +325,8 @@ def test_make_tfrecord_writes_nothing_among_the_images(tmp_path, output):
         (["--shards", 3, "--shards-val", 1, "--first-label", -1],
          "-first_label: expected an integer of at least 0, found -1"),
         (["--shards", 3, "--shards-val", 1, "--seed", -1], "-seed: expected an integer from 0 to 2^32 - 1, found -1"),
+        (["--shards", 3, "--shards-val", 1, "--seed", 1 << 32],
+         "-seed: expected an integer from 0 to 2^32 - 1, found 4294967296"),
     ],
 )
 def test_make_tfrecord_when_a_number_cannot_be_refuses_before_it_writes(tmp_path, words, message):

@@ -39,6 +39,7 @@ def test_list_models_keeps_the_rows_that_satisfy_all_conditions(capsys):
     kept = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
     assert "resnet50" in kept and not {"resnet18", "resnet101"} & set(kept)
     assert all(row["parameters"] < 30e6 and row["top1"] >= 71 for row in kept.values())
+    assert not tool("list_models").satisfies({"top1": None}, "top1<50")  # a figure that nobody published is not small
 
 
 def test_list_models_knows_in_which_formats_a_family_trains_as_in_float32(capsys, tmp_path, monkeypatch):
