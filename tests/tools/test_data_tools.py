@@ -11,7 +11,7 @@ import pytest
 
 from image_classification.runtime import UserError
 from image_classification.tools import show_batch
-from tests.helpers.data_samples import cifar10_members, write_class_folders
+from tests.helpers.data_samples import cifar10_members, make_config, write_class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +52,13 @@ def test_show_batch_says_what_a_format_cannot_hold():
     with pytest.raises(UserError, match=r"b\.webp: a picture of 16384 x 1 pixels is too large for \.webp"):
         show_batch.encoded(Path("b.webp"), wide)
     assert show_batch.encoded(Path("b.PNG"), wide).startswith(b"\x89PNG")
+
+
+def test_show_batch_draws_the_pixels_as_they_were_before_they_were_normalised():
+    config = make_config(3, IMAGENET_MEAN=(0.5,) * 3, IMAGENET_STD=(0.25,) * 3)
+    picture = show_batch.draw(config, np.ones((1, 3, 8, 8), "float32"), np.zeros(1, "int64"), list("abc"))
+    middle = picture[8:16, 8:16]
+    assert np.unique(middle).tolist() == [191]  # (1 * 0.25 + 0.5) * 255
 
 
 def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path):
