@@ -41,7 +41,7 @@ def evaluate(weights, images, folder, *words):
     return json.loads((folder / "evaluation.json").read_text()), (folder / "confusion.csv").read_text()
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_evaluation_on_several_processes_equals_one(tmp_path, num_processes):
     model, _ = load_model("vit_tiny_digits")
     write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
@@ -111,7 +111,7 @@ def test_image_that_one_of_those_that_share_a_pass_cannot_read_ends_all_with_its
     assert (tmp_path / "out" / "latest.pdparams").exists()
 
 
-@pytest.mark.parametrize("broken", ["0.png", "3.png"])  # one of each process's
+@pytest.mark.parametrize("broken", [pytest.param("0.png", marks=pytest.mark.slow), "3.png"])  # one of each process's
 def test_image_that_one_process_cannot_read_costs_no_step_and_a_resume_begins_with_it(tmp_path, broken):
     images = make_images(tmp_path / "images")
     (images / "train_list.txt").write_text("".join(f"val/{index}.png {index % 10}\n" for index in range(10, 14)))

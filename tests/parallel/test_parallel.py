@@ -137,7 +137,7 @@ def test_state_saved_under_one_topology_continues_under_another(results, size, n
         assert averages <= 2e-4  # as the weights of test_float32_training_...
 
 
-@pytest.mark.parametrize("topology", ["tp2", "dp2"])
+@pytest.mark.parametrize("topology", ["tp2", pytest.param("dp2", marks=pytest.mark.slow)])
 def test_without_the_common_decision_processes_lose_each_other(tmp_path, topology):
     # The one with the planted value skips and ends; the other one waits for it in the next collective.
     with pytest.raises(ProcessFailed, match="PeerLost: rank 1"):
