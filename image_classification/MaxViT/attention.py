@@ -144,3 +144,15 @@ class PartBlock(nn.Layer):
         mixed = self.attn(product_norm(x, self.norm1))
         x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
         return residual(x, self.mlp(normed), scales[1], self.drop_path)
+
+
+def start_with_xavier(block: PartBlock) -> None:
+    """Draw the weights of all linear layers from Xavier's uniform distribution, as timm's own models start.
+
+    Biases stay zero there, except those of MLPs, which a normal distribution of 1e-6 keeps from being equal.
+    """
+    for name, layer in block.named_sublayers():
+        if isinstance(layer, nn.Linear):
+            nn.initializer.XavierUniform()(layer.weight)
+            if "mlp" in name:
+                nn.initializer.Normal(std=1e-6)(layer.bias)

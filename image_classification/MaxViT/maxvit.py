@@ -26,7 +26,7 @@ from image_classification.layers import (
 from image_classification.model import Block, FeatureMapModel, RelativePositions, layer_links
 from image_classification.runtime import UserError
 
-from .attention import POSITIONS, PartBlock
+from .attention import POSITIONS, PartBlock, start_with_xavier
 
 SQUEEZED = 16  # channels of the convolution for each one of squeeze-excite
 
@@ -41,6 +41,7 @@ class Design(NamedTuple):
         epsilon: of every LayerNorm.
         activation: of the MLPs.
         heads_first: tables of positions have TensorFlow's layout; else query, key and value lie together for each head.
+        xavier: linear layers of the blocks start with Xavier's uniform weights; else with truncated normals of 0.02.
     """
 
     style: Style
@@ -49,11 +50,12 @@ class Design(NamedTuple):
     epsilon: float
     activation: str
     heads_first: bool
+    xavier: bool
 
 
 DESIGNS = {
-    "tf": Design(Style("gelu_tanh", norm_epsilon=1e-3, same_padding=True), True, True, 1e-5, "gelu_tanh", True),
-    "rw": Design(Style("silu"), False, False, 1e-6, "gelu", False),
+    "tf": Design(Style("gelu_tanh", norm_epsilon=1e-3, same_padding=True), True, True, 1e-5, "gelu_tanh", True, False),
+    "rw": Design(Style("silu"), False, False, 1e-6, "gelu", False, True),
 }
 
 
@@ -119,6 +121,9 @@ class MaxVitBlock(nn.Layer):
         self.conv = MbConv(in_channels, channels, stride, expansion, design, drop_path)
         self.attn_block = PartBlock(channels, grid=False, **options)
         self.attn_grid = PartBlock(channels, grid=True, **options)
+        if design.xavier:
+            start_with_xavier(self.attn_block)
+            start_with_xavier(self.attn_grid)
 
     def forward(self, x):
         x = self.conv(x).transpose([0, 2, 3, 1])
