@@ -125,9 +125,7 @@ def reverse_rows(data_type, rows, columns):
 
 
 def _activation_constants(algorithm, flat):
-    is_half = flat.data_type != onednn.FLOAT32
-    name = b"gelu_half" if is_half and algorithm == onednn.GELU_ERF else _ACTIVATIONS[algorithm]
-    return name, flat.data_type, flat.shape[0], 0, 0
+    return _ACTIVATIONS[algorithm], flat.data_type, flat.shape[0], 0, 0
 
 
 def activation(algorithm, flat):

@@ -28,11 +28,14 @@ struct LeakyRelu {
     Vector forward(Vector x) const { return choose(less(x, all(0.0f)), x * all(slope), x); }
     Vector backward(Vector x, Vector g) const { return choose(less(x, all(0.0f)), g * all(slope), g); }
 };
-struct Gelu {
+template <class T>
+struct Gelu;
+template <>
+struct Gelu<float> {
     static constexpr const char* NAME = "gelu";
     Vector forward(Vector x) const { return x * normal_below(x); }
     Vector backward(Vector x, Vector g) const {
-        Vector density = exponential(x * x * all(-0.5f)) * all(0.39894228f);
+        Vector density = exponential<float>(x * x * all(-0.5f)) * all(0.39894228f);
         return g * fma(x, density, normal_below(x));
     }
 };
@@ -72,9 +75,10 @@ static inline double normal_above(double u) { return 0.5 * std::erfc(u * M_SQRT1
 static const Pieces ABOVE([](double u) { return normal_above(u); });
 static const Pieces SLOPE_BELOW([](double u) { return normal_above(u) - u * std::exp(-0.5 * u * u) * 0.3989422804014327; });
 
-// GELU for what is rounded to a half format: by the probability, and the slope, at -|x|.
-struct GeluHalf {
-    static constexpr const char* NAME = "gelu_half";
+// What is rounded to a half format: by the probability, and the slope, at -|x|.
+template <class T>
+struct Gelu {
+    static constexpr const char* NAME = "gelu";
     Vector forward(Vector x) const {
         Vector above = ABOVE(magnitude(x));  // 0 from Pieces::END on, and inf times 0 would be NaN
         return choose(less(x, all(0.0f)), x * above, x - minimum(all(Pieces::END), x) * above);
@@ -85,34 +89,36 @@ struct GeluHalf {
     }
 };
 template <class T>
-using GeluOf = std::conditional_t<std::is_same_v<T, float>, Gelu, GeluHalf>;
 struct GeluTanh {
     static constexpr const char* NAME = "gelu_tanh";
     // tanh(u) = 2 sigmoid(2u) - 1, so the factor of x is a sigmoid, exact in the tails.
     static Vector twice(Vector x) { return x * fma(x * x, all(2 * 0.035677408f), all(2 * 0.79788456f)); }
-    Vector forward(Vector x) const { return x * sigmoid(twice(x)); }
+    Vector forward(Vector x) const { return x * sigmoid<T>(twice(x)); }
     Vector backward(Vector x, Vector g) const {
-        Vector s = sigmoid(twice(x));
+        Vector s = sigmoid<T>(twice(x));
         Vector slope = fma(x * x, all(6 * 0.035677408f), all(2 * 0.79788456f));
         return g * fma(x * s * (all(1.0f) - s), slope, s);
     }
 };
+template <class T>
 struct Sigmoid {
     static constexpr const char* NAME = "sigmoid";
-    Vector forward(Vector x) const { return sigmoid(x); }
+    Vector forward(Vector x) const { return sigmoid<T>(x); }
     Vector backward(Vector y, Vector g) const { return g * y * (all(1.0f) - y); }
 };
+template <class T>
 struct Silu {
     static constexpr const char* NAME = "silu";
-    Vector forward(Vector x) const { return x * sigmoid(x); }
+    Vector forward(Vector x) const { return x * sigmoid<T>(x); }
     Vector backward(Vector x, Vector g) const {
-        Vector s = sigmoid(x);
+        Vector s = sigmoid<T>(x);
         return g * s * fma(x, all(1.0f) - s, all(1.0f));
     }
 };
+template <class T>
 struct Tanh {
     static constexpr const char* NAME = "tanh";
-    Vector forward(Vector x) const { return tanh(x); }
+    Vector forward(Vector x) const { return tanh<T>(x); }
     Vector backward(Vector y, Vector g) const { return g * fma(-y, y, all(1.0f)); }
 };
 struct HardSwish {
@@ -137,47 +143,56 @@ struct HardSigmoid {  // bit for bit Paddle's
     }
 };
 
+template <class T>
 struct Elu {
     static constexpr const char* NAME = "elu";
     float alpha, unused;
-    Vector forward(Vector x) const { return choose(less(x, all(0.0f)), all(alpha) * (exponential(x) - all(1.0f)), x); }
+    Vector forward(Vector x) const { return choose(less(x, all(0.0f)), all(alpha) * exponential_less_one<T>(x), x); }
     Vector backward(Vector x, Vector g) const {
-        return choose(less(all(0.0f), x), g, g * all(alpha) * exponential(x));
+        return choose(less(all(0.0f), x), g, g * all(alpha) * exponential<T>(x));
     }
 };
+template <class T>
 struct Celu {
     static constexpr const char* NAME = "celu";
     float alpha, unused;
-    Vector power(Vector x) const { return exponential(x * all(1.0f / alpha)); }
-    Vector forward(Vector x) const { return choose(less(all(0.0f), x), x, all(alpha) * (power(x) - all(1.0f))); }
-    Vector backward(Vector x, Vector g) const { return choose(less(all(0.0f), x), g, g * power(x)); }
+    Vector scaled(Vector x) const { return x * all(1.0f / alpha); }
+    Vector forward(Vector x) const {
+        return choose(less(all(0.0f), x), x, all(alpha) * exponential_less_one<T>(scaled(x)));
+    }
+    Vector backward(Vector x, Vector g) const {
+        return choose(less(all(0.0f), x), g, g * exponential<T>(scaled(x)));
+    }
 };
+template <class T>
 struct Selu {
     static constexpr const char* NAME = "selu";
     float scale, alpha;
     Vector forward(Vector x) const {
-        return all(scale) * choose(less(all(0.0f), x), x, all(alpha) * (exponential(x) - all(1.0f)));
+        return all(scale) * choose(less(all(0.0f), x), x, all(alpha) * exponential_less_one<T>(x));
     }
     Vector backward(Vector x, Vector g) const {
-        return g * all(scale) * choose(less(all(0.0f), x), all(1.0f), all(alpha) * exponential(x));
+        return g * all(scale) * choose(less(all(0.0f), x), all(1.0f), all(alpha) * exponential<T>(x));
     }
 };
+template <class T>
 struct Softplus {
     static constexpr const char* NAME = "softplus";
     float beta, threshold;
     Vector forward(Vector x) const {
-        Vector scaled = x * all(beta), rest = log_one_plus(exponential(-magnitude(scaled)));
+        Vector scaled = x * all(beta), rest = log_one_plus<T>(exponential<T>(-magnitude(scaled)));
         return choose(less(all(threshold), scaled), x, (maximum(all(0.0f), scaled) + rest) * all(1.0f / beta));
     }
     Vector backward(Vector x, Vector g) const {
         Vector scaled = x * all(beta);
-        return choose(less(all(threshold), scaled), g, g * sigmoid(scaled));
+        return choose(less(all(threshold), scaled), g, g * sigmoid<T>(scaled));
     }
 };
+template <class T>
 struct LogSigmoid {
     static constexpr const char* NAME = "logsigmoid";
-    Vector forward(Vector x) const { return minimum(all(0.0f), x) - log_one_plus(exponential(-magnitude(x))); }
-    Vector backward(Vector x, Vector g) const { return g * sigmoid(-x); }
+    Vector forward(Vector x) const { return minimum(all(0.0f), x) - log_one_plus<T>(exponential<T>(-magnitude(x))); }
+    Vector backward(Vector x, Vector g) const { return g * sigmoid<T>(-x); }
 };
 struct Softsign {
     static constexpr const char* NAME = "softsign";
@@ -195,6 +210,7 @@ struct HardTanh {
         return choose(less(all(low), x), choose(less(x, all(high)), g, all(0.0f)), all(0.0f));
     }
 };
+template <class T>
 struct Mish {
     static constexpr const char* NAME = "mish";
     // tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), and 1 from x = 20 on, where n would overflow.
@@ -202,9 +218,11 @@ struct Mish {
         Vector n = e * (e + all(2.0f));
         return n / (n + all(2.0f));
     }
-    Vector forward(Vector x) const { return choose(less(all(20.0f), x), x, x * ratio(exponential(minimum(all(20.0f), x)))); }
+    Vector forward(Vector x) const {
+        return choose(less(all(20.0f), x), x, x * ratio(exponential<T>(minimum(all(20.0f), x))));
+    }
     Vector backward(Vector x, Vector g) const {
-        Vector e = exponential(minimum(all(20.0f), x)), t = ratio(e);
+        Vector e = exponential<T>(minimum(all(20.0f), x)), t = ratio(e);
         Vector slope = fma(x * (e / (e + all(1.0f))), fma(-t, t, all(1.0f)), t);
         return g * choose(less(all(20.0f), x), all(1.0f), slope);
     }
@@ -224,25 +242,29 @@ struct Rsqrt {
     Vector forward(Vector x) const { return all(1.0f) / root(x); }
     Vector backward(Vector y, Vector g) const { return all(-0.5f) * g * y * y * y; }
 };
+template <class T>
 struct Exp {
     static constexpr const char* NAME = "exp";
-    Vector forward(Vector x) const { return exponential(x); }
+    Vector forward(Vector x) const { return exponential<T>(x); }
     Vector backward(Vector y, Vector g) const { return g * y; }
 };
+template <class T>
 struct Log {
     static constexpr const char* NAME = "log";
-    Vector forward(Vector x) const { return logarithm(x); }
+    Vector forward(Vector x) const { return logarithm<T>(x); }
     Vector backward(Vector x, Vector g) const { return g / x; }
 };
+template <class T>
 struct Sin {
     static constexpr const char* NAME = "sin";
-    Vector forward(Vector x) const { return wave(x, false); }
-    Vector backward(Vector x, Vector g) const { return g * wave(x, true); }
+    Vector forward(Vector x) const { return wave<T>(x, false); }
+    Vector backward(Vector x, Vector g) const { return g * wave<T>(x, true); }
 };
+template <class T>
 struct Cos {
     static constexpr const char* NAME = "cos";
-    Vector forward(Vector x) const { return wave(x, true); }
-    Vector backward(Vector x, Vector g) const { return -g * wave(x, false); }
+    Vector forward(Vector x) const { return wave<T>(x, true); }
+    Vector backward(Vector x, Vector g) const { return -g * wave<T>(x, false); }
 };
 struct Power {  // x to the power of a whole number and some quarters
     static constexpr const char* NAME = "power";
@@ -283,7 +305,7 @@ struct Scale {  // the gradient needs nothing kept
     Vector backward(Vector, Vector g) const { return g * all(factor); }
 };
 
-template <class F>
+template <class T, class F>
 int for_activation(const char* name, float alpha, float beta, F f) {
     bool found = false;
     auto attempt = [&](auto activation) {
@@ -291,14 +313,13 @@ int for_activation(const char* name, float alpha, float beta, F f) {
         found = true;
         f(activation);
     };
-    attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu{}), attempt(GeluTanh{});
-    attempt(GeluHalf{});
-    attempt(Sigmoid{}), attempt(Silu{}), attempt(Tanh{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
-    attempt(Scale{alpha, beta}), attempt(Elu{alpha, beta}), attempt(Mish{}), attempt(Square{}), attempt(Sqrt{});
-    attempt(Celu{alpha, beta}), attempt(Selu{alpha, beta}), attempt(Softplus{alpha, beta}), attempt(LogSigmoid{});
-    attempt(Softsign{}), attempt(HardTanh{alpha, beta});
-    attempt(Log{}), attempt(Sin{}), attempt(Cos{}), attempt(Power{alpha, beta});
-    attempt(Rsqrt{}), attempt(Exp{}), attempt(Abs{}), attempt(Clip{alpha, beta});
+    attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu<T>{}), attempt(GeluTanh<T>{});
+    attempt(Sigmoid<T>{}), attempt(Silu<T>{}), attempt(Tanh<T>{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
+    attempt(Scale{alpha, beta}), attempt(Elu<T>{alpha, beta}), attempt(Mish<T>{}), attempt(Square{}), attempt(Sqrt{});
+    attempt(Celu<T>{alpha, beta}), attempt(Selu<T>{alpha, beta}), attempt(Softplus<T>{alpha, beta});
+    attempt(LogSigmoid<T>{}), attempt(Softsign{}), attempt(HardTanh{alpha, beta});
+    attempt(Log<T>{}), attempt(Sin<T>{}), attempt(Cos<T>{}), attempt(Power{alpha, beta});
+    attempt(Rsqrt{}), attempt(Exp<T>{}), attempt(Abs{}), attempt(Clip{alpha, beta});
     return found ? 0 : 1;
 }
 
@@ -309,8 +330,8 @@ int for_fused(const char* name, F f) {
     else if (!strcmp(name, Relu::NAME)) f(Relu{});
     else if (!strcmp(name, Relu6::NAME)) f(Relu6{});
     else if (!strcmp(name, HardSwish::NAME)) f(HardSwish{});
-    else if (!strcmp(name, Silu::NAME)) f(Silu{});
-    else if (!strcmp(name, Gelu::NAME)) f(GeluOf<T>{});
+    else if (!strcmp(name, Silu<T>::NAME)) f(Silu<T>{});
+    else if (!strcmp(name, Gelu<T>::NAME)) f(Gelu<T>{});
     else return 1;
     return 0;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "functions.h"
 #include "interface.h"
 #include "lanes.h"
 #include "parallel.h"
@@ -13,15 +14,12 @@ namespace {
 constexpr float LOG2E = 1.44269504f;
 constexpr long AHEAD = 2048;  // numbers of what is kept, which no processor fetches in time before they are written
 
-// 2^x for x up to 0, to 1.7e-7 of it; 0 below -150, NaN stays.
-static inline Vector power_of_two(Vector x) {
+// 2^x for x up to 0; 0 below -150, NaN stays.
+template <class T>
+Vector power_of_two(Vector x) {
     x = maximum(all(-200.0f), x);
-    Vector n = nearest(x), r = x - n, p = all(1.32647269e-3f);
-    p = fma(p, r, all(9.67151266e-3f));
-    p = fma(p, r, all(5.55073374e-2f));
-    p = fma(p, r, all(2.40222421e-1f));
-    p = fma(p, r, all(6.93146978e-1f));
-    return times_power_of_two(fma(p, r, all(1.0f)), n);
+    Vector n = nearest(x);
+    return times_power_of_two(power_of_rest<T>(x - n), n);
 }
 
 struct Sizes {
@@ -118,7 +116,7 @@ struct Head {
             Vector top = all(factors[i]), total = all(0.0f);
             for (long v = 0; v < keys; v++) {
                 // What is taken off comes first: products of masks of -1e30 leave rests beyond any power.
-                Vector x = power_of_two((load(row + v * W) - top) * all(LOG2E));
+                Vector x = power_of_two<T>((load(row + v * W) - top) * all(LOG2E));
                 total = total + x;
                 store(row + v * W, x);
             }

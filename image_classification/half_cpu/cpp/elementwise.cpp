@@ -38,7 +38,7 @@ EXPORT int convert(int from_format, int to_format, long n, const void* from, voi
 EXPORT int activation(const char* name, int format, long n, float alpha, float beta, const void* x, void* y) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_activation(name, alpha, beta, [&](auto function) {
+        return for_activation<T>(name, alpha, beta, [&](auto function) {
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const auto f = function;  // its constants in registers: a store might change what others can reach
                 const T* from = (const T*)x + first;
@@ -53,7 +53,7 @@ EXPORT int activation_backward(const char* name, int format, long n, float alpha
                                const void* gradient, void* out) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_activation(name, alpha, beta, [&](auto function) {
+        return for_activation<T>(name, alpha, beta, [&](auto function) {
             for_ranges(n, GRAIN, [&](long first, long last) {
                 const auto f = function;
                 const T *data = (const T*)kept + first, *g = (const T*)gradient + first;

@@ -42,7 +42,7 @@ struct Ending {
             Vector x = load(sums + i) * all(scale);
             if (bias) x = x + take(bias + n + i, lanes);
             if (addend) x = x + take(addend + m * addend_stride + n + i, lanes);
-            store(sums + i, gelu ? GeluOf<T>{}.forward(x) : x);
+            store(sums + i, gelu ? Gelu<T>{}.forward(x) : x);
         });
     }
 };

@@ -11,20 +11,20 @@ inline Vector where_positive(Vector condition, Vector result) {
     return choose(less(condition, all(0.0f)), all(0.0f), choose(equal(condition, all(0.0f)), all(0.0f), result));
 }
 
-template <class F>
+template <class T, class F>
 int for_pair(const char* name, F f) {
     if (!strcmp(name, "maximum")) f([](Vector a, Vector b) { return largest(a, b); });
     else if (!strcmp(name, "minimum")) f([](Vector a, Vector b) { return smallest(a, b); });
     else if (!strcmp(name, "prelu")) f([](Vector a, Vector b) { return choose(less(all(0.0f), a), a, a * b); });
     else if (!strcmp(name, "divergence")) f([](Vector a, Vector b) {
-        return where_positive(b, b * (logarithm(b) - a));
+        return where_positive(b, b * (logarithm<T>(b) - a));
     });
     else if (!strcmp(name, "smooth_l1")) f([](Vector a, Vector b) {
         Vector gap = magnitude(a - b);
         return choose(less(gap, all(1.0f)), all(0.5f) * gap * gap, gap - all(0.5f));
     });
     else if (!strcmp(name, "sigmoid_cross_entropy")) f([](Vector a, Vector b) {
-        Vector loss = maximum(all(0.0f), a) - a * b + log_one_plus(exponential(-magnitude(a)));
+        Vector loss = maximum(all(0.0f), a) - a * b + log_one_plus<T>(exponential<T>(-magnitude(a)));
         return choose(equal(b, all(IGNORED)), all(0.0f), loss);
     });
     else return 1;
@@ -32,7 +32,7 @@ int for_pair(const char* name, F f) {
 }
 
 // The gradients of the left or the right operand, from both and the gradient of the result.
-template <class F>
+template <class T, class F>
 int for_slope(const char* name, F f) {
     auto shared = [](Vector g, Mask wins, Mask ties) {
         return choose(wins, g, all(0.0f) * g) + choose(ties, g * all(0.5f), all(0.0f) * g);
@@ -50,7 +50,7 @@ int for_slope(const char* name, F f) {
         return smallest(all(1.0f), largest(all(-1.0f), a - b)) * g;
     });
     else if (!strcmp(name, "sigmoid_cross_entropy")) f([](Vector a, Vector b, Vector g) {
-        return choose(equal(b, all(IGNORED)), all(0.0f), (sigmoid(a) - b) * g);
+        return choose(equal(b, all(IGNORED)), all(0.0f), (sigmoid<T>(a) - b) * g);
     });
     else return 1;
     return 0;
@@ -63,7 +63,7 @@ EXPORT int pair(const char* name, int format, const long* sizes, const long* str
                 void* out) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_pair(name, [&](auto f) {
+        return for_pair<T>(name, [&](auto f) {
             combine<false>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
                            [f](Vector a, Vector b, long, long) { return f(a, b); });
         });
@@ -75,7 +75,7 @@ EXPORT int slope(const char* name, int format, int out_format, const long* sizes
                  const void* right, const void* gradient, void* out) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_slope(name, [&](auto f) {
+        return for_slope<T>(name, [&](auto f) {
             auto run = [&](auto* to) {
                 combine<false>(sizes, strides, strides + 4, (const T*)left, (const T*)right, to,
                         [&](Vector a, Vector b, long at, long count) {

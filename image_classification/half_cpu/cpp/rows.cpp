@@ -73,7 +73,7 @@ void softmax_columns(long outer, long columns, long inner, const T* x, T* y) {
             top = maximum(v, top);
         }
         for (long n = 0; n < columns; n++) {
-            Vector e = exponential(load(kept + n * W) - top);
+            Vector e = exponential<T>(load(kept + n * W) - top);
             store(kept + n * W, e);
             total = total + e;
         }

@@ -2,6 +2,7 @@
 #pragma once
 #include <utility>
 
+#include "functions.h"
 #include "interface.h"
 #include "parallel.h"
 
@@ -45,7 +46,7 @@ std::pair<float, float> exponentials(long columns, const T* x, float* row, float
     });
     const float largest = ::largest(top);
     float total = sum_over(columns, [&](long i, long) {
-        Vector e = exponential(maximum(all(lowest), load(row + i) - all(largest)));
+        Vector e = exponential<T>(maximum(all(lowest), load(row + i) - all(largest)));
         store(row + i, e);
         return e;
     });
