@@ -179,7 +179,7 @@ def _backend():
     names = {number: dtype for dtype, number in (("float16", library.FLOAT16), ("bfloat16", library.BFLOAT16))}
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
     if instruction_set():
-        descriptions["bfloat16"] = f"{NAME} {instruction_set()}"
+        descriptions["bfloat16"] = f"{NAME} {instruction_set()}{'' if compiled.formats() else ' alone'}"
     table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     serves = onednn_matmul.takes_signals() or bool(compiled.formats())
     in_float32 = frozenset(table) - {"cast"} if serves else frozenset[str]()

@@ -31,7 +31,7 @@ for dtype in ("bfloat16", "float16"):
 
 COMPILED = half_cpu.backend_name(FLOAT16)
 ALONE = "onednn" if onednn.available() and onednn_matmul.takes_signals() else "paddle"  # float32, without a compiler
-BY_ONEDNN = onednn.instruction_set() and half_cpu.backend_name(BFLOAT16)
+BY_ONEDNN = onednn.instruction_set() and f"onednn {onednn.instruction_set()} alone"
 # Intel's processors have AMX for bfloat16, and vectors of it that are slower than the compiled kernels' of float32.
 BY_VECTORS = onednn.instruction_set() and not (load() and load().is_intel) and "onednn avx512_bf16"
 
