@@ -50,6 +50,7 @@ def prepare_processes(alone=False, argv=None):
         device = expected_kind(settings.DEVICE)
         if alone:
             refuse_company(settings, place)
+        refuse_other_number(settings, place)
         starts = not alone and place.world_size == 1 and place.launcher == "none"
         count = processes_to_start(settings, device) if starts else 1
         degrees = resolve_degrees(
@@ -115,6 +116,21 @@ def refuse_company(settings, place):
     for what, is_asked in asked.items():
         if is_asked:
             raise UserError(f"{what}, and main_single_gpu.py is one process: use main_multi_gpu.py")
+
+
+def refuse_other_number(settings, place):
+    """Refuse a number of processes that is neither that of the run nor, on several hosts, that of this host.
+
+    Raises:
+        UserError: a launcher started another number, and this program starts none beside it.
+    """
+    if place.launcher == "none" or settings.NGPUS in (-1, place.world_size, place.local_size):
+        return
+    size, here = place.world_size, place.local_size
+    processes = "1 process" if size == 1 else f"{size} processes"
+    of_host = "" if here == size else f", {here} of them on this host"
+    raise UserError(f"-ngpus={settings.NGPUS}: {place.launcher} started {processes}{of_host}: leave -ngpus out, or let "
+                    "the launcher start as many")  # fmt: skip
 
 
 def find_place(settings, environ=os.environ):

@@ -15,7 +15,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 def refuse(argv, environ):
     settings = preview_config(argv)
-    entry.refuse_company(settings, entry.find_place(settings, environ))
+    entry.refuse_company(settings, entry.find_place(settings, dict(environ)))
 
 
 @pytest.mark.parametrize(("argv", "environ", "asked"), [
@@ -47,3 +47,27 @@ def test_number_of_processes_that_means_nothing_is_one_line(count, capsys):
         entry.prepare_processes(argv=[DIGITS, f"-ngpus={count}"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: -ngpus={count}: expected at least 1, or -1 for one per visible device\n"
+
+
+@pytest.mark.parametrize(("argv", "environ", "started"), [
+    (["-ngpus=4"], TORCHRUN, "torchrun started 2 processes"),
+    (["-ngpus=2"], {"RANK": "0", "WORLD_SIZE": "1"}, "torchrun started 1 process"),
+    (["-ngpus=4", "-rank=0", "-world_size=2"], {}, "hand started 2 processes"),
+    (["-ngpus=3"], TORCHRUN | {"WORLD_SIZE": "4"}, "torchrun started 4 processes, 2 of them on this host"),
+])  # fmt: skip
+def test_number_of_processes_that_launcher_contradicts_is_one_line(argv, environ, started):
+    settings = preview_config([DIGITS, *argv])
+    with pytest.raises(UserError, match=f"^{argv[0]}: {started}: leave -ngpus out, or let the launcher start as many$"):
+        entry.refuse_other_number(settings, entry.find_place(settings, dict(environ)))
+
+
+@pytest.mark.parametrize(("argv", "environ"), [
+    ([], TORCHRUN),
+    (["-ngpus=2"], TORCHRUN),
+    (["-ngpus=4"], TORCHRUN | {"WORLD_SIZE": "4"}),
+    (["-ngpus=2"], TORCHRUN | {"WORLD_SIZE": "4"}),  # of each host
+    (["-ngpus=4"], {}),
+])
+def test_number_of_processes_that_launcher_started_is_welcome(argv, environ):
+    settings = preview_config([DIGITS, *argv])
+    entry.refuse_other_number(settings, entry.find_place(settings, dict(environ)))
