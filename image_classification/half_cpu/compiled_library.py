@@ -170,8 +170,9 @@ def load():
     try:
         return Library(build(cache_folder()))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        detail = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
-        logger.warning("half_cpu runs without its compiled kernels: %s", detail)
+        lines = ((getattr(error, "stderr", None) or "").strip() or str(error)).splitlines()
+        reason = next((line for line in lines if "error" in line.lower()), lines[0])  # behind those that say where
+        logger.warning("half_cpu runs without its compiled kernels: %s", reason)
         return None
 
 
@@ -213,8 +214,13 @@ def build(folder, flags=FLAGS):
     path = folder / f"{_fingerprint(program, runtime, flags)}.so"
     if _is_whole(path):
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        way = "XDG_CACHE_HOME may name another folder"
+        raise OSError(f"{folder}: cannot be written to: {error.strerror}; {way}") from error
+    with lock:
         _wait_for(lock)  # of many processes that start at once, one compiles
         if not _is_whole(path):
             logger.info("half_cpu compiles its kernels for this machine, once: they will be in %s", folder)

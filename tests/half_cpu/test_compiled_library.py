@@ -113,10 +113,17 @@ def locked(cache, held):
         yield
 
 
-@pytest.mark.parametrize(
-    "sources", ["no compiler", "no folder", "no home", "full disk", "broken sources", "hanging", "locked"]
-)
-def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(("sources", "why"), [
+    ("no compiler", "no C++ compiler: no-such-compiler not found"),
+    ("no folder", "half_cpu: cannot be written to: Not a directory; XDG_CACHE_HOME may name another folder"),
+    ("no home", "XDG_CACHE_HOME may name a folder for them"),
+    ("full disk", "File size limit exceeded"),
+    ("wordy compiler", "one.s: Fatal error: No space left on device"),
+    ("broken sources", "error: "),
+    ("hanging", "was not done after"),
+    ("locked", "another process has had"),
+])  # fmt: skip
+def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if sources == "no compiler":
@@ -129,6 +136,10 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_
         monkeypatch.setattr(os, "getuid", lambda: 1234567)
     elif sources == "full disk":  # for compilers and linkers
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "ulimit -f 1"))
+    elif sources == "wordy compiler":
+        says = r"one.s: Assembler messages:\none.s: Fatal error: No space left on device\n"
+        fails = f'case "$*" in *one.cpp*) printf "{says}" >&2; exit 1;; esac'
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", fails))
     elif sources == "broken sources":
         (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
     else:
@@ -142,3 +153,4 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, tmp_
         assert not (tmp_path / "left").exists()  # no compiler goes on
     (record,) = caplog.records
     assert "without its compiled kernels" in record.message and "\n" not in record.message
+    assert why in record.message
