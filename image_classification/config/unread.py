@@ -45,6 +45,8 @@ READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "DATA.SYNTHETIC_IMAGES": ("DATA.DATASET", ("synthetic",)),
     "MODEL.TEACHER_CFG": ("TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
     "MODEL.TEACHER_FP32": ("TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    "PARALLEL.HOST": ("PARALLEL.WORLD_SIZE", ()),
+    "PARALLEL.PORT": ("PARALLEL.WORLD_SIZE", ()),
     "TRAIN.MIXUP_PROB": ("TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA or TRAIN.CUTMIX_MINMAX", ()),
     "TRAIN.MIXUP_SWITCH_PROB": ("TRAIN.MIXUP_ALPHA", ()),
 }

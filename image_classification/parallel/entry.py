@@ -147,6 +147,8 @@ def find_place(settings, environ=os.environ):
         return env.prepare(parallel.LAUNCHER, environ)
     if parallel.RANK is None or parallel.WORLD_SIZE is None:
         raise UserError("-rank and -world_size: give both or none")
+    if parallel.LAUNCHER not in ("auto", "none"):
+        raise UserError(f"-launcher={parallel.LAUNCHER}: -rank and -world_size are set by hand: give one of them")
     place = env.hand_set(parallel.RANK, parallel.WORLD_SIZE, parallel.HOST, parallel.PORT, parallel.LOCAL_RANK)
     if place.world_size > 1:
         env.export(place, environ)

@@ -227,7 +227,8 @@ def test_missing_configuration_file_is_named():
 def test_flag_with_equals_sign_or_blank_means_the_same(tmp_path, flag):
     words = {"amp_mode": "O2", "opt-level": "O2", "amp_dtype": "float16", "keep-batchnorm-fp32": "True"}
     value = (words | {"launcher": "slurm", "dataset": "cifar10"}).get(flag, "1")
-    text = "AMP: {MODE: auto}\nTRAIN: {DISTILLATION_TYPE: soft}"  # fp32 has no half format, none no teacher
+    # fp32 has no half format, none no teacher, one process no host of rank 0
+    text = "AMP: {MODE: auto}\nTRAIN: {DISTILLATION_TYPE: soft}\nPARALLEL: {WORLD_SIZE: 2}"
     with_equals = load(tmp_path, text, f"-{flag}={value}")
     assert with_equals == load(tmp_path, text, f"-{flag}", value)
     assert with_equals != load(tmp_path, "DATA: {BATCH_SIZE: 17}\nSEED: 99")
@@ -343,6 +344,8 @@ def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected
         ("", "DATA.SYNTHETIC_IMAGES=64", "DATA.SYNTHETIC_IMAGES: .*DATASET synthetic, which is imagenet2012"),
         ("", "MODEL.TEACHER_CFG=resnet18", "MODEL.TEACHER_CFG: .*DISTILLATION_TYPE soft or hard, which is none"),
         ("DATA: {TRAIN_CROP: pad}", "DATA.CROP_SCALE=[0.5,1]", "DATA.CROP_SCALE: .*random_resized, which is pad"),
+        ("", "PARALLEL.HOST=10.0.0.1", "PARALLEL.HOST: nothing reads it without PARALLEL.WORLD_SIZE"),
+        ("", "PARALLEL.PORT=29501", "PARALLEL.PORT: nothing reads it without PARALLEL.WORLD_SIZE"),
     ],
 )
 def test_key_that_nothing_reads_is_an_error_where_it_is_said_beside_the_reason(tmp_path, text, words, expected):

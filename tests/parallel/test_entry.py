@@ -71,3 +71,9 @@ def test_number_of_processes_that_launcher_contradicts_is_one_line(argv, environ
 def test_number_of_processes_that_launcher_started_is_welcome(argv, environ):
     settings = preview_config([DIGITS, *argv])
     entry.refuse_other_number(settings, entry.find_place(settings, dict(environ)))
+
+
+def test_launcher_beside_a_rank_set_by_hand_is_one_line():
+    settings = preview_config([DIGITS, "-launcher=torchrun", "-rank=0", "-world_size=2"])
+    with pytest.raises(UserError, match="^-launcher=torchrun: -rank and -world_size are set by hand"):
+        entry.find_place(settings, dict(TORCHRUN))
