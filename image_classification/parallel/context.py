@@ -134,9 +134,7 @@ class Context(Parallel):
     def shard_model(self, model, sync_batch_norm=False):
         # parameters and buffers are those of rank 0; parameter names stay the plain model's
         self.broadcast(model.state_dict().values())
-        self._syncs_batch_norm = sync_batch_norm
-        if sync_batch_norm:
-            convert_sync_batch_norm(model, self.data)
+        self._syncs_batch_norm = sync_batch_norm and convert_sync_batch_norm(model, self.data)
         self.layout.whole_names = frozenset(model.state_dict())
         self._num_parameters = count_parameters(model)
         self.layout.cuts.clear()  # those of a model before, whose names may be the same

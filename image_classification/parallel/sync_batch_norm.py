@@ -10,7 +10,7 @@ from paddle.nn import functional as F
 
 from ..amp.storage import BATCH_NORMS
 from ..half_cpu import data_format
-from ..runtime import UserError
+from ..runtime import UserError, get_logger
 from .group import Group
 
 
@@ -42,16 +42,16 @@ class SyncBatchNorm(nn.BatchNorm2D):
 
 
 def convert_sync_batch_norm(model, group):
-    """Make every BatchNorm of `model` one that spans `group`; names do not change.
+    """Make every BatchNorm of `model` one that spans `group`; names do not change. Return whether it has any.
 
     The layers become another class and stay the same objects: parameters, settings, hooks, whatever they hold remain.
 
     Raises:
         UserError: a kind of BatchNorm, or an order of axes, that has no statistics over processes.
     """
-    for name, layer in model.named_sublayers(include_self=True):
-        if not isinstance(layer, BATCH_NORMS):
-            continue
+    layers = [(name, layer) for name, layer in model.named_sublayers(include_self=True)
+              if isinstance(layer, BATCH_NORMS)]  # fmt: skip
+    for name, layer in layers:
         if type(layer) not in (nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D):
             allowed, found = "BatchNorm1D, BatchNorm2D or BatchNorm3D", type(layer).__name__
         elif not data_format(layer).startswith("NC"):
@@ -60,6 +60,9 @@ def convert_sync_batch_norm(model, group):
             layer.__class__, layer.group = SyncBatchNorm, group
             continue
         raise UserError(f"PARALLEL.SYNC_BN: {name or 'the model'} is {found}, which is not {allowed}")
+    if not layers:
+        get_logger().warning("PARALLEL.SYNC_BN: the model has no BatchNorm, so there is no effect of it")
+    return bool(layers)
 
 
 class _Normalize(PyLayer):

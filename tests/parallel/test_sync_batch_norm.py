@@ -110,3 +110,10 @@ def test_conversion_keeps_the_layer_its_hooks_and_its_mode():
 def test_layer_that_has_no_statistics_over_processes_is_an_error(make, message):
     with pytest.raises(UserError, match=message):
         convert_sync_batch_norm(nn.Sequential(make()), ALONE)
+
+
+def test_model_without_batch_norm_is_a_warning_and_has_nothing_to_synchronize(caplog):
+    assert convert_sync_batch_norm(nn.Sequential(nn.LayerNorm(3)), ALONE) is False
+    assert "PARALLEL.SYNC_BN: the model has no BatchNorm" in caplog.text
+    assert convert_sync_batch_norm(nn.Sequential(nn.BatchNorm2D(3)), ALONE) is True
+    assert len(caplog.records) == 1
