@@ -12,7 +12,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 import weakref
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..runtime import UserError
+from ..runtime import UserError, anonymous_file
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _ALIGNMENT = 64
@@ -49,7 +48,7 @@ class BatchMemory:
         ]
         sizes = [int(np.prod(shape)) * np.dtype(kind).itemsize for _, kind, shape in parts]
         starts = np.cumsum([0] + [_round_up(size) for size in sizes])
-        self.descriptor = _anonymous_file() if descriptor is None else descriptor
+        self.descriptor = anonymous_file() if descriptor is None else descriptor
         if descriptor is None:
             os.truncate(self.descriptor, int(starts[-1]))
         memory = mmap.mmap(self.descriptor, int(starts[-1]))
@@ -60,14 +59,6 @@ class BatchMemory:
 
 def _round_up(size):
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _anonymous_file():
-    """Return the descriptor of a file without a name; it vanishes with the last process that holds it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("batches")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 class WorkerPool:
@@ -200,7 +191,7 @@ def _share_arrays(maker):
     """Return ((pickle without the arrays, their places), descriptor of the file that holds the arrays once for all)."""
     buffers = []
     body = pickle.dumps(maker, protocol=5, buffer_callback=buffers.append)
-    descriptor = _anonymous_file()
+    descriptor = anonymous_file()
     places, position = [], 0
     for buffer in buffers:
         view = buffer.raw()

@@ -72,10 +72,12 @@ def prepare_processes(alone=False, argv=None):
         sys.exit(spawn.run_workers(count))
     try:
         prepare_process()
-    except Exception:
+    except Exception as error:
         interrupt = interrupted()
         if interrupt:  # a command that Paddle starts got the Ctrl-C, too
             end(*ending(interrupt))
+        if isinstance(error, OSError) and error.filename is not None:  # the disk, or the permissions of this machine
+            end(f"{error.filename}: {error.strerror}", EXIT_USER_ERROR)
         raise
 
 

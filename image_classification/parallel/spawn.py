@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+
+from image_classification.runtime import anonymous_file
 
 from . import env
 from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TERMINATED, EXIT_USER_ERROR
@@ -62,12 +63,12 @@ def _in_worker():
 class _Watcher:
     def __init__(self):
         self.processes = []
-        self.outputs = []  # of all but rank 0, without a name
+        self.outputs = []  # descriptors, of all but rank 0
 
     def start(self, count):
         port = env.free_port()
         for rank in range(count):
-            self.outputs.append(tempfile.TemporaryFile() if rank else None)  # noqa: SIM115, the worker keeps it
+            self.outputs.append(anonymous_file() if rank else None)  # the worker keeps it
             self.processes.append(self._start(rank, count, port))
 
     def _start(self, rank, count, port):
@@ -78,7 +79,7 @@ class _Watcher:
             del environ[cards]
         output = self.outputs[rank]
         return subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]], env=environ, stdout=output, stderr=output and subprocess.STDOUT,
+            [sys.executable, *sys.orig_argv[1:]], env=environ, stdout=output, stderr=output,
             preexec_fn=_in_worker,
         )  # fmt: skip
 
@@ -128,7 +129,7 @@ class _Watcher:
         return 128 - code if code < 0 else code
 
     def _output(self, rank):
-        descriptor = self.outputs[rank].fileno()
+        descriptor = self.outputs[rank]
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def kill(self):

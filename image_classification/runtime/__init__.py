@@ -20,6 +20,7 @@ from .devices import (
 )
 from .errors import UserError
 from .files import (
+    anonymous_file,
     atomic_write,
     refuse_existing,
     remove_leftovers,
@@ -41,6 +42,7 @@ __all__ = [
     "SILENT_SECONDS",
     "UserError",
     "WithDefaults",
+    "anonymous_file",
     "atomic_write",
     "cards_variable",
     "check_interrupts",

@@ -39,6 +39,15 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 temporary.unlink()
 
 
+def anonymous_file() -> int:
+    """Return the descriptor of a file without a name; it vanishes with the last process that holds it. Linux has it in
+    memory, whatever disk is full."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("anonymous")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 @contextlib.contextmanager
 def writing_to(folder: str | os.PathLike[str]) -> Iterator[None]:
     """A context in which an error of the system is one of the user's: the folder cannot be written to."""
@@ -96,12 +105,20 @@ def temporary_home() -> Iterator[None]:
 
     VisualDL makes folders there when it is imported, Paddle then and when it rewrites a model as a program; neither can
     be told where, and a service or a container often has no home that can be written to.
+
+    Raises:
+        OSError: names the home; there is no temporary folder that can be written to, either.
     """
     kept, home = os.environ.get("HOME"), Path(os.path.expanduser("~"))
     if home.is_absolute() and not any(why_unwritable(home / name) for name in (".cache/paddle", ".visualdl")):
         yield
         return
-    with tempfile.TemporaryDirectory() as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory()
+    except OSError as error:
+        why = "cannot be written to, nor any temporary folder: TMPDIR may name one that can"
+        raise OSError(error.errno, why, str(home)) from error
+    with temporary as folder:
         os.environ["HOME"] = folder
         try:
             yield

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_home_when_nobody_knows_it_is_another_for_a_while(monkeypatch):
     with runtime.temporary_home():
         assert os.path.isdir(os.environ["HOME"])
     assert "HOME" not in os.environ
+
+
+def test_home_and_temporary_folder_when_neither_can_be_written_to_are_named(monkeypatch, tmp_path):
+    home = tmp_path / "home"
+    home.write_text("no folder, so that not even root can write into it")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(home)])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(OSError, match="nor any temporary folder: TMPDIR may") as caught, runtime.temporary_home():
+        pass
+    assert caught.value.filename == str(home)
+    os.close(runtime.anonymous_file())  # what a run with several processes needs, and its loaders
 
 
 # VisualDL makes folders at home when it is imported, Paddle then and when it traces a model.
