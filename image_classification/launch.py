@@ -174,7 +174,7 @@ def resume(trainer):
         foreign.resume(trainer, state, path)
     else:
         trainer.load_state(checkpoint.check(state, path), path)
-        changed = changed_recipe(state["config"], trainer.config, f"-resume: {path}")
+        changed = changed_recipe(state, trainer.config, trainer.units(), f"-resume: {path}")
     if changed:
         get_logger().warning(f"-resume: {path}: goes on with another recipe: {changed}; -cfg=<its run folder> keeps it")
     progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS

@@ -14,6 +14,7 @@ from .runtime.errors import one_line
 from .weights.preprocessing import KEYS, NORMALISATION
 
 EVALUATION = ("IMAGE_SIZE", *KEYS.values())  # what the figure of an evaluation depends on besides the model
+DIVISION = ("DATA.BATCH_SIZE", "TRAIN.ACCUM_ITER")  # of the images of a step
 ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
 
 
@@ -71,12 +72,18 @@ def differing_classes(text, config, where):
             f"{len(different)} of {len(pairs)} differ")  # fmt: skip
 
 
-def changed_recipe(text, config, where):
+def changed_recipe(state, config, units, where):
     """Return in what the recipe of a checkpoint is another one than that of the run that continues it, as text; "" in
-    nothing. The names of the classes are not compared, :func:`check_classes` refuses others.
+    nothing. The names of the classes are not compared, :func:`check_classes` refuses others, nor how the images of a
+    step are divided, as long as these are as many: more or fewer processes, or less memory, ask for that.
+
+    Args:
+        units: those of the run, see `progress.units`.
     """
-    saved = without_machine(flat(_values(text, f"{where}: config")))
-    return _changes(saved, recipe_of(config), lambda key: key != "MODEL.CLASS_NAMES")
+    saved = without_machine(flat(_values(state["config"], f"{where}: config")))
+    same_total = state.get("units", {}).get("images_per_step") == units["images_per_step"]
+    left_out = {"MODEL.CLASS_NAMES"} | (set(DIVISION) if same_total else set())
+    return _changes(saved, recipe_of(config), lambda key: key not in left_out)
 
 
 def warn_of_other_model(text, config, where, of_data=None):

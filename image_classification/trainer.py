@@ -264,7 +264,7 @@ class Trainer:
             "progress": dataclasses.asdict(self.progress) | {"sums": mean_sums.tolist()},
             "rng": self.parallel.gather(self.parallel.rng_state()),
             "topology": self.parallel.describe(),
-            "units": self._units(),
+            "units": self.units(),
             "config": to_yaml(self.config),
             "run": self._of_run_folder(),
         }
@@ -301,7 +301,7 @@ class Trainer:
         fields = dict(state["progress"])
         sums = np.array(fields.pop("sums"))
         self.progress = Progress(**fields)
-        recount(self.progress, state.get("units", {}), self._units(), len(self.train_loader))
+        recount(self.progress, state.get("units", {}), self.units(), len(self.train_loader))
         if self.progress.batch:  # else the next epoch starts with empty sums
             self.mean.start(sums, self.parallel.is_main)
         if state.get("topology", self.parallel.describe()) == self.parallel.describe():
@@ -311,5 +311,6 @@ class Trainer:
             get_logger().info(f"-resume: saved by {state['topology']}; dropout goes on with new draws")
         self.resumed = Resumed(path, state.get("run", {}))
 
-    def _units(self) -> dict[str, int]:
+    def units(self) -> dict[str, int]:
+        """Return what the progress counts, see `progress.units`."""
         return units(self.config, self.parallel.data_size, self.steps_per_epoch, len(self.train_loader.dataset))

@@ -15,7 +15,13 @@ from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError
-from image_classification.saved_config import EVALUATION, differing_classes, of_weights_alone, warn_of_other_model
+from image_classification.saved_config import (
+    EVALUATION,
+    changed_recipe,
+    differing_classes,
+    of_weights_alone,
+    warn_of_other_model,
+)
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
 from image_classification.zoo import create_model, find_config, load_model
@@ -28,6 +34,18 @@ CHANGES = [
     ({"data": {"BALANCED": True}}, "DATA.BALANCED: was False, now it is True"),
     ({"train": {"REPEATED_AUG": 2}}, "TRAIN.REPEATED_AUG: was 1, now it is 2"),
 ]
+
+
+@pytest.mark.parametrize(("batch", "accum", "changed"), [
+    (2, 2, ""),
+    (2, 1, "DATA.BATCH_SIZE was 4, now it is 2"),
+    (4, 2, "TRAIN.ACCUM_ITER was 1, now it is 2"),
+])  # fmt: skip
+def test_recipe_is_the_same_while_the_images_of_a_step_are_as_many(batch, accum, changed):
+    before = trainer_of(config_of({"BATCH_SIZE": 4})).state()
+    now = trainer_of(config_of({"BATCH_SIZE": batch}, {"ACCUM_ITER": accum}))
+    assert changed_recipe(before, now.config, now.units(), "there") == changed
+    assert bool(changed_recipe({**before, "units": {}}, now.config, now.units(), "there"))  # of an older version
 
 
 class StopAfter(Hook):
