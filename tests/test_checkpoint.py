@@ -226,10 +226,12 @@ def test_store_keeps_the_last_few_and_best_and_latest(tmp_path):
     store = checkpoint.Store(tmp_path, keep=2)
     for epoch in range(1, 6):
         store.save(make_state(epoch), f"epoch_{epoch:04d}", is_best=epoch == 2)
+    store.save(make_state(6), "step")
     names = sorted(os.listdir(tmp_path))
-    assert names == ["best.pdparams", "epoch_0004.pdparams", "epoch_0005.pdparams", "latest.pdparams"]
+    expected = ["best.pdparams", "epoch_0004.pdparams", "epoch_0005.pdparams", "latest.pdparams", "step.pdparams"]
+    assert names == expected
     assert checkpoint.load(tmp_path / "best.pdparams")["model"]["weight"][0, 0] == 2
-    assert checkpoint.load(tmp_path / "latest.pdparams")["model"]["weight"][0, 0] == 5
+    assert checkpoint.load(tmp_path / "latest.pdparams")["model"]["weight"][0, 0] == 6
 
 
 def test_epochs_of_a_later_time_stay_when_an_older_one_is_continued(tmp_path):

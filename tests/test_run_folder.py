@@ -1,5 +1,6 @@
 """The folder of a run belongs to it: another run, an evaluation or a second process is refused and changes nothing."""
 
+import resource
 import shlex
 import subprocess
 import sys
@@ -221,3 +222,17 @@ def test_error_of_the_system_in_a_run_is_one_line(monkeypatch, capsys, error, co
     assert launch.run_guarded(build_model, ["-cfg=vit_tiny_digits"]) == code
     line = capsys.readouterr().err
     assert line.startswith(said) and line.count("\n") == 1
+
+
+def test_line_of_the_metrics_that_a_disk_takes_a_part_of_leaves_none_and_waits(tmp_path):
+    folder, (soft, hard) = RunFolder(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder.append_metrics({"kind": "train", "step": 1})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # Python has the signal of it ignored
+    try:
+        folder.append_metrics({"kind": "train", "step": 2})
+        assert (tmp_path / "metrics.jsonl").stat().st_size == size
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder.append_metrics({"kind": "train", "step": 3})
+    assert [record["step"] for record in folder.read_metrics()] == [1, 2, 3]

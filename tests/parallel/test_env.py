@@ -55,7 +55,7 @@ def test_paddle_variables_are_kept():
 
 
 def test_export_writes_what_paddle_reads():
-    environ = dict(OPENMPI)
+    environ = OPENMPI | {"PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1"}  # what somebody's shell had
     place = env.prepare("openmpi", environ)
     port = int(place.master.split(":")[1])
     assert environ["PADDLE_TRAINER_ID"] == "1"
@@ -78,6 +78,7 @@ def test_hand_set_numbers_are_the_place(host, local_rank, expected):
     ("cpu", {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
     ("gpu", {}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "1"}),
     ("gpu", {"FLAGS_selected_gpus": "0,1"}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "1"}),
+    ("gpu", {"FLAGS_selected_gpus": ""}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "1"}),
     ("gpu", {"FLAGS_selected_gpus": "5"}, {"PADDLE_DISTRI_BACKEND": "nccl", "FLAGS_selected_gpus": "5"}),
     ("xpu", {}, {"PADDLE_DISTRI_BACKEND": "bkcl", "FLAGS_selected_xpus": "1"}),
     ("npu", {}, {"PADDLE_DISTRI_BACKEND": "xccl", "FLAGS_selected_npus": "1"}),

@@ -65,6 +65,19 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
     assert (tmp_path / "state.bin").read_text() == "old"
 
 
+def test_atomic_write_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, flushed, flush = tmp_path / "state.bin", [], os.fsync
+
+    def fsync(descriptor):
+        flushed.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with runtime.atomic_write(path) as file:
+        file.write(b"new")
+    assert flushed == [(False, False), (True, True)]  # the file, and its name in the folder
+
+
 def test_home_when_it_can_be_written_to_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     with runtime.temporary_home():
