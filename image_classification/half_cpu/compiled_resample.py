@@ -211,7 +211,7 @@ def pad(original, args, kwargs):
     if values is None or not servable(values[0]) or values[0].ndim != 4:
         return NotImplemented
     x, sides, value = values
-    if not all(isinstance(side, int) for side in sides) or any(sides[:4]):
+    if not all(isinstance(side, int) for side in sides) or len(sides) != 8 or any(sides[:4]):
         return NotImplemented
     return _padded(x, tuple(sides[4:6]), tuple(sides[6:8]), "constant", value)
 
@@ -223,7 +223,7 @@ def pad3d(original, args, kwargs):
     if values is None or not servable(values[0]) or values[0].ndim != 5:
         return NotImplemented
     x, sides, mode, value, data_format = values
-    if data_format != "NCDHW" or not all(isinstance(side, int) for side in sides):
+    if data_format != "NCDHW" or not all(isinstance(side, int) for side in sides) or len(sides) != 6:
         return NotImplemented
     if any(sides[4:]):
         if any(sides[:4]) or min(sides) < 0 or mode == "constant" and value != 0:

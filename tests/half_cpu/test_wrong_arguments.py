@@ -58,6 +58,7 @@ CASES = {
     "expand along an axis of no size": (lambda x: paddle.expand(x, [-1, *ROWS]), ROWS),
     "clip from NaN": (lambda x: paddle.clip(x, float("nan"), 0.5), ROWS),
     "clip to nothing": (lambda x: paddle.clip(x, 0.5, -0.5), ROWS),
+    "pad of all axes by copies": (lambda x: F.pad(x, [2, 2, 0, 2, 2, 0], mode="replicate"), (5, 5, 7)),
     "matmul of other rows": (lambda x: paddle.matmul(x, filters(x, 64, 8)), ROWS),
 }
 
