@@ -1,9 +1,12 @@
 """What the attributes of a model's layers are, to be compared with what they are later."""
 
+import array
 import collections
+import ctypes
 import pickle
 import random
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,14 +17,22 @@ from . import paddle_names
 _DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _LISTS = list, tuple, set, frozenset, collections.deque
-_WHOLES = paddle.nn.Layer, paddle.Tensor, type, types.FunctionType, types.ModuleType
-_STATES = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.ndarray
+_WHOLES = paddle.nn.Layer, paddle.Tensor, type, types.ModuleType
+_BYTES: tuple = bytearray, array.array, ctypes.Structure.__base__
+_SLOT = types.MemberDescriptorType
+_STATES = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.ndarray, *_BYTES
+# what a call of a function depends on, but for code and global variables
+_NAMES: dict[type, tuple[str, ...]] = {
+    types.FunctionType: ("__dict__", "__closure__", "__defaults__", "__kwdefaults__"),
+    types.CellType: ("cell_contents",),
+}
 
 
 class Attributes:
     """Those of layers: numbers, texts and modes as they are, generators of random numbers and small arrays by their
-    states, lists, tuples, sets and dictionaries by what they hold, objects of the user's own classes, such as a
-    configuration, by their attributes, all else by which object it is.
+    states, lists, tuples, sets and dictionaries by what they hold, functions by what they are bound to, objects of the
+    user's own classes, such as a configuration, by their attributes, iterators as others each time, all else by which
+    object it is.
 
     Attributes:
         marks: what is compared, as long as this lives and with it the objects, whose places are theirs alone.
@@ -42,10 +53,12 @@ class Attributes:
                 held.append(value)
             elif kind is pickle:
                 held.append(_state(value))
-            elif kind is vars:
+            elif kind is iter:
+                held.append(object())  # nobody knows where it stands
+            elif type(kind) is tuple:
                 held.append(value)
-                if depth > 0:
-                    self._hold(vars(value).values(), depth - 2)  # a logger has an attribute that leads to all others
+                if depth > 0:  # a logger has an attribute that leads to all others
+                    self._hold([_part(value, name) for name in kind], depth - 1)
             elif not value:
                 held.append(0)
             elif len(value) > _LONG or depth <= 0:
@@ -56,26 +69,47 @@ class Attributes:
                 if kind is dict:
                     self._hold(value.values(), depth - 1)
 
+    def unknown(self, layers):
+        """Return the tensors among them that are neither parameters nor buffers of the layers."""
+        known = {id(one) for tables in paddle_names.parameters_and_buffers(layers) for one in tables}
+        return [one for one in self._held if isinstance(one, paddle.Tensor) and id(one) not in known]
+
+
+def _part(value, name):
+    """Return an attribute, None where there is none: a slot or a cell may be empty."""
+    try:
+        return getattr(value, name)
+    except (AttributeError, ValueError):
+        return None
+
 
 def _state(value):
     """Return the state of a generator or an array, or the object where that is large or cannot be told."""
-    if getattr(value, "size", 0) > _LONG:
+    if getattr(value, "size", 0) > _LONG or isinstance(value, _BYTES) and len(memoryview(value).cast("B")) > 8 * _LONG:
         return value
     try:
-        return pickle.dumps(value)
+        return bytes(value) if isinstance(value, _BYTES) else pickle.dumps(value)
     except Exception:  # of the system's entropy, or of whatever objects lie in an array
         return value
 
 
 class _Kinds(dict[type, Any]):
-    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, `vars` by its attributes, None
-    as a whole."""
+    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, a tuple by these attributes,
+    `iter` as another one each time, None as a whole."""
 
     def __missing__(self, type_):
-        groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (_WHOLES, None)
-        is_own = type_.__dictoffset__ and not _is_librarys(type_)
-        self[type_] = next((way for kinds, way in groups if issubclass(type_, kinds)), vars if is_own else None)
+        groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (_WHOLES, None), (Iterator, iter)
+        found = next((way for kinds, way in groups if issubclass(type_, kinds)), _names(type_))
+        self[type_] = _names(type_) if found is iter and type_.__dictoffset__ else found
         return self[type_]
+
+
+def _names(type_):
+    """Return the names under which objects of a type keep what they are made of, or None."""
+    if _is_librarys(type_):
+        return None
+    slots = [name for part in type_.__mro__ for name, one in vars(part).items() if isinstance(one, _SLOT)]
+    return _NAMES.get(type_, ("__dict__", *slots) if type_.__dictoffset__ else tuple(slots)) or None
 
 
 def _is_librarys(type_):

@@ -17,12 +17,13 @@ _KEPT = 8  # calls
 def changes_nothing(tensors, layers, attributes, is_first):
     """Raise `Refused` behind a call after which further ones may do something else: tensors were written in place,
     Python read or wrote one, but in the first call of a shape, or layers have other attributes than before, such as a
-    counter, where these are known: the first call of all makes what layers make once."""
+    counter, or wrote one in place, where these are known: the first call of all makes what layers make once."""
+    tensors = [*tensors, *(attributes.unknown(layers) if attributes else ())]
     before, watcher = [*map(paddle_names.inplace_version, tensors)], Watcher()
     with watcher.watching():
         yield
     if before != [*map(paddle_names.inplace_version, tensors)]:
-        raise Refused("it writes its inputs or weights in place")
+        raise Refused("it writes its inputs, weights or attributes in place")
     if watcher.reason and not is_first:
         raise Refused(watcher.reason)
     if attributes is not None and attributes.marks != Attributes(layers).marks:

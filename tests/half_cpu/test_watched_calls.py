@@ -2,12 +2,17 @@
 not do it, so the layers do."""
 
 import argparse
+import array
 import collections
+import ctypes
 import dataclasses
+import functools
+import itertools
 import logging
 import random
 import threading
 import types
+from collections.abc import Iterator
 
 import numpy as np
 import paddle
@@ -40,7 +45,7 @@ def counts_in_a_dictionary(net, x):
 
 
 def counts_in_an_array(net, x):
-    net.kept += 1
+    net.kept[0] += 1
     return net.a(x) / float(net.kept[0])
 
 
@@ -51,6 +56,40 @@ def draws(net, x):
 def counts_in_an_object(net, x):
     net.kept.calls += 1
     return net.a(x) / net.kept.calls
+
+
+def counts_by_a_call(net, x):
+    return net.a(x) / (net.kept.__next__ if isinstance(net.kept, Iterator) else net.kept)()
+
+
+def counts_in_a_tensor(net, x):
+    net.kept[0].add_(paddle.ones([1]))
+    return net.a(x) / net.kept[0]
+
+
+@dataclasses.dataclass(slots=True)
+class Counter:
+    calls: int = 0
+
+    def next(self):
+        self.calls += 1
+        return self.calls
+
+
+def counter():
+    count = 0
+
+    def function():
+        nonlocal count
+        count += 1
+        return count
+
+    return function
+
+
+def counter_of_a_default(kept=None):
+    kept.append(None)
+    return len(kept)
 
 
 def sets_weight(net, x):
@@ -67,7 +106,11 @@ def keep(make):
     (counts_in_an_array, keep(lambda: np.zeros(1))),
     (counts_in_an_object, keep(lambda: types.SimpleNamespace(calls=0))),
     (draws, keep(lambda: random.Random(0))), (draws, keep(lambda: np.random.default_rng(0))),
-    (sets_weight, lambda net: None),
+    (counts_in_an_array, keep(lambda: array.array("d", [0]))), (counts_in_an_array, keep(lambda: (ctypes.c_int * 1)())),
+    (counts_in_an_object, keep(Counter)), (counts_by_a_call, keep(lambda: Counter().next)),
+    (counts_by_a_call, keep(counter)), (counts_by_a_call, keep(lambda: functools.partial(counter_of_a_default, []))),
+    (counts_by_a_call, keep(lambda: itertools.count(1))), (counts_by_a_call, keep(lambda: (n for n in range(1, 99)))),
+    (counts_in_a_tensor, keep(lambda: [paddle.zeros([1])])), (sets_weight, lambda net: None),
 ])  # fmt: skip
 def test_model_that_changes_itself_is_called_as_often_as_without_a_recording(function, more, caplog):
     with caplog.at_level(logging.INFO):
