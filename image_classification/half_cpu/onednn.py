@@ -60,7 +60,7 @@ KERNELS = {
     "linear": onednn_matmul.linear,
     "linear_gelu": onednn_matmul.linear_gelu,
     "matmul": onednn_batched_matmul.matmul,
-    "bmm": onednn_batched_matmul.matmul,
+    "bmm": onednn_batched_matmul.bmm,
     "einsum": onednn_einsum.einsum,
     "gelu": onednn_elementwise.gelu,
     "relu": onednn_elementwise.relu,

@@ -91,6 +91,14 @@ def matmul(original, args, kwargs, rounds=False):
     return BatchedMatmul.apply(left, right, leading, bool(transpose_left), bool(transpose_right))
 
 
+def bmm(original, args, kwargs):
+    """Kernel of ``bmm(x, y)``: as many matrices each."""
+    values = bound(args, kwargs, ("x", "y"), ())
+    if values is None or not all(one.ndim == 3 and one.shape[0] == values[0].shape[0] for one in values):
+        return NotImplemented  # Paddle words the error
+    return matmul(original, values, {})
+
+
 def _leading(*leading):
     """Return the leading axes of a product of factors with these, of which one may be a single matrix, or None."""
     few, many = sorted(leading, key=lambda sizes: (len(sizes), math.prod(sizes)))
