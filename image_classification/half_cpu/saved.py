@@ -24,14 +24,15 @@ def save(ctx, *tensors):
 
 
 def saved(ctx):
-    """Return what was saved for the backward pass.
+    """Return what was saved for the backward pass, or what hooks (`paddle.autograd.saved_tensors_hooks`), such as those
+    of `recompute(use_reentrant=False)`, give in its place: that was never written.
 
     Raises:
         RuntimeError: it was written in place since.
     """
     tensors = ctx.saved_tensor()
     for tensor, version in zip(tensors, ctx.versions, strict=True):
-        if tensor is not None and paddle_names.inplace_version(tensor) != version:
+        if tensor is not None and paddle_names.inplace_version(tensor) > version:
             raise RuntimeError(f"a tensor {list(tensor.shape)} that the backward pass needs was written in place since")
     return tensors
 

@@ -1,5 +1,7 @@
 """What a kernel keeps for its backward pass is that by then, or the backward pass is refused, as Paddle's own are."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -93,6 +95,28 @@ def test_what_no_backward_pass_needs_may_be_written(dtype):
         result.sum().backward()
     wanted = 2.0 * (leaf.astype("float32").scale(2.0) + other.astype("float32") > 0).astype("float32")
     np.testing.assert_array_equal(leaf.grad.astype("float32"), wanted)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("name", ["linear", "gelu", "conv2d"])
+def test_what_hooks_keep_of_weights_that_an_optimizer_wrote_is_what_it_was(name, dtype):
+    """As those of `recompute(use_reentrant=False)`, which give the backward pass tensors that nobody ever wrote."""
+    function, shape, _ = KEPT[name]
+    leaves = tensors([IMAGES if shape[0] == 32 else ROWS, shape], dtype)
+    with paddle.no_grad():
+        for leaf in leaves:
+            leaf.scale_(0.5)
+    hooks = paddle.autograd.saved_tensors_hooks(
+        lambda x: x.astype("float32").numpy(), lambda kept: paddle.to_tensor(kept).astype(dtype))  # fmt: skip
+    found = []
+    for kept in (contextlib.nullcontext(), hooks):
+        with half_cpu.dispatch(), kept:
+            function(*leaves).sum().backward()
+        found.append([leaf.grad.astype("float32").numpy() for leaf in leaves if leaf.grad is not None])
+        for leaf in leaves:
+            leaf.clear_gradient(False)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", ALL)
