@@ -261,7 +261,7 @@ class dispatch:
     """Make operators work on real float16 and bfloat16 CPU tensors, and faster on float32 ones, until the context ends.
 
     Re-entrant; an inner context replaces the policy and the backend of the outer one. `loss.backward()` needs no
-    context, except where the backward pass runs Python code on half tensors (a PyLayer); what
+    context, except where the backward pass runs Python code on half tensors (a PyLayer, a hook); what
     `paddle.distributed.fleet.utils.recompute` runs again has that of the forward pass.
 
     Args:
