@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from . import paddle_names
+from .state import statistics
 
 _DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
@@ -70,9 +71,15 @@ class Attributes:
                     self._hold(value.values(), depth - 1)
 
     def unknown(self, layers):
-        """Return the tensors among them that are neither parameters nor buffers of the layers."""
+        """Return the tensors among them, and what may be statistics of layers, that are none of these layers'."""
+        own = set(map(id, layers))
+        others = [one for one in self._held if isinstance(one, paddle.nn.Layer) and id(one) not in own]
+        parameters, buffers = paddle_names.parameters_and_buffers([
+            part for one in others for part in one.sublayers(include_self=True)
+        ])  # fmt: skip
+        tensors = [one for one in self._held if isinstance(one, paddle.Tensor)]
         known = {id(one) for tables in paddle_names.parameters_and_buffers(layers) for one in tables}
-        return [one for one in self._held if isinstance(one, paddle.Tensor) and id(one) not in known]
+        return [one for one in (*tensors, *buffers, *statistics(parameters)) if id(one) not in known]
 
 
 def _part(value, name):

@@ -153,7 +153,7 @@ class Replayed:
             kept, active.frozen = active.frozen, None  # nothing that was made of the weights before
             try:
                 with _RECORDING, changes_nothing((), layers, attributes, True):
-                    recorded = _recorded_alone(self._model, inputs, weights, buffers)
+                    recorded = _recorded_alone(self._model, inputs, weights, buffers, attributes.unknown(layers))
             finally:
                 active.frozen = kept
             if recorded.shares_weights and self._at_once > 1:
@@ -227,9 +227,9 @@ class Shared(Exception):
         self.weights = weights
 
 
-def _recorded_alone(model, inputs, weights, buffers):
-    """Return the recorded passes; buffers and random generators are what they were."""
-    state = State(buffers)
+def _recorded_alone(model, inputs, weights, buffers, others):
+    """Return the recorded passes; buffers, other tensors and random generators are what they were."""
+    state = State([*buffers, *others])
     try:
         try:
             return _recorded(model, inputs, weights, buffers, state)

@@ -22,6 +22,7 @@ from paddle import nn
 
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.training_replay import RECORDED
+from tests.helpers.replays import bits
 from tests.helpers.trainings import both
 
 from .test_training_replay_promise import Net, assert_same, numbers, of_numbers, trace_of
@@ -359,6 +360,19 @@ def test_object_in_the_place_of_one_that_is_gone_is_another():
 
     replayed, layers = both(lambda: Net(None))
     assert trace_of(replayed, step, 30) == trace_of(layers, step, 30)
+
+
+def test_statistics_of_a_layer_in_a_list_are_those_of_each_call():
+    """Paddle registers no such layer, and its norms do not count what they write."""
+    norms = []
+
+    def more(net):
+        net.kept = [nn.BatchNorm1D(8)]
+        norms.append(net.kept[0])
+
+    assert_same(lambda: Net(lambda net, x: net.kept[0](net.a(x)), more), of_numbers(), is_recorded=False)
+    replayed, layers = (bits(norm._mean) for norm in norms)
+    assert replayed == layers
 
 
 @pytest.mark.parametrize("is_other", [True, False])
