@@ -191,6 +191,11 @@ def copied_place(x):
     return F.one_hot(place, 2)
 
 
+def inner_tensor(x):
+    mean = x.astype("float32").mean()
+    return x * float(np.array(mean.get_tensor()))  # which does not keep its memory
+
+
 to_numpy = paddle.Tensor.numpy
 READS = {
     "copy": copied_place,
@@ -206,6 +211,7 @@ READS = {
     "mask": lambda x: x[x > 0] * 2,
     "dlpack": lambda x: x + from_dlpack(to_dlpack(x.astype("float32"))).mean().astype(x.dtype),
     "map": lambda x: x * float([*map(paddle.Tensor.numpy, [x.astype("float32").mean()])][0]),
+    "inner tensor": inner_tensor,
     "name bound before": lambda x: x * float(to_numpy(x.astype("float32").mean())),
     "nothing found": lambda x: x * (2 if paddle.nonzero(x.astype("float32") > 20).shape[0] else 3),
     "sparse": lambda x: x * (F.relu(x.astype("float32") - 20).to_sparse_coo(4).nnz() + 1),
