@@ -153,6 +153,8 @@ def _operator(name, original, legacy=False):
         scope = active.scope
         if scope is None:
             return _noted(operator, original)(*args, **kwargs)
+        if "out" in kwargs:
+            return inplace.compute_into(lambda kwargs: _serve(scope, operator, served, args, kwargs), **kwargs)
         return _serve(scope, operator, served, args, kwargs)
 
     return wrapper
@@ -238,16 +240,14 @@ def _references():
     """Return the one list of references. Built on first use: a program on a GPU never pays for it."""
     operators = paddle_names.public_builtins(paddle_names.OPERATORS)
     operators[op_names.CUSTOM] = getattr(paddle_names.OPERATORS, op_names.CUSTOM)
-    legacy = paddle_names.public_builtins(paddle_names.LEGACY_OPERATORS)
+    legacy, attention = paddle_names.LEGACY_OPERATORS, paddle_names.ATTENTION_MODULE
+    whole = composite("dot_product_attention", casts_as="matmul")(getattr(attention, paddle_names.ATTENTION))
+    again = _recomputation(getattr(paddle_names.RECOMPUTE_MODULE, paddle_names.RECOMPUTE))
     tables = [
         (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),
-        (paddle_names.LEGACY_OPERATORS, {name: _operator(name, legacy[name], True) for name in op_names.LEGACY}),
+        (legacy, {name: _operator(name, getattr(legacy, name), True) for name in op_names.LEGACY}),
+        (attention, {paddle_names.ATTENTION: whole}), (paddle_names.RECOMPUTE_MODULE, {paddle_names.RECOMPUTE: again}),
     ]
-    attention, name = paddle_names.ATTENTION_MODULE, paddle_names.ATTENTION
-    whole = composite("dot_product_attention", casts_as="matmul")(getattr(attention, name))
-    tables.append((attention, {name: whole}))
-    recompute, name = paddle_names.RECOMPUTE_MODULE, paddle_names.RECOMPUTE
-    tables.append((recompute, {name: _recomputation(getattr(recompute, name))}))
     methods = {}
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})

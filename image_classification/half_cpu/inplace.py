@@ -2,8 +2,10 @@
 
 import paddle
 
+from . import paddle_names
 from .arguments import FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR
 from .reference import UnsupportedOperator, Widening, call, compute_norm
+from .scope import noted
 
 # Optimizer operators: (position of the master parameter, position of the flag multi_precision that says there is one).
 _MASTERS = {
@@ -52,6 +54,16 @@ def compute_inplace(name, original, args, kwargs, tensors, cast):
         for half, wide in zip(_flat([parameters]), _flat([args[0]]), strict=True):
             write(half, wide, cast)
     return result
+
+
+def compute_into(call, out=None, **kwargs):
+    """Return `call(kwargs)`, or the tensors `out`, which take its results, shapes and formats, as Paddle's do."""
+    result = call(kwargs)
+    if out is None:
+        return result
+    for place, value in zip(_flat([out]), _flat([result]), strict=True):
+        noted(paddle_names.assign_out_, value, place, writes=True)
+    return out
 
 
 def compute_batch_norm(name, original, args, kwargs, tensors, cast):

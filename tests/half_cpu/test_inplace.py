@@ -8,6 +8,7 @@ import pytest
 from image_classification import half_cpu
 from image_classification.amp.gradients import write
 from tests.helpers.half_cpu_rounding import DTYPES, assert_rounded_once, half_tensor, round_half, widen
+from tests.helpers.policies import Policy
 
 
 def half_normal(*shape, dtype, seed=0):
@@ -323,3 +324,18 @@ def test_half_tensor_that_is_strided_takes_float32_numbers_too():
     with half_cpu.dispatch(), paddle.no_grad():
         write(half.transpose([1, 0]), wide)
     assert_rounded_once(half.transpose([1, 0]), wide, "bfloat16", "numbers")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("policy", [None, "bfloat16"])
+def test_tensor_given_as_out_takes_result_shape_and_format_and_has_its_gradient(policy, dtype):
+    """As Paddle's own operators write there in float32, whatever it was before."""
+    x, out = paddle.full([2, 3], 2.0).astype(dtype), paddle.zeros([7], "float64")
+    x.stop_gradient = False
+    with half_cpu.dispatch(policy and Policy(policy)):
+        found = paddle.multiply(x, x, out=out)
+        values, places = paddle.zeros([1]), paddle.zeros([1])
+        paddle.topk(x.detach(), 1, out=(values, places))
+    assert str(out.dtype) == str(found.dtype) == f"paddle.{policy or dtype}" and values.shape == places.shape == [2, 1]
+    out.astype("float32").sum().backward()
+    assert (out == 4.0).all() and (values == 2.0).all() and (x.grad == 4.0).all()
