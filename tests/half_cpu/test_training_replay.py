@@ -15,6 +15,7 @@ from image_classification import half_cpu
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import KEPT, RECORDED, Training
+from tests.helpers.policies import Policy
 from tests.helpers.replays import FORMATS, bits, images
 from tests.helpers.trainings import Function, Net, Trained, assert_same_steps, both, recorded
 
@@ -248,6 +249,21 @@ def test_shapes_that_come_by_turns_have_passes_of_their_own():
     for side in range(4, 4 + KEPT + 2):
         assert_same_steps(replayed, layers, [images(0, side=side)])
     assert len(replayed.known) == KEPT
+
+
+def test_policies_that_come_by_turns_have_passes_of_their_own():
+    replayed, layers = both(Net)
+    policies = Policy(), Policy("bfloat16")
+    for number in range(4 * RECORDED + 2):  # the second time it takes twice as many calls
+        found = []
+        for one in (replayed, layers):
+            paddle.seed(number)
+            with half_cpu.dispatch(policies[number % 2]):
+                result = one.forward(images(number))
+            sum(each.astype("float32").sum() for each in paddle.utils.flatten(result)).backward()
+            found.append(bits(result))
+        assert found[0] == found[1]
+    assert sum(isinstance(known, Training) for known in replayed.known) == 2
 
 
 def test_last_batch_of_an_epoch_keeps_the_passes_of_the_others():

@@ -88,9 +88,13 @@ def counter():
     return function
 
 
-def counter_of_a_default(kept=None):
-    kept.append(None)
-    return len(kept)
+def counter_of_a_default():
+    def function(kept):
+        kept.append(None)
+        return len(kept)
+
+    function.__defaults__ = ([],)
+    return function
 
 
 def sets_weight(net, x):
@@ -109,7 +113,8 @@ def keep(make):
     (draws, keep(lambda: random.Random(0))), (draws, keep(lambda: np.random.default_rng(0))),
     (counts_in_an_array, keep(lambda: array.array("d", [0]))), (counts_in_an_array, keep(lambda: (ctypes.c_int * 1)())),
     (counts_in_an_object, keep(Counter)), (counts_by_a_call, keep(lambda: Counter().next)),
-    (counts_by_a_call, keep(counter)), (counts_by_a_call, keep(lambda: functools.partial(counter_of_a_default, []))),
+    (counts_by_a_call, keep(counter)), (counts_by_a_call, keep(counter_of_a_default)),
+    (counts_by_a_call, keep(lambda: functools.partial(counter_of_a_default(), []))),
     (counts_by_a_call, keep(lambda: itertools.count(1))), (counts_by_a_call, keep(lambda: (n for n in range(1, 99)))),
     (counts_in_a_tensor, keep(lambda: [paddle.zeros([1])])), (sets_weight, lambda net: None),
 ])  # fmt: skip
