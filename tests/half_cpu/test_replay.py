@@ -291,6 +291,15 @@ def test_other_format_of_new_tensors_is_recorded_for_itself(inside):
     assert found.dtype == expected.dtype and bits(found) == bits(expected)
 
 
+@pytest.mark.parametrize("other", [lambda x: x.astype("bfloat16"), lambda x: x.transpose([0, 1, 3, 2])])
+def test_images_of_another_format_or_order_are_recorded_for_themselves(other, inside):
+    model = inside(Reader(lambda x: x * 2))
+    for seed in range(2 * RECORDED + 2):
+        given = images(seed) if seed < RECORDED or seed % 2 else other(images(seed))
+        assert bits(half_cpu.replay(model, given)) == bits(model(given))
+    assert len(passes()) == 2 and any(map(callable, passes()))
+
+
 def test_passes_of_many_shapes_are_the_last_ones(inside):
     model = inside(Net())
     for side in range(4, 4 + KEPT + 4):

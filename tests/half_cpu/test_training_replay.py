@@ -370,6 +370,11 @@ def test_images_that_are_results_may_lie_as_rows_and_their_gradients_in_any_orde
             assert bits(found.grad) == bits(expected.grad)
 
 
+def test_images_in_another_order_are_those_of_the_layers():
+    replayed, layers = recorded()
+    assert_same_steps(replayed, layers, (images(seed).transpose([0, 1, 3, 2]) for seed in range(3)))
+
+
 def test_two_inputs_are_both_read_anew():
     class Two(nn.Layer):
         def __init__(self):

@@ -154,6 +154,24 @@ def test_gradient_that_is_missing_once_is_that_of_the_layers():
     )  # fmt: skip
 
 
+def test_missing_gradient_of_images_that_were_written_since_is_refused():
+    """The layers would run again, with other images."""
+
+    def function(net, x):
+        hidden = F.tanh(x + net.a.bias)
+        return net.b(hidden), F.relu(hidden)
+
+    replayed, _ = both(lambda: Net(function))
+    for number in range(RECORDED + 1):
+        sum(one.sum() for one in replayed.result(numbers(number))).backward()
+    assert replayed.is_recorded()
+    x = numbers(0)
+    _, trunk = replayed.result(x)
+    x.scale_(0.0)
+    with pytest.raises((OSError, RuntimeError), match="written in place"):
+        trunk.sum().backward()
+
+
 def test_results_with_nothing_in_common_may_have_backward_passes_one_after_the_other():
     def step(one, number):
         left, right = one.result(numbers(number))
