@@ -58,6 +58,7 @@ CASES = {
     "expand along an axis of no size": (lambda x: paddle.expand(x, [-1, *ROWS]), ROWS),
     "clip from NaN": (lambda x: paddle.clip(x, float("nan"), 0.5), ROWS),
     "clip to nothing": (lambda x: paddle.clip(x, 0.5, -0.5), ROWS),
+    "reflection of all columns": (lambda x: F.pad(x, [12, 0, 0, 0], mode="reflect"), IMAGES),
     "pad of all axes by copies": (lambda x: F.pad(x, [2, 2, 0, 2, 2, 0], mode="replicate"), (5, 5, 7)),
     "bmm of single matrices": (lambda x: paddle.bmm(x, x), (8, 8)),
     "bmm of another number": (lambda x: paddle.bmm(x, filters(x, 1, 7, 8)), (5, 5, 7)),
