@@ -3,12 +3,15 @@
 A maximum with NaN is NaN, and equal ones share its gradient; NaN has no place: Paddle's rules.
 """
 
+import functools
+
 import paddle
 
 from .compiled_library import load
 from .compiled_places import split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
+from .linear_map import LinearMap
 from .onednn_memory import contiguous, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 from .recorded import PyLayer
@@ -124,24 +127,9 @@ def norm(original, args, kwargs):
     return Length.apply(x, float(epsilon), axes, shape)
 
 
-class RunningSum(PyLayer):
-    """The sum of all elements up to each one along an axis."""
-
-    @staticmethod
-    def forward(ctx, x, axis, back):
-        """Return the sums, dense; from the end if `back`."""
-        ctx.constants = axis, back
-        return _running_sum(contiguous(x), axis, back)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x: the running sum from the other end."""
-        axis, back = ctx.constants
-        return _running_sum(contiguous(gradient), axis, not back)
-
-
-def _running_sum(x, axis, back):
-    out = new_tensor(x.dtype, x.shape)
+def _running_sum(axis, back, x):
+    """Return the sum of all elements up to each one along an axis, from the end if `back`, dense."""
+    x, out = contiguous(x), new_tensor(x.dtype, x.shape)
     load().running_sum(DATA_TYPES[x.dtype], back, *split_at(x.shape, axis), x.data_ptr(), out.data_ptr())
     return out
 
@@ -154,7 +142,8 @@ def cumsum(original, args, kwargs):
     x, axis, flatten, exclusive, reverse = values
     if type(axis) is not int or flatten or exclusive or not -x.ndim <= axis < x.ndim:
         return NotImplemented
-    return RunningSum.apply(x, axis % x.ndim, bool(reverse))
+    ways = (functools.partial(_running_sum, axis % x.ndim, back) for back in (bool(reverse), not reverse))
+    return LinearMap.apply(x, *ways)
 
 
 KERNELS = {

@@ -1,29 +1,22 @@
 """Windows of images as columns, and the images that such columns add up to, on all formats; sums are float32."""
 
+import functools
+
 from .compiled_library import load, numbers
 from .compiled_worth import pays
+from .linear_map import LinearMap
 from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
-from .recorded import PyLayer
 
 
-class Columns(PyLayer):
-    """The windows of images as columns, or the images as sums of columns; each is the gradient of the other."""
-
-    @staticmethod
-    def forward(ctx, x, adds, geometry, shape):
-        """Return the columns, or the sums if `adds`, as a dense tensor of `shape`."""
-        ctx.constants = adds, geometry, x.shape
-        return _rearranged(x, adds, geometry, shape)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x."""
-        adds, geometry, shape = ctx.constants
-        return _rearranged(gradient, not adds, geometry, shape)
+def _columns(x, adds, geometry, shape):
+    """Return the windows of images as columns, or the images as sums of columns if `adds`, dense, in `shape`; each is
+    the gradient of the other."""
+    there, back = (adds, geometry, shape), (not adds, geometry, x.shape)
+    return LinearMap.apply(x, functools.partial(_rearranged, *there), functools.partial(_rearranged, *back))
 
 
-def _rearranged(x, adds, geometry, shape):
+def _rearranged(adds, geometry, shape, x):
     x, out = contiguous(x), new_tensor(x.dtype, shape)
     kind, run = (DATA_TYPES[x.dtype], load().fold) if adds else (x.element_size(), load().unfold)
     run(kind, numbers(*geometry), x.data_ptr(), out.data_ptr())
@@ -58,7 +51,7 @@ def unfold(original, args, kwargs):
     if found is None:
         return NotImplemented  # Paddle words the error
     geometry, places = found
-    return Columns.apply(x, False, geometry, [batch, channels * window[0] * window[1], places])
+    return _columns(x, False, geometry, [batch, channels * window[0] * window[1], places])
 
 
 def fold(original, args, kwargs):
@@ -74,7 +67,7 @@ def fold(original, args, kwargs):
     if found is None or found[1] != places or channels % (window[0] * window[1]) or others[1][:2] != others[1][2:]:
         return NotImplemented  # Paddle counts the places of uneven paddings in its own way
     channels //= window[0] * window[1]
-    return Columns.apply(x, True, (batch * channels, *found[0][1:]), [batch, channels, *sizes])
+    return _columns(x, True, (batch * channels, *found[0][1:]), [batch, channels, *sizes])
 
 
 KERNELS = {"fold": fold, "unfold": unfold}

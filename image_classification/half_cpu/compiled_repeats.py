@@ -1,39 +1,34 @@
 """Tensors repeated along axes, and turned round, on all formats: nothing is rounded but the sums of gradients."""
 
+import functools
 import math
 
 from .compiled_broadcast import repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .compiled_worth import pays
+from .linear_map import LinearMap
 from .onednn_memory import contiguous, new_like, settled
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
-from .recorded import PyLayer
 
 
-class Repeat(PyLayer):
-    """A tensor that is repeated along runs of axes."""
-
-    @staticmethod
-    def forward(ctx, x, runs, shape):
-        """Return it as a tensor of `shape`, dense; its runs are (size, whether x is repeated along it)."""
-        x = contiguous(x)
-        ctx.constants = runs, x.shape
-        out = new_tensor(x.dtype, shape)
-        sizes, strides = repeated_strides(runs)
-        number = DATA_TYPES[x.dtype]
-        load().expand(number, number, numbers(*sizes), numbers(*strides), 1.0, x.data_ptr(), out.data_ptr())
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x: the sum over its copies."""
-        runs, shape = ctx.constants
-        return sum_over(contiguous(gradient), None, runs, new_tensor(gradient.dtype, shape))
+def _repeated(runs, shape, x):
+    """Return a tensor repeated along runs, (size, whether it is repeated along it), as a tensor of `shape`, dense."""
+    x, out = contiguous(x), new_tensor(x.dtype, shape)
+    sizes, strides = repeated_strides(runs)
+    number = DATA_TYPES[x.dtype]
+    load().expand(number, number, numbers(*sizes), numbers(*strides), 1.0, x.data_ptr(), out.data_ptr())
+    return out
 
 
 def _repeat(x, sizes, repeated, shape):
-    runs = runs_of(tuple(sizes), tuple(repeated))
-    return NotImplemented if len(runs) > 4 else Repeat.apply(x, runs, shape)
+    runs, own = runs_of(tuple(sizes), tuple(repeated)), x.shape
+    if len(runs) > 4:
+        return NotImplemented
+
+    def back(gradient):  # the sum over the copies
+        return sum_over(contiguous(gradient), None, runs, new_tensor(gradient.dtype, own))
+
+    return LinearMap.apply(x, functools.partial(_repeated, runs, shape), back)
 
 
 def _expand(x, shape):
@@ -92,22 +87,9 @@ def repeat_interleave(original, args, kwargs):
     return _repeat(x, sizes, (place == axis + 1 for place in range(len(sizes))), shape)
 
 
-class Flip(PyLayer):
-    """A tensor with axes from their end to their beginning."""
-
-    @staticmethod
-    def forward(ctx, x, axes):
-        """Return it in the memory order of x."""
-        ctx.axes = axes
-        return _flipped(settled(x), axes)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient, turned back."""
-        return _flipped(settled(gradient), ctx.axes)
-
-
-def _flipped(x, axes):
+def _flipped(axes, x):
+    """Return a tensor with axes from their end to their beginning, in the memory order of x."""
+    x = settled(x)
     out = new_like(x)
     start = sum((x.shape[axis] - 1) * x.strides[axis] for axis in axes)
     steps = [-step if axis in axes else step for axis, step in enumerate(x.strides)]
@@ -126,7 +108,8 @@ def flip(original, args, kwargs):
     if not isinstance(axes, (list, tuple)) or not all(type(axis) is int and -x.ndim <= axis < x.ndim for axis in axes):
         return NotImplemented  # Paddle words the error
     named = {axis % x.ndim for axis in axes}
-    return Flip.apply(x, named) if len(named) == len(axes) else NotImplemented
+    turn = functools.partial(_flipped, named)
+    return LinearMap.apply(x, turn, turn) if len(named) == len(axes) else NotImplemented
 
 
 KERNELS = {"expand": expand, "expand_as": expand_as, "flip": flip, "repeat_interleave": repeat_interleave, "tile": tile}
