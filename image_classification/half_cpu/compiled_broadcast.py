@@ -26,7 +26,7 @@ from .onednn_memory import (
 )
 from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
 from .recorded import PyLayer
-from .saved import keep, save, saved
+from .saved import keep, saved
 
 _FLOAT32 = paddle.float32
 
@@ -87,12 +87,12 @@ def _arithmetic(name, large, small, runs):
     """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
     out = new_like(large)
     pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
-    load().arithmetic(name, data_type(large), *_operands(runs), *pointers)
+    load().arithmetic(name, data_type(large), *operands(runs), *pointers)
     return out
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _operands(runs):
+def operands(runs):
     """Return (sizes, strides of the large and of the small tensor) as the kernel reads them."""
     sizes, strides = repeated_strides(runs)
     return numbers(*sizes), numbers(*dense_strides(sizes), *strides)
@@ -180,8 +180,8 @@ def _scaled(tensor, factor):
 
 def _small_gradient(gradient, large, small, runs, shape, sign):
     """Return the gradient of the smaller tensor: a sum over what repeats it."""
-    if large is None and gradient.shape == shape:
-        return _scaled(gradient, sign)
+    if gradient.shape == shape:
+        return _scaled(gradient, sign) if large is None else _arithmetic(b"multiply", gradient, large, runs)
     if sign == 1 or large is None:
         return sum_over(gradient, large, runs, new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
@@ -197,30 +197,6 @@ def new_small(large, shape, dtype=None):
     if large.is_contiguous() or _is_row(tuple(shape)):
         return new_tensor(dtype, shape)
     return new_channels_last(dtype, shape)
-
-
-class Product(PyLayer):
-    """The product of two tensors of one shape and dtype."""
-
-    @staticmethod
-    def forward(ctx, left, right):
-        """Return left * right in the memory order of left."""
-        ctx.needs = (not left.stop_gradient, not right.stop_gradient)
-        left = settled(left)
-        right = ordered_like(right, left)
-        save(ctx, left, right)
-        return _arithmetic(b"multiply", left, right, ((numel(left), False),))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradients of both factors."""
-        factors = saved(ctx)
-        gradient = ordered_like(gradient, factors[0])
-        runs = ((numel(gradient), False),)
-        return tuple(
-            _arithmetic(b"multiply", gradient, ordered_like(other, gradient), runs) if needed else None
-            for other, needed in zip(reversed(factors), ctx.needs, strict=True)
-        )
 
 
 class OuterSum(PyLayer):
@@ -271,9 +247,7 @@ def _kernel(name):
             return NotImplemented
         left, right = values
         if left.shape == right.shape:
-            if name == b"multiply":
-                return Product.apply(left, right)
-            if name != b"subtract":
+            if name == b"divide":
                 return NotImplemented
             return Broadcast.apply(left, right, name, ((numel(left), False),))
         operation, large, small = (name, left, right) if numel(left) >= numel(right) else (REVERSED[name], right, left)

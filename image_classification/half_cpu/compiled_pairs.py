@@ -5,11 +5,11 @@ What a gradient is summed over, because it repeats the small tensor, is float32 
 
 import paddle
 
-from .compiled_broadcast import in_order_of, new_small, plan, repeated_strides, sum_over, together
-from .compiled_library import load, numbers
+from .compiled_broadcast import in_order_of, new_small, operands, plan, sum_over, together
+from .compiled_library import load
 from .compiled_worth import asks_gradient, pays
 from .onednn_memory import is_settled, new_like
-from .onednn_primitives import DATA_TYPES, bound, dense_strides, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, numel, servable
 from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -39,7 +39,7 @@ class Pair(PyLayer):
         keep(ctx, large, aligned)
         out = new_like(large)
         pointers = large.data_ptr(), aligned.data_ptr(), out.data_ptr()
-        load().pair(name, DATA_TYPES[large.dtype], *_constants(runs), *pointers)
+        load().pair(name, DATA_TYPES[large.dtype], *operands(runs), *pointers)
         return out
 
     @staticmethod
@@ -59,16 +59,11 @@ class Pair(PyLayer):
         return large_gradient, sum_over(wide, None, runs, new_small(large, shape))
 
 
-def _constants(runs):
-    sizes, strides = repeated_strides(runs)
-    return numbers(*sizes), numbers(*dense_strides(sizes), *strides)
-
-
 def _slope(name, large, small, gradient, runs, dtype):
     """Return the gradient of one of the tensors for each element of the large one."""
     out = new_like(large, dtype)
     pointers = large.data_ptr(), small.data_ptr(), gradient.data_ptr(), out.data_ptr()
-    load().slope(name, DATA_TYPES[large.dtype], DATA_TYPES[dtype], *_constants(runs), *pointers)
+    load().slope(name, DATA_TYPES[large.dtype], DATA_TYPES[dtype], *operands(runs), *pointers)
     return out
 
 
