@@ -8,49 +8,34 @@ class Builder:
 
     def __init__(self, library):
         self._library = library
-        self._descriptors = []
-        self._attributes = []
-        self._post_ops = []
-        self._hints = []
+        self._made = []  # (function that frees it, handle)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        library = self._library
-        for handles, destroy in (
-            (self._descriptors, library.memory_desc_destroy),
-            (self._attributes, library.primitive_attr_destroy),
-            (self._post_ops, library.post_ops_destroy),
-            (self._hints, library.primitive_desc_destroy),
-        ):
-            for handle in handles:
-                destroy(handle)
+        for destroy, handle in self._made:
+            destroy(handle)
+
+    def _keep(self, destroy, handle):
+        self._made.append((destroy, handle))
+        return handle
 
     def md(self, layout):
         """Return a memory descriptor, or None for None (an argument that is not there)."""
         if layout is None:
             return None
-        data_type, shape, strides = layout
+        (data_type, shape, strides), library = layout, self._library
         if strides is None:
-            arguments = (self._library.memory_desc_create_with_tag, len(shape), onednn.dimensions(shape), data_type, 1)
+            create, how = library.memory_desc_create_with_tag, 1  # any order
         else:
-            arguments = (
-                self._library.memory_desc_create_with_strides,
-                len(shape),
-                onednn.dimensions(shape),
-                data_type,
-                onednn.dimensions(strides),
-            )
-        handle = self._library.new("memory descriptor", *arguments)
-        self._descriptors.append(handle)
-        return handle
+            create, how = library.memory_desc_create_with_strides, onednn.dimensions(strides)
+        handle = library.new("memory descriptor", create, len(shape), onednn.dimensions(shape), data_type, how)
+        return self._keep(library.memory_desc_destroy, handle)
 
     def hint(self, name, *arguments):
         """Return the forward descriptor that a backward descriptor is derived from."""
-        handle = self._library.description(name, *arguments)
-        self._hints.append(handle)
-        return handle
+        return self._keep(self._library.primitive_desc_destroy, self._library.description(name, *arguments))
 
     def attributes(self, post_ops):
         """Return attributes with post operations, None for none.
@@ -61,8 +46,7 @@ class Builder:
         if not post_ops:
             return None
         library = self._library
-        chain = library.new("post operations", library.post_ops_create)
-        self._post_ops.append(chain)
+        chain = self._keep(library.post_ops_destroy, library.new("post operations", library.post_ops_create))
         for kind, *details in post_ops:
             if kind == "eltwise":
                 status = library.post_ops_append_eltwise(chain, *details)
@@ -72,7 +56,6 @@ class Builder:
                 algorithm, operand = details
                 status = library.post_ops_append_binary(chain, algorithm, self.md(operand))
             library.check(status, kind)
-        attributes = library.new_attributes()
-        self._attributes.append(attributes)
+        attributes = self._keep(library.primitive_attr_destroy, library.new_attributes())
         library.check(library.primitive_attr_set_post_ops(attributes, chain), "post operations")
         return attributes
