@@ -1,16 +1,14 @@
-"""Normalisation of groups of channels and softmax over any axis, on all formats; float32 arithmetic, rounded once."""
+"""Normalisation of groups of channels and log-softmax, on all formats; float32 arithmetic, rounded once."""
 
 import math
 
 import paddle
 
-from .compiled_broadcast import memory_axes
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
-from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
 from .recorded import PyLayer
-from .saved import keep, own_result, saved
+from .saved import keep, saved
 from .scope import constant
 
 _FLOAT32 = paddle.float32
@@ -80,50 +78,6 @@ def instance_norm(original, args, kwargs):
     return _normalized(x, scale, shift, x.shape[1] if x.ndim > 2 else 0, epsilon)
 
 
-class Softmax(PyLayer):
-    """Softmax over any axis."""
-
-    @staticmethod
-    def forward(ctx, x, sizes):
-        """Return the probabilities in the dtype and memory order of x, settled and [outer, columns, inner]."""
-        out = new_like(x)
-        ctx.sizes = sizes
-        outer, columns, inner = sizes
-        if inner == 1:
-            softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
-        else:
-            load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
-        keep(ctx, own_result(out))
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x."""
-        (result,) = saved(ctx)
-        gradient, out = ordered_like(gradient, result), new_like(result)
-        pointers = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
-        outer, columns, inner = ctx.sizes
-        if inner == 1:
-            softmax_rows_backward(*pointers, dense(result.dtype, outer, columns))
-        else:
-            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *pointers)
-        return out
-
-
-def softmax(original, args, kwargs):
-    """Kernel of ``softmax(x, axis)``."""
-    values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]) or type(values[1]) is not int:
-        return NotImplemented
-    x, axis = values
-    if not -x.ndim <= axis < x.ndim or not (x.is_contiguous() or settled(x) is x):
-        return NotImplemented
-    order = memory_axes(x)
-    place = order.index(axis % x.ndim)
-    sizes = [x.shape[axis] for axis in order]
-    return Softmax.apply(x, (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])))
-
-
 class LogSoftmax(PyLayer):
     """The logarithm of the softmax over the last axis; keeps its input."""
 
@@ -160,5 +114,4 @@ KERNELS = {
     "group_norm": group_norm,
     "instance_norm": instance_norm,
     "log_softmax": log_softmax,
-    "softmax": softmax,
 }

@@ -1,4 +1,4 @@
-"""Softmax over the last axis and layer normalisation, on bfloat16 or float32 tensors.
+"""Softmax and layer normalisation, on bfloat16 or float32 tensors.
 
 Statistics, exponentials and sums are float32 in both; the result is rounded once.
 """
@@ -9,7 +9,9 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .onednn_memory import contiguous, in_dtype, in_float32
+from .compiled_broadcast import memory_axes
+from .compiled_library import load
+from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
@@ -53,19 +55,19 @@ def softmax_rows_backward(result_pointer, gradient_pointer, out_pointer, rows):
     cache.get(_describe_softmax_backward, rows)(result_pointer, gradient_pointer, out_pointer)
 
 
-def _rows(tensor, columns):
-    return dense(tensor.dtype, numel(tensor) // columns, columns)
-
-
 class Softmax(PyLayer):
-    """Softmax over the last axis."""
+    """Softmax over any axis; over other ones than the last it is a compiled kernel's."""
 
     @staticmethod
-    def forward(ctx, x):
-        """Return the probabilities in the dtype of x."""
-        x = contiguous(x)
-        out = new_tensor(x.dtype, x.shape)
-        softmax_rows(x.data_ptr(), out.data_ptr(), _rows(x, x.shape[-1]))
+    def forward(ctx, x, sizes):
+        """Return the probabilities in the dtype and memory order of x, which is [outer, columns, inner] there."""
+        x, ctx.sizes = settled(x), sizes
+        out = new_like(x)
+        outer, columns, inner = sizes
+        if inner == 1:
+            softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
+        else:
+            load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
         keep(ctx, own_result(out))
         return out
 
@@ -73,23 +75,31 @@ class Softmax(PyLayer):
     def backward(ctx, gradient):
         """Return the gradient of x."""
         (result,) = saved(ctx)
-        gradient = contiguous(gradient)
-        out = new_tensor(result.dtype, result.shape)
-        softmax_rows_backward(
-            result.data_ptr(), gradient.data_ptr(), out.data_ptr(), _rows(result, result.shape[-1])
-        )
+        gradient, out = ordered_like(gradient, result), new_like(result)
+        pointers = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
+        outer, columns, inner = ctx.sizes
+        if inner == 1:
+            softmax_rows_backward(*pointers, dense(result.dtype, outer, columns))
+        else:
+            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *pointers)
         return out
 
 
 def softmax(original, args, kwargs):
     """Kernel of ``softmax(x, axis)``."""
     values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None:
+    if values is None or not servable(values[0]) or type(values[1]) is not int:
         return NotImplemented
     x, axis = values
-    if not servable(x) or type(axis) is not int or axis not in (-1, x.ndim - 1) or x.ndim == 0:
+    if not -x.ndim <= axis < x.ndim:
         return NotImplemented
-    return Softmax.apply(x)
+    order = memory_axes(x)
+    place = order.index(axis % x.ndim)
+    sizes = [x.shape[axis] for axis in order]
+    inner = math.prod(sizes[place + 1 :])
+    if inner > 1 and not compiled.formats():
+        return NotImplemented
+    return Softmax.apply(x, (math.prod(sizes[:place]), sizes[place], inner))
 
 
 def _layer_norm_forward(builder, rows, result, statistics, epsilon):
