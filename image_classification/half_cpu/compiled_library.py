@@ -44,7 +44,7 @@ _SIGNATURES = {
     "pair": (_S, _I, _P, _P, _P, _P, _P),
     "slope": (_S, _I, _I, _P, _P, _P, _P, _P, _P),
     "pick": (_L, _P, _P, _P, _L, _P, _L, _P, _P),
-    "take_rows": (_L, _L, _L, _L, _P, _P, _P),
+    "take_rows": (_L, _L, _L, _L, _L, _P, _P, _P),
     "add_rows": (_I, _L, _L, _L, _L, _P, _P, _P),
     "take_along": (_L, _L, _L, _L, _L, _P, _P, _P),
     "add_along": (_I, _L, _L, _L, _L, _P, _P, _P),

@@ -20,52 +20,31 @@ def split_at(shape, axis):
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-class Rows(PyLayer):
-    """The parts of a tensor along an axis that an index names."""
+class Taken(PyLayer):
+    """The parts of a tensor along an axis that an index names; or an element for each one of the index, which differs
+    then from the tensor along the axis alone."""
 
     @staticmethod
-    def forward(ctx, x, index, axis, shape):
-        """Return the parts in the order of the index, dense, as a tensor of `shape`."""
+    def forward(ctx, x, index, axis, shape, along):
+        """Return the parts in the order of the index, or the elements `along` it, dense, as a tensor of `shape`."""
         x = contiguous(x)
         outer, places, inner = split_at(x.shape, axis)
-        ctx.sizes, ctx.like = (outer, places, numel(index), inner), (x.dtype, x.shape)
+        ctx.along, ctx.like = along, (x.dtype, x.shape)
+        ctx.sizes = outer, places, index.shape[axis] if along else numel(index), inner
         out = new_tensor(x.dtype, shape)
-        row = inner * x.element_size()
-        load().take_rows(outer, places, numel(index), row, index.data_ptr(), x.data_ptr(), out.data_ptr())
+        take = load().take_along if along else load().take_rows
+        take(x.element_size(), *ctx.sizes, index.data_ptr(), x.data_ptr(), out.data_ptr())
         keep(ctx, index)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         """Return the gradient of x: the sum of what comes back to each place."""
-        return _returned(ctx, gradient, load().add_rows), None
-
-
-class Along(PyLayer):
-    """An element of a tensor for each element of an index, which names a place along an axis."""
-
-    @staticmethod
-    def forward(ctx, x, index, axis):
-        """Return the elements, dense, in the shape of the index."""
-        x = contiguous(x)
-        outer, places, inner = split_at(x.shape, axis)
-        ctx.sizes, ctx.like = (outer, places, index.shape[axis], inner), (x.dtype, x.shape)
-        out = new_tensor(x.dtype, index.shape)
-        load().take_along(x.element_size(), *ctx.sizes, index.data_ptr(), x.data_ptr(), out.data_ptr())
-        keep(ctx, index)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x: the sum of what comes back to each place."""
-        return _returned(ctx, gradient, load().add_along), None
-
-
-def _returned(ctx, gradient, add):
-    (index,) = saved(ctx)
-    gradient, out = contiguous(gradient), new_tensor(*ctx.like)
-    add(DATA_TYPES[gradient.dtype], *ctx.sizes, index.data_ptr(), gradient.data_ptr(), out.data_ptr())
-    return out
+        (index,) = saved(ctx)
+        gradient, out = contiguous(gradient), new_tensor(*ctx.like)
+        add = load().add_along if ctx.along else load().add_rows
+        add(DATA_TYPES[gradient.dtype], *ctx.sizes, index.data_ptr(), gradient.data_ptr(), out.data_ptr())
+        return out, None
 
 
 def _whole(index):
@@ -80,7 +59,7 @@ def rows(x, index, axis, shape):
     refuses an index that is no place: Paddle words the error, or counts from the end."""
     if index.dtype not in (_INT64, _INT32) or not servable(x) or not math.prod(shape):
         return NotImplemented
-    return Rows.apply(x, _whole(index), axis, shape)
+    return Taken.apply(x, _whole(index), axis, shape, False)
 
 
 def gather(original, args, kwargs):
@@ -117,7 +96,7 @@ def take_along_axis(original, args, kwargs):
     axis %= x.ndim
     if [*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :]] != index.shape or not pays(x, numel(index)):
         return NotImplemented
-    return Along.apply(x, _whole(index), axis)
+    return Taken.apply(x, _whole(index), axis, index.shape, True)
 
 
 def items(x, index):
@@ -142,7 +121,7 @@ def _in_order(x, axis, descending, wanted):
     index = new_tensor(_INT64, [*x.shape[:axis], wanted, *x.shape[axis + 1 :]])
     constants = DATA_TYPES[x.dtype], descending, *split_at(x.shape, axis), wanted
     load().order(*constants, plain.data_ptr(), index.data_ptr())
-    found = Along.apply(x, index, axis)
+    found = Taken.apply(x, index, axis, index.shape, True)
     index.stop_gradient = found.stop_gradient  # as Paddle says it
     return found, index
 

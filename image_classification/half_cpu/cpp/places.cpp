@@ -70,9 +70,11 @@ void add_along(long outer, long places, long count, long inner, F place, const T
 
 }  // namespace
 
-// out[o, j] = x[o, index[j]]: rows of bytes; 1 for an index that is no place.
-EXPORT int take_rows(long outer, long places, long count, long bytes, const long* index, const char* x, char* out) {
+// out[o, j] = x[o, index[j]], rows of so many elements; 1 for an index that is no place.
+EXPORT int take_rows(long bytes, long outer, long places, long count, long inner, const long* index, const char* x,
+                     char* out) {
     if (!within(count, index, places)) return 1;
+    bytes *= inner;
     auto copy = [&](auto size) {
         for_ranges(outer * count, 32768 / size(), [&](long first, long last) {
             for (long r = first; r < last; r++)
