@@ -42,7 +42,7 @@ def _kernel(name, parameters=(), keeps="input"):
 
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, names, defaults)
-        if values is None or not servable(values[0]):
+        if not servable(values[0]):
             return NotImplemented
         constants = [0.0, 0.0]  # what a function of fewer does not read
         for index, value in enumerate(values[1:3]):
@@ -57,7 +57,7 @@ def _kernel(name, parameters=(), keeps="input"):
 def scale(original, args, kwargs):
     """Kernel of ``scale(x, scale, bias, bias_after_scale)`` with plain numbers."""
     values = bound(args, kwargs, ("x", "scale", "bias", "bias_after_scale"), (1.0, 0.0, True))
-    if values is None or not servable(values[0]) or not all(isinstance(v, (int, float)) for v in values[1:]):
+    if not servable(values[0]) or not all(isinstance(v, (int, float)) for v in values[1:]):
         return NotImplemented
     x, factor, addend, after = values
     return Activation.apply(x, b"scale", float(factor), float(addend if after else addend * factor), "nothing")
@@ -65,10 +65,9 @@ def scale(original, args, kwargs):
 
 def power(original, args, kwargs):
     """Kernel of ``pow(x, y)`` for whole numbers and quarters up to 8; other powers are left to the reference."""
-    values = bound(args, kwargs, ("x", "y"), ())
-    if values is None or not isinstance(values[1], (int, float)) or not servable(values[0]):
+    x, exponent = bound(args, kwargs, ("x", "y"), ())
+    if not isinstance(exponent, (int, float)) or not servable(x):
         return NotImplemented
-    x, exponent = values
     if exponent == 2:
         return squared(original, (x,), {})
     if abs(exponent) > 8 or exponent * 4 % 1 or exponent in (0, 1):
@@ -78,10 +77,9 @@ def power(original, args, kwargs):
 
 def clip(original, args, kwargs):
     """Kernel of ``clip(x, min, max)`` with plain numbers."""
-    values = bound(args, kwargs, ("x", "min", "max"), ())
-    if values is None or not servable(values[0]):
+    x, low, high = bound(args, kwargs, ("x", "min", "max"), ())
+    if not servable(x):
         return NotImplemented
-    x, low, high = values
     if not all(isinstance(value, (int, float)) for value in (low, high)) or not low <= high:
         return NotImplemented  # Paddle words the error
     return Activation.apply(x, b"clip", float(low), float(high), "input")

@@ -58,10 +58,9 @@ def _are_neighbours(axes):
 
 def _extreme(is_minimum):
     def kernel(original, args, kwargs):
-        values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
-        if values is None or not pays(values[0], numel(values[0])):
+        x, axes, keepdim = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
+        if not pays(x, numel(x)):
             return NotImplemented
-        x, axes, keepdim = values
         found = reduced(x, axes, keepdim)
         if found is None or not _are_neighbours(found[0]):
             return NotImplemented
@@ -74,7 +73,7 @@ def _extreme(is_minimum):
 def _place(is_minimum):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "axis", "keepdim", "dtype"), (None, False, _INT64))
-        if values is None or not pays(values[0], numel(values[0])):
+        if not pays(values[0], numel(values[0])):
             return NotImplemented
         x, axis, keepdim, dtype = values  # the axis None is that of all numbers
         if type(axis) is not int or dtype is not _INT64 or not -x.ndim <= axis < x.ndim:
@@ -116,10 +115,9 @@ class Length(PyLayer):
 def norm(original, args, kwargs):
     """Kernel of ``p_norm(x, porder, axis, epsilon, keepdim, asvector)`` of order 2."""
     names = ("x", "porder", "axis", "epsilon", "keepdim", "asvector")
-    values = bound(args, kwargs, names, (2.0, -1, 1e-12, False, False))
-    if values is None or not pays(values[0], numel(values[0])):
+    x, order, axis, epsilon, keepdim, whole = bound(args, kwargs, names, (2.0, -1, 1e-12, False, False))
+    if not pays(x, numel(x)):
         return NotImplemented
-    x, order, axis, epsilon, keepdim, whole = values
     found = reduced(x, [] if whole else axis, keepdim)
     if order != 2 or found is None or not _are_neighbours(found[0]):
         return NotImplemented
@@ -137,7 +135,7 @@ def _running_sum(axis, back, x):
 def cumsum(original, args, kwargs):
     """Kernel of ``cumsum(x, axis, flatten, exclusive, reverse)`` along one axis, each element with itself."""
     values = bound(args, kwargs, ("x", "axis", "flatten", "exclusive", "reverse"), (-1, False, False, False))
-    if values is None or not pays(values[0], numel(values[0]), only_backward=True):
+    if not pays(values[0], numel(values[0]), only_backward=True):
         return NotImplemented
     x, axis, flatten, exclusive, reverse = values
     if type(axis) is not int or flatten or exclusive or not -x.ndim <= axis < x.ndim:

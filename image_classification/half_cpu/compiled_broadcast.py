@@ -243,7 +243,7 @@ def _outer_sum(left, right):
 def _kernel(name):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "y"), ())
-        if values is None or not servable(*values):
+        if not servable(*values):
             return NotImplemented
         left, right = values
         if left.shape == right.shape:

@@ -43,7 +43,7 @@ def _geometry(planes, sizes, window, strides, paddings, dilations):
 def unfold(original, args, kwargs):
     """Kernel of ``unfold(x, kernel_sizes, strides, paddings, dilations)``."""
     values = bound(args, kwargs, ("x", "kernel_sizes", "strides", "paddings", "dilations"), ())
-    if values is None or values[0].ndim != 4 or not pays(values[0], numel(values[0])):
+    if values[0].ndim != 4 or not pays(values[0], numel(values[0])):
         return NotImplemented
     x, window, *others = values
     batch, channels, *sizes = x.shape
@@ -57,7 +57,7 @@ def unfold(original, args, kwargs):
 def fold(original, args, kwargs):
     """Kernel of ``fold(x, output_sizes, kernel_sizes, strides, paddings, dilations)``."""
     values = bound(args, kwargs, ("x", "output_sizes", "kernel_sizes", "strides", "paddings", "dilations"), ())
-    if values is None or values[0].ndim != 3 or not pays(values[0], numel(values[0])):
+    if values[0].ndim != 3 or not pays(values[0], numel(values[0])):
         return NotImplemented
     x, sizes, window, *others = values
     batch, channels, places = x.shape

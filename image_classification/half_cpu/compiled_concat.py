@@ -72,10 +72,7 @@ class Concat(PyLayer):
 
 def concat(original, args, kwargs):
     """Kernel of ``concat(tensors, axis)`` for tensors of one dtype."""
-    values = bound(args, kwargs, ("x", "axis"), (0,))
-    if values is None:
-        return NotImplemented
-    tensors, axis = values
+    tensors, axis = bound(args, kwargs, ("x", "axis"), (0,))
     if not isinstance(tensors, (list, tuple)) or not tensors or not isinstance(axis, int) or not servable(*tensors):
         return NotImplemented
     first, *others = (tensor.shape for tensor in tensors)
@@ -90,10 +87,9 @@ def concat(original, args, kwargs):
 
 def stack(original, args, kwargs):
     """Kernel of ``stack(tensors, axis)`` whose gradients are asked for: views with a further axis are concatenated."""
-    values = bound(args, kwargs, ("x", "axis"), (0,))
-    if values is None or not isinstance(values[0], (list, tuple)) or not values[0] or type(values[1]) is not int:
+    tensors, axis = bound(args, kwargs, ("x", "axis"), (0,))
+    if not isinstance(tensors, (list, tuple)) or not tensors or type(axis) is not int:
         return NotImplemented
-    tensors, axis = values
     rank = tensors[0].ndim + 1
     if not -rank <= axis < rank or not asks_gradient(*tensors) or sum(map(numel, tensors)) < LARGE:
         return NotImplemented
@@ -125,10 +121,9 @@ class Split(PyLayer):
 
 def split(original, args, kwargs):
     """Kernel of ``split(x, sections, axis)`` and of ``split_with_num(x, number of sections, axis)``."""
-    values = bound(args, kwargs, ("x", "sections", "axis"), (0,))
-    if values is None or not servable(values[0]) or not isinstance(values[2], int):
+    x, sections, axis = bound(args, kwargs, ("x", "sections", "axis"), (0,))
+    if not servable(x) or not isinstance(axis, int):
         return NotImplemented
-    x, sections, axis = values
     if not -x.ndim <= axis < x.ndim:
         return NotImplemented  # Paddle words the error
     axis %= x.ndim
@@ -202,10 +197,9 @@ def _is_view(own_shape, strides, shape):
 
 def reshape(original, args, kwargs):
     """Kernel of ``reshape(x, shape)`` where Paddle would copy a strided tensor element by element."""
-    values = bound(args, kwargs, ("x", "shape"), ())
-    if values is None or values[0].is_contiguous() or not servable(values[0]):
+    x, shape = bound(args, kwargs, ("x", "shape"), ())
+    if x.is_contiguous() or not servable(x):
         return NotImplemented
-    x, shape = values
     if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) for size in shape) or 0 in x.strides:
         return NotImplemented
     shape = [x.shape[index] if size == 0 and index < x.ndim else size for index, size in enumerate(shape)]

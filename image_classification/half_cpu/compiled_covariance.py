@@ -72,8 +72,6 @@ def _rows(weights):
 def cross_covariance(original, args, kwargs):
     """Kernel of ``cross_covariance(qkv, num_heads, temperature, dropout=None)`` without dropout."""
     values = bound(args, kwargs, ("qkv", "num_heads", "temperature", "dropout"), (None,))
-    if values is None:
-        return NotImplemented
     packed, num_heads, temperature, dropout = values
     if dropout is not None or not servable(packed) or packed.ndim != 3 or packed.shape[-1] % (3 * num_heads):
         return NotImplemented

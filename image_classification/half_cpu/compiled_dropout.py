@@ -45,7 +45,7 @@ class Dropout(PyLayer):
 def dropout(original, args, kwargs):
     """Kernel of ``dropout(x, seed_tensor, p, is_test, mode, seed, fix_seed)`` in training, without a given seed."""
     values = bound(args, kwargs, ("x", "seed_tensor", "p", "is_test", "mode", "seed", "fix_seed"), ())
-    if values is None or not servable(values[0]):
+    if not servable(values[0]):
         return NotImplemented
     x, given, p, is_test, mode, _, fixed = values
     if given is not None or fixed or is_test or mode != "upscale_in_train":

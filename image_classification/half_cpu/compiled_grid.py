@@ -46,10 +46,7 @@ class GridSample(PyLayer):
 def grid_sample(original, args, kwargs):
     """Kernel of ``grid_sample(x, grid, mode, padding_mode, align_corners)``, bilinear, of images."""
     names = ("x", "grid", "mode", "padding_mode", "align_corners")
-    values = bound(args, kwargs, names, ("bilinear", "zeros", True))
-    if values is None:
-        return NotImplemented
-    x, grid, mode, padding, corners = values
+    x, grid, mode, padding, corners = bound(args, kwargs, names, ("bilinear", "zeros", True))
     if mode != "bilinear" or padding not in ("zeros", "border") or not servable(x, grid) or x.ndim != 4:
         return NotImplemented
     if grid.ndim != 4 or grid.shape[0] != x.shape[0] or grid.shape[3] != 2 or not pays(x, numel(grid) * x.shape[1]):

@@ -50,10 +50,9 @@ def cross_entropy(original, args, kwargs):
     """Kernel of ``cross_entropy_with_softmax(logits, label, soft_label, use_softmax, stable, ignore_index, axis)`` over
     the last axis for labels without gradient. The library refuses a label that is no class: Paddle words the error."""
     names = ("input", "label", "soft_label", "use_softmax", "numeric_stable_mode", "ignore_index", "axis")
-    values = bound(args, kwargs, names, (False, True, True, -100, -1))
-    if values is None or not pays(values[0], numel(values[0])):
+    x, labels, soft, softmax, _, ignored, axis = bound(args, kwargs, names, (False, True, True, -100, -1))
+    if not pays(x, numel(x)):
         return NotImplemented
-    x, labels, soft, softmax, _, ignored, axis = values
     if not softmax or not x.ndim or axis not in (-1, x.ndim - 1) or not labels.stop_gradient:
         return NotImplemented
     if soft and (labels.dtype is not x.dtype or labels.shape != x.shape):

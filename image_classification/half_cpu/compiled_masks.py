@@ -62,19 +62,15 @@ def _choice(mask, yes, no, shape):
 
 def where(original, args, kwargs):
     """Kernel of ``where(condition, x, y)`` for tensors of one format."""
-    values = bound(args, kwargs, ("condition", "x", "y"), ())
-    if values is None:
-        return NotImplemented
-    mask, x, y = values
+    mask, x, y = bound(args, kwargs, ("condition", "x", "y"), ())
     return _choice(mask, x, y, x.shape)
 
 
 def masked_fill(original, args, kwargs):
     """Kernel of ``masked_fill(x, mask, value)`` for a number of the format of x."""
-    values = bound(args, kwargs, ("x", "mask", "value"), ())
-    if values is None or values[2].ndim:
+    x, mask, value = bound(args, kwargs, ("x", "mask", "value"), ())
+    if value.ndim:
         return NotImplemented
-    x, mask, value = values
     return _choice(mask, value, x, x.shape)
 
 

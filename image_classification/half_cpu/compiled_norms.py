@@ -63,7 +63,7 @@ def _normalized(x, scale, shift, groups, epsilon):
 def group_norm(original, args, kwargs):
     """Kernel of ``group_norm(x, scale, bias, epsilon, groups, data_format)``."""
     values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "groups", "data_format"), ())
-    if values is None or values[5] != "NCHW":
+    if values[5] != "NCHW":
         return NotImplemented
     x, scale, shift, epsilon, groups, _ = values
     return _normalized(x, scale, shift, groups, epsilon)
@@ -71,10 +71,7 @@ def group_norm(original, args, kwargs):
 
 def instance_norm(original, args, kwargs):
     """Kernel of ``instance_norm(x, scale, bias, epsilon)``."""
-    values = bound(args, kwargs, ("x", "scale", "bias", "epsilon"), (None, None, 1e-5))
-    if values is None:
-        return NotImplemented
-    x, scale, shift, epsilon = values
+    x, scale, shift, epsilon = bound(args, kwargs, ("x", "scale", "bias", "epsilon"), (None, None, 1e-5))
     return _normalized(x, scale, shift, x.shape[1] if x.ndim > 2 else 0, epsilon)
 
 
@@ -103,7 +100,7 @@ class LogSoftmax(PyLayer):
 def log_softmax(original, args, kwargs):
     """Kernel of ``log_softmax(x, axis)`` over the last axis."""
     values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]) or type(values[1]) is not int or not values[0].ndim:
+    if not servable(values[0]) or type(values[1]) is not int or not values[0].ndim:
         return NotImplemented
     if values[1] not in (-1, values[0].ndim - 1):
         return NotImplemented

@@ -3,6 +3,7 @@
 Paddle's adamw_ needs twice the time of memory; the rules of LAMB, and those of half weights, are ten operators each.
 """
 
+import contextlib
 from math import inf, prod
 
 import paddle
@@ -10,7 +11,7 @@ import paddle
 from . import paddle_names
 from .arguments import HALF_NAMES
 from .compiled_library import load, numbers
-from .onednn_primitives import DATA_TYPES, bound, data_type, is_known, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, Declined, bound, data_type, is_known, new_tensor, numel
 from .scope import active
 from .updates import NONE
 
@@ -31,11 +32,11 @@ def _served(names, gradient):
     def decorate(kernel):
         def served(original, args, kwargs):
             update = active.update or NONE
-            values = bound(args, kwargs, names, ())
-            written = values is not None and kernel(update, *values)
-            if written:
-                paddle_names.bump_version(values[0])
-                return written
+            with contextlib.suppress(Declined):
+                written = kernel(update, *bound(args, kwargs, names, ()))
+                if written:
+                    paddle_names.bump_version(args[0])
+                    return written
             if args[0].dtype is _FLOAT32 and args[gradient].dtype is not _FLOAT32:
                 wide = paddle_names.scale(paddle_names.cast(args[gradient], _FLOAT32), update.factor, 0.0, True)
                 return original(*args[:gradient], wide, *args[gradient + 1 :], **kwargs)
@@ -139,7 +140,7 @@ def lamb_direction(original, args, kwargs):
     names = ("weights", "grad", "average", "square", "power1", "power2", "betas", "epsilon", "corrects", "weight_decay",
              "adapts")  # fmt: skip
     values = bound(args, kwargs, names, ())
-    if values is None or not _are_plain(*values[:4]) or not _are_plain(*values[4:6], dtype=_FLOAT64):
+    if not _are_plain(*values[:4]) or not _are_plain(*values[4:6], dtype=_FLOAT64):
         return NotImplemented
     *tensors, betas, epsilon, corrects, decay, adapts = values
     direction, squares = new_tensor(_FLOAT32, tensors[0].shape), new_tensor(_FLOAT32, [2]) if adapts else None
@@ -166,7 +167,7 @@ def square_sums(original, args, kwargs):
 def lamb_descend(original, args, kwargs):
     """Kernel of ``lamb_descend(weights, rate, direction, squares, trust_clip)``."""
     values = bound(args, kwargs, ("weights", "rate", "direction", "squares", "trust_clip"), ())
-    if values is None or not _are_plain(*values[:3]) or numel(values[1]) != 1:
+    if not _are_plain(*values[:3]) or numel(values[1]) != 1:
         return NotImplemented
     weights, rate, direction, squares, clip = values
     squared = None if squares is None else squares.data_ptr()

@@ -84,7 +84,7 @@ def _pair(name, large, small):
 def _extremum(name):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "y"), ())
-        if values is None or (values[0].dtype is _FLOAT32 and not asks_gradient(*values)):
+        if values[0].dtype is _FLOAT32 and not asks_gradient(*values):
             return NotImplemented  # Paddle's is as fast forward
         return _pair(name, *(values if numel(values[0]) >= numel(values[1]) else reversed(values)))
 
@@ -93,10 +93,7 @@ def _extremum(name):
 
 def prelu(original, args, kwargs):
     """Kernel of ``prelu(x, weight, data_format, mode)`` with one slope, or one for each channel."""
-    values = bound(args, kwargs, ("x", "alpha", "data_format", "mode"), ("NCHW", "all"))
-    if values is None:
-        return NotImplemented
-    x, weight, data_format, mode = values
+    x, weight, data_format, mode = bound(args, kwargs, ("x", "alpha", "data_format", "mode"), ("NCHW", "all"))
     if mode == "channel" and data_format == "NCHW" and x.ndim > 1 and weight.shape == [x.shape[1]]:
         weight = reshape(weight, [-1] + [1] * (x.ndim - 2))
     elif mode != "all" or numel(weight) != 1:
@@ -110,7 +107,7 @@ def _loss(function, names, constants):
 
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, names, constants)
-        if values is None or tuple(values[2:]) != constants:
+        if tuple(values[2:]) != constants:
             return NotImplemented
         x, target, *_ = values
         if x.shape != target.shape or not target.stop_gradient:

@@ -65,10 +65,9 @@ def rows(x, index, axis, shape):
 def gather(original, args, kwargs):
     """Kernel of ``gather(x, index, axis)`` and ``index_select(x, index, axis)`` for a list of places. In float32
     Paddle's are as fast, and have the same bits, but not where a pass is recorded."""
-    values = bound(args, kwargs, ("x", "index", "axis"), (0,))
-    if values is None or type(values[2]) is not int:
+    x, index, axis = bound(args, kwargs, ("x", "index", "axis"), (0,))
+    if type(axis) is not int:
         return NotImplemented
-    x, index, axis = values
     if x.dtype is _FLOAT32 and active.recorder is None or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
         return NotImplemented
     axis %= x.ndim
@@ -79,7 +78,7 @@ def embedding(original, args, kwargs):
     """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight; its gradient is
     dense."""
     values = bound(args, kwargs, ("x", "weight", "padding_idx", "sparse"), (-1, False))
-    if values is None or values[2] != -1 or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
+    if values[2] != -1 or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
         return NotImplemented
     index, weight, *_ = values
     return rows(weight, index, 0, [*index.shape, weight.shape[1]])
@@ -87,10 +86,9 @@ def embedding(original, args, kwargs):
 
 def take_along_axis(original, args, kwargs):
     """Kernel of ``take_along_axis(x, index, axis)`` for an index that differs from x along the axis alone."""
-    values = bound(args, kwargs, ("arr", "indices", "axis"), ())
-    if values is None or type(values[2]) is not int:
+    x, index, axis = bound(args, kwargs, ("arr", "indices", "axis"), ())
+    if type(axis) is not int:
         return NotImplemented
-    x, index, axis = values
     if index.dtype not in (_INT64, _INT32) or index.ndim != x.ndim or not -x.ndim <= axis < x.ndim:
         return NotImplemented
     axis %= x.ndim
@@ -128,19 +126,17 @@ def _in_order(x, axis, descending, wanted):
 
 def argsort(original, args, kwargs):
     """Kernel of ``argsort(x, axis, descending, stable)``, always stable."""
-    values = bound(args, kwargs, ("x", "axis", "descending", "stable"), (-1, False, False))
-    if values is None or type(values[1]) is not int or not values[0].ndim:
+    x, axis, descending, _ = bound(args, kwargs, ("x", "axis", "descending", "stable"), (-1, False, False))
+    if type(axis) is not int or not x.ndim:
         return NotImplemented
-    x, axis, descending, _ = values
     return _in_order(x, axis, bool(descending), x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
 
 
 def topk(original, args, kwargs):
     """Kernel of ``topk(x, k, axis, largest, sorted)``, always sorted."""
-    values = bound(args, kwargs, ("x", "k", "axis", "largest", "sorted"), (1, -1, True, True))
-    if values is None or type(values[1]) is not int or type(values[2]) is not int:
+    x, wanted, axis, largest, _ = bound(args, kwargs, ("x", "k", "axis", "largest", "sorted"), (1, -1, True, True))
+    if type(wanted) is not int or type(axis) is not int:
         return NotImplemented
-    x, wanted, axis, largest, _ = values
     return _in_order(x, axis, bool(largest), wanted)
 
 

@@ -93,25 +93,19 @@ def _described(sizes, axes, keepdim):
 
 def mean(original, args, kwargs, dtype=None):
     """Kernel of ``mean(x, axis, keepdim)``, in the format of x or a wider one."""
-    values = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
-    if values is None:
-        return NotImplemented
-    x, axes, keepdim = values
+    x, axes, keepdim = bound(args, kwargs, ("x", "axis", "keepdim"), ([], False))
     return _apply(x, axes, keepdim, dtype or x.dtype, True)
 
 
 def mean_of_all(original, args, kwargs):
     """Kernel of ``mean_all(x)``, with which Paddle's losses end."""
     values = bound(args, kwargs, ("x",), ())
-    return NotImplemented if values is None else _apply(values[0], None, False, values[0].dtype, True)
+    return _apply(values[0], None, False, values[0].dtype, True)
 
 
 def total(original, args, kwargs):
     """Kernel of ``sum(x, axis, dtype, keepdim)``."""
-    values = bound(args, kwargs, ("x", "axis", "dtype", "keepdim"), ([], None, False))
-    if values is None:
-        return NotImplemented
-    x, axes, dtype, keepdim = values
+    x, axes, dtype, keepdim = bound(args, kwargs, ("x", "axis", "dtype", "keepdim"), ([], None, False))
     dtype = x.dtype if dtype is None else DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     return _apply(x, axes, keepdim, dtype, False)
 

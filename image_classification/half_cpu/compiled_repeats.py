@@ -47,21 +47,18 @@ def _expand(x, shape):
 def expand(original, args, kwargs):
     """Kernel of ``expand(x, shape)``."""
     values = bound(args, kwargs, ("x", "shape"), ())
-    return NotImplemented if values is None else _expand(*values)
+    return _expand(*values)
 
 
 def expand_as(original, args, kwargs):
     """Kernel of ``expand_as(x, y, shape)``."""
     values = bound(args, kwargs, ("x", "y", "target_shape"), ([],))
-    return NotImplemented if values is None else _expand(values[0], values[1].shape)
+    return _expand(values[0], values[1].shape)
 
 
 def tile(original, args, kwargs):
     """Kernel of ``tile(x, repeats)``."""
-    values = bound(args, kwargs, ("x", "repeat_times"), ())
-    if values is None:
-        return NotImplemented
-    x, times = values
+    x, times = bound(args, kwargs, ("x", "repeat_times"), ())
     if not isinstance(times, (list, tuple)) or not all(type(number) is int and number > 0 for number in times):
         return NotImplemented
     rank = max(x.ndim, len(times))
@@ -75,10 +72,9 @@ def tile(original, args, kwargs):
 
 def repeat_interleave(original, args, kwargs):
     """Kernel of ``repeat_interleave(x, repeats, axis)`` for one number of repeats."""
-    values = bound(args, kwargs, ("x", "repeats", "axis", "output_size"), (-1,))
-    if values is None or type(values[1]) is not int or type(values[2]) is not int:
+    x, times, axis, _ = bound(args, kwargs, ("x", "repeats", "axis", "output_size"), (-1,))
+    if type(times) is not int or type(axis) is not int:
         return NotImplemented
-    x, times, axis, _ = values
     if times < 1 or not -x.ndim <= axis < x.ndim or not pays(x, numel(x) * times, only_backward=True):
         return NotImplemented
     axis %= x.ndim
@@ -100,10 +96,9 @@ def _flipped(axes, x):
 
 def flip(original, args, kwargs):
     """Kernel of ``flip(x, axes)``."""
-    values = bound(args, kwargs, ("x", "axis"), ())
-    if values is None or not pays(values[0], numel(values[0])):
+    x, axes = bound(args, kwargs, ("x", "axis"), ())
+    if not pays(x, numel(x)):
         return NotImplemented
-    x, axes = values
     axes = [axes] if isinstance(axes, int) else axes
     if not isinstance(axes, (list, tuple)) or not all(type(axis) is int and -x.ndim <= axis < x.ndim for axis in axes):
         return NotImplemented  # Paddle words the error

@@ -164,8 +164,6 @@ def _interpolate(table):
 
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, names, ())
-        if values is None:
-            return NotImplemented
         x, *tensors, data_format, _, height, width, factors, _, align_corners, align_mode = values
         if not servable(x) or x.ndim != 4 or data_format != "NCHW" or any(one is not None for one in tensors):
             return NotImplemented
@@ -207,10 +205,9 @@ def _padded(x, rows, columns, mode, value):
 
 def pad(original, args, kwargs):
     """Kernel of ``pad(x, paddings, pad_value)`` of images with zeros."""
-    values = bound(args, kwargs, ("x", "paddings", "pad_value"), ())
-    if values is None or not servable(values[0]) or values[0].ndim != 4:
+    x, sides, value = bound(args, kwargs, ("x", "paddings", "pad_value"), ())
+    if not servable(x) or x.ndim != 4:
         return NotImplemented
-    x, sides, value = values
     if not all(isinstance(side, int) for side in sides) or len(sides) != 8 or any(sides[:4]):
         return NotImplemented
     return _padded(x, tuple(sides[4:6]), tuple(sides[6:8]), "constant", value)
@@ -219,10 +216,9 @@ def pad(original, args, kwargs):
 def pad3d(original, args, kwargs):
     """Kernel of ``pad3d(x, paddings, mode, pad_value, data_format)`` of images [B, C, 1, H, W] along H and W, or of
     volumes [B, C, D, H, W] along D."""
-    values = bound(args, kwargs, ("x", "paddings", "mode", "pad_value", "data_format"), ())
-    if values is None or not servable(values[0]) or values[0].ndim != 5:
+    x, sides, mode, value, data_format = bound(args, kwargs, ("x", "paddings", "mode", "pad_value", "data_format"), ())
+    if not servable(x) or x.ndim != 5:
         return NotImplemented
-    x, sides, mode, value, data_format = values
     if data_format != "NCDHW" or not all(isinstance(side, int) for side in sides) or len(sides) != 6:
         return NotImplemented
     if any(sides[4:]):
@@ -252,8 +248,6 @@ def pool3d(original, args, kwargs):
     """Kernel of ``pool3d(...)``: means over windows of several planes and single pixels, such as those that a response
     is normalised by."""
     values = bound(args[: len(POOL)], kwargs, POOL, ())
-    if values is None:
-        return NotImplemented
     x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
     if not servable(x) or x.ndim != 5 or (data_format, kind, algorithm) != ("NCDHW", "avg", "EXPLICIT"):
         return NotImplemented

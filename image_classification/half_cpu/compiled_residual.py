@@ -130,10 +130,7 @@ def sample_factors(drop_path, branch):
 
 def residual(original, args, kwargs):
     """Kernel of ``residual(x, branch, scale=None, drop_path=None)``; `drop_path` multiplies each sample by a number."""
-    values = bound(args, kwargs, ("x", "branch", "scale", "drop_path"), (None, None))
-    if values is None:
-        return NotImplemented
-    x, branch, scale, drop_path = values
+    x, branch, scale, drop_path = bound(args, kwargs, ("x", "branch", "scale", "drop_path"), (None, None))
     dtype = _result_dtype(x, branch, scale)
     if dtype is None or x.shape != branch.shape or not x.ndim or scale is not None and not _is_row(scale, branch):
         return NotImplemented
@@ -145,10 +142,7 @@ def residual(original, args, kwargs):
 
 def scale_shift(original, args, kwargs):
     """Kernel of ``scale_shift(x, scale, shift)`` with rows of one size."""
-    values = bound(args, kwargs, ("x", "scale", "shift"), ())
-    if values is None:
-        return NotImplemented
-    x, scale, shift = values
+    x, scale, shift = bound(args, kwargs, ("x", "scale", "shift"), ())
     dtype = _result_dtype(x, scale, shift)
     if dtype is None or numel(scale) != numel(shift) or not (_is_row(scale, x) and _is_row(shift, x)):
         return NotImplemented
@@ -158,7 +152,7 @@ def scale_shift(original, args, kwargs):
 def _mixed(args, kwargs):
     """Return (the half tensor, the float32 tensor, float32) of a call, None for other tensors."""
     values = bound(args, kwargs, ("x", "y"), ())
-    if values is None or (values[0].dtype is _FLOAT32) == (values[1].dtype is _FLOAT32):
+    if (values[0].dtype is _FLOAT32) == (values[1].dtype is _FLOAT32):
         return None
     half, wide = values if values[1].dtype is _FLOAT32 else reversed(values)
     return None if _result_dtype(half, wide) is None or not half.ndim else (half, wide)

@@ -60,10 +60,7 @@ def residual_norm(original, args, kwargs):
     """Kernel of ``residual_norm(x, branch, norm, scale=None, drop_path=None)`` for a float32 x, a half branch, a scale
     of the last axis and a plain LayerNorm over it, whose result has the `dtype` of the branch."""
     names = ("x", "branch", "norm", "scale", "drop_path", "dtype")
-    values = bound(args, kwargs, names, (None, None, None))
-    if values is None:
-        return NotImplemented
-    x, branch, norm, scale, drop_path, dtype = values
+    x, branch, norm, scale, drop_path, dtype = bound(args, kwargs, names, (None, None, None))
     if not servable(x) or not servable(branch) or x.dtype is not _FLOAT32 or branch.dtype is not dtype:
         return NotImplemented
     if x.shape != branch.shape or x.ndim < 2 or not _is_last_axis(scale, x):

@@ -28,10 +28,9 @@ def _rolled(shifts, x):
 
 def roll(original, args, kwargs):
     """Kernel of ``roll(x, shifts, axis)`` along named axes."""
-    values = bound(args, kwargs, ("x", "shifts", "axis"), ())
-    if values is None or not servable(values[0]):
+    x, shifts, axes = bound(args, kwargs, ("x", "shifts", "axis"), ())
+    if not servable(x):
         return NotImplemented
-    x, shifts, axes = values
     shifts, axes = ([one] if type(one) is int else one for one in (shifts, axes))
     if not all(isinstance(value, (list, tuple)) and value for value in (shifts, axes)) or len(shifts) != len(axes):
         return NotImplemented

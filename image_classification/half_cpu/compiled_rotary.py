@@ -35,10 +35,7 @@ class Rotary(PyLayer):
 
 def rotary(original, args, kwargs):
     """Kernel of ``rotary(qkv, sine, cosine, num_heads, halves)``."""
-    values = bound(args, kwargs, ("qkv", "sine", "cosine", "num_heads", "halves"), ())
-    if values is None:
-        return NotImplemented
-    packed, sine, cosine, num_heads, halves = values
+    packed, sine, cosine, num_heads, halves = bound(args, kwargs, ("qkv", "sine", "cosine", "num_heads", "halves"), ())
     if not servable(packed) or packed.ndim != 3 or packed.shape[-1] % (3 * num_heads):
         return NotImplemented
     batch, tokens, width = packed.shape

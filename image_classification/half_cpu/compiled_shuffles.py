@@ -44,7 +44,7 @@ def _pixel_parts(channels, height, width, factor):
 def _arguments(args, kwargs, name):
     """Return (x, the whole number called `name`) of a call for images [B, C, H, W], or None."""
     values = bound(args, kwargs, ("x", name, "data_format"), ("NCHW",))
-    if values is None or values[2] != "NCHW" or type(values[1]) is not int or values[1] < 1:
+    if values[2] != "NCHW" or type(values[1]) is not int or values[1] < 1:
         return None
     return values[:2] if servable(values[0]) and values[0].ndim == 4 else None
 

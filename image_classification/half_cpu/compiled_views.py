@@ -29,10 +29,9 @@ def reshape(original, args, kwargs):
     result = copied(original, args, kwargs)
     if result is not NotImplemented:
         return result
-    values = bound(args, kwargs, ("x", "shape"), ())
-    if values is None or not _pays(values[0]):
+    x, shape = bound(args, kwargs, ("x", "shape"), ())
+    if not _pays(x):
         return NotImplemented
-    x, shape = values
     own = x.shape
 
     def back(gradient):  # copied only where no strides say that
@@ -44,7 +43,7 @@ def reshape(original, args, kwargs):
 def flatten(original, args, kwargs):
     """Kernel of ``flatten(x, start_axis, stop_axis)``."""
     values = bound(args, kwargs, ("x", "start_axis", "stop_axis"), ())
-    if values is None or not _pays(values[0]) or not all(isinstance(axis, int) for axis in values[1:]):
+    if not _pays(values[0]) or not all(isinstance(axis, int) for axis in values[1:]):
         return NotImplemented
     x, first, last = values
     first, last = first % x.ndim, last % x.ndim + 1

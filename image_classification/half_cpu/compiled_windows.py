@@ -23,10 +23,9 @@ def _copied(shape, constants, back, x):
 
 def windows(original, args, kwargs):
     """Kernel of ``windows(x, window, shift)`` for a window that divides the map."""
-    values = bound(args, kwargs, ("x", "window", "shift"), ())
-    if values is None or not servable(values[0]) or values[0].ndim != 4:
+    x, window, shift = bound(args, kwargs, ("x", "window", "shift"), ())
+    if not servable(x) or x.ndim != 4:
         return NotImplemented
-    x, window, shift = values
     shape = _shape_of_windows(x, window, shift)
     return NotImplemented if shape is None else _cut(x, shape, (*x.shape[:3], window, shift), False)
 
@@ -41,10 +40,7 @@ def _shape_of_windows(x, window, shift):
 
 def norm_windows(original, args, kwargs):
     """Kernel of ``norm_windows(x, norm, window, shift)`` for a plain LayerNorm over the channels of float32 maps."""
-    values = bound(args, kwargs, ("x", "norm", "window", "shift", "dtype"), ())
-    if values is None:
-        return NotImplemented
-    x, norm, window, shift, dtype = values
+    x, norm, window, shift, dtype = bound(args, kwargs, ("x", "norm", "window", "shift", "dtype"), ())
     shape = _shape_of_windows(x, window, shift) if x.ndim == 4 else None
     if shape is None:
         return NotImplemented
@@ -53,10 +49,9 @@ def norm_windows(original, args, kwargs):
 
 def maps(original, args, kwargs):
     """Kernel of ``maps(x, window, shift, height, width)``, the way back."""
-    values = bound(args, kwargs, ("x", "window", "shift", "height", "width"), ())
-    if values is None or not servable(values[0]) or values[0].ndim != 3:
+    x, window, shift, height, width = bound(args, kwargs, ("x", "window", "shift", "height", "width"), ())
+    if not servable(x) or x.ndim != 3:
         return NotImplemented
-    x, window, shift, height, width = values
     count, tokens, dim = x.shape
     if tokens != window * window or not 0 <= shift < window or height % window or width % window:
         return NotImplemented

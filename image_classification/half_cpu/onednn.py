@@ -51,6 +51,7 @@ from . import (
 )
 from . import onednn_library as library
 from .compiled_library import CompiledError
+from .onednn_primitives import Declined
 
 NAME = "onednn"
 
@@ -138,16 +139,20 @@ def instruction_set():
 
 
 def _guarded(kernel):
-    """Return the kernel that leaves to the reference what this oneDNN has no implementation for."""
+    """Return the kernel that leaves to others what it declines, or this oneDNN has no implementation for."""
 
     @functools.wraps(kernel)
     def guarded(original, args, kwargs):
         try:
             return kernel(original, args, kwargs)
-        except (library.OneDNNError, CompiledError):
+        except (library.OneDNNError, CompiledError, Declined):
             return NotImplemented
 
     return guarded
+
+
+def _all_guarded(table):
+    return {operator: _guarded(kernel) for operator, kernel in table.items()}
 
 
 def _first_of(first, second):
@@ -168,11 +173,12 @@ def _backend():
     """
     if not available():
         return None
-    table, mixed, widening = dict(KERNELS), frozenset[str](), {}
+    table, mixed, widening = _all_guarded(KERNELS), frozenset[str](), {}
     if compiled.formats():
-        for name, kernel in (*COMPILED_KERNELS.items(), *compiled_residual.MIXED_KERNELS.items()):
-            table[name] = _first_of(table[name], kernel) if name in table else kernel
-        widening = {operator: _guarded(kernel) for operator, kernel in compiled_reduce.WIDENING.items()}
+        for kernels_of in (COMPILED_KERNELS, compiled_residual.MIXED_KERNELS):
+            for name, kernel in _all_guarded(kernels_of).items():
+                table[name] = _first_of(table[name], kernel) if name in table else kernel
+        widening = _all_guarded(compiled_reduce.WIDENING)
         mixed = frozenset(
             (*compiled_residual.KERNELS, *compiled_residual_norm.KERNELS, *compiled_residual.MIXED_KERNELS)
         )
@@ -180,12 +186,10 @@ def _backend():
     descriptions = {names[number]: compiled.description() for number in compiled.formats()}
     if instruction_set():
         descriptions["bfloat16"] = f"{NAME} {instruction_set()}{'' if compiled.formats() else ' alone'}"
-    table = {operator: _guarded(kernel) for operator, kernel in table.items()}
     serves = onednn_matmul.takes_signals() or bool(compiled.formats())
     in_float32 = frozenset(table) - {"cast"} if serves else frozenset[str]()
-    rounding = {operator: _guarded(kernel) for operator, kernel in ROUNDING.items()}
     left = {**left_to_paddle.rules(library.load().threads()), **compiled_optimizer.left()}
-    how = onednn_memory.compact, onednn_binary.fork, mixed, rounding, widening, left
+    how = onednn_memory.compact, onednn_binary.fork, mixed, _all_guarded(ROUNDING), widening, left
     return kernels.Backend(NAME, descriptions, table, in_float32, *how)
 
 

@@ -67,8 +67,6 @@ class Attention(PyLayer):
 def attention(original, args, kwargs):
     """Kernel of ``attention(qkv, num_heads, scale, dropout=None, bias=None)`` without dropout."""
     values = bound(args, kwargs, ("qkv", "num_heads", "scale", "dropout", "bias"), (None, None))
-    if values is None:
-        return NotImplemented
     packed, num_heads, scale, dropout, bias = values
     if dropout is not None or not servable(packed) or packed.ndim != 3 or packed.shape[-1] % (3 * num_heads):
         return NotImplemented

@@ -147,8 +147,6 @@ def _move(running, batch, momentum):
 def batch_norm(original, args, kwargs):
     """Kernel of ``batch_norm(...)`` with float32 running statistics, which it updates as Paddle does."""
     values = bound(args, kwargs, _NAMES, ())
-    if values is None:
-        return NotImplemented
     x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, moves = values
     given = use_global_stats or is_test and not moves  # a norm may use its batch's in evaluation too
     if shift is None and scale is not None:  # Paddle's own has no gradient for one alone
@@ -179,10 +177,7 @@ def _are_served(channels, scale, shift, mean, variance, data_format):
 
 def norm_activation(original, args, kwargs):
     """Kernel of ``norm_activation(x, norm, activation, residual)`` for a plain BatchNorm."""
-    values = bound(args, kwargs, ("x", "norm", "activation", "residual"), (None, None))
-    if values is None:
-        return NotImplemented
-    x, norm, activation, residual = values
+    x, norm, activation, residual = bound(args, kwargs, ("x", "norm", "activation", "residual"), (None, None))
     if not _fits(norm, activation, x.dtype, x.shape, residual):
         return NotImplemented
     arguments = (*paddle_names.norm_arguments(norm), ACTIVATIONS.get(activation), residual)
@@ -209,8 +204,6 @@ def conv_norm(original, args, kwargs, rounds=False):
     pass, where the norm's statistics are given; with them one operator after the other, and then it `rounds` filters,
     float32 ones with half images."""
     values = bound(args, kwargs, ("x", "weight", "conv", "norm", "activation", "residual"), (None, None))
-    if values is None:
-        return NotImplemented
     x, weight, conv, norm, activation, residual = values
     trains, is_plain = paddle.is_grad_enabled(), paddle_names.is_plain
     if not is_plain(conv, paddle.nn.Conv2D) or not is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):

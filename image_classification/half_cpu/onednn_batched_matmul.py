@@ -73,8 +73,6 @@ def matmul(original, args, kwargs, rounds=False):
     """Kernel of ``matmul(x, y, transpose_x=False, transpose_y=False)``: equal leading axes, or a single
     matrix; it takes a float32 right one with a half x, rounded to its format, where it `rounds`."""
     values = bound(args, kwargs, ("x", "y", "transpose_x", "transpose_y"), (False, False))
-    if values is None:
-        return NotImplemented
     left, right, transpose_left, transpose_right = values
     if not servable(left) or not servable(right) or right.ndim < 2 or left.ndim < 2:
         return NotImplemented
@@ -94,7 +92,7 @@ def matmul(original, args, kwargs, rounds=False):
 def bmm(original, args, kwargs):
     """Kernel of ``bmm(x, y)``: as many matrices each."""
     values = bound(args, kwargs, ("x", "y"), ())
-    if values is None or not all(one.ndim == 3 and one.shape[0] == values[0].shape[0] for one in values):
+    if not all(one.ndim == 3 and one.shape[0] == values[0].shape[0] for one in values):
         return NotImplemented  # Paddle words the error
     return matmul(original, values, {})
 

@@ -126,10 +126,7 @@ class MultiplyRow(PyLayer):
 
 def add(original, args, kwargs):
     """Kernel of ``add(x, y)`` for tensors of one dtype: of one shape, or a tensor and a row."""
-    values = bound(args, kwargs, ("x", "y"), ())
-    if values is None:
-        return NotImplemented
-    left, right = values
+    left, right = bound(args, kwargs, ("x", "y"), ())
     if not servable(left, right):
         return NotImplemented
     return Add.apply(left, right) if left.shape == right.shape else _with_row(AddRow, left, right)
@@ -138,7 +135,7 @@ def add(original, args, kwargs):
 def multiply(original, args, kwargs):
     """Kernel of ``multiply(x, y)`` for a tensor and a row of one dtype, or a column and a row: an outer product."""
     values = bound(args, kwargs, ("x", "y"), ())
-    if values is None or not servable(*values) or values[0].shape == values[1].shape:
+    if not servable(*values) or values[0].shape == values[1].shape:
         return NotImplemented
     left, right = values
     if left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0] == 1:

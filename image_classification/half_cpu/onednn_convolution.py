@@ -48,15 +48,13 @@ def conv2d(original, args, kwargs, rounds=False):
     takes float32 filters with half images, rounded to their format, where it `rounds`."""
     names = ("input", "filter", "strides", "paddings", "padding_algorithm", "dilations", "groups", "data_format")
     values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW"))
-    return NotImplemented if values is None else _convolution(rounds, *values)
+    return _convolution(rounds, *values)
 
 
 def depthwise_conv2d(original, args, kwargs, rounds=False):
     """Kernel of ``depthwise_conv2d(input, filter, strides, paddings, padding_algorithm, groups, dilations, ...)``."""
     names = ("input", "filter", "strides", "paddings", "padding_algorithm", "groups", "dilations", "data_format")
     values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", 1, [1, 1], "NCHW"))
-    if values is None:
-        return NotImplemented
     x, weight, strides, padding, algorithm, groups, dilations, data_format = values
     return _convolution(rounds, x, weight, strides, padding, algorithm, dilations, groups, data_format)
 
@@ -93,8 +91,6 @@ def conv2d_transpose(original, args, kwargs):
     names = ("x", "filter", "strides", "paddings", "output_padding", "output_size", "padding_algorithm", "groups",
              "dilations", "data_format")  # fmt: skip
     values = bound(args, kwargs, names, ([1, 1], [0, 0], [], [], "EXPLICIT", 1, [1, 1], "NCHW"))
-    if values is None:
-        return NotImplemented
     x, weight, strides, padding, further, wanted, algorithm, groups, dilations, data_format = values
     if not servable(x, weight) or x.ndim != 4 or weight.ndim != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
         return NotImplemented

@@ -63,8 +63,6 @@ def dot_product_attention(original, args, kwargs):
     """Kernel of Paddle's attention out of single operators, without dropout and for masks that oneDNN adds fast."""
     names = ("query", "key", "value", "mask", "dropout_rate", "causal", "return_softmax", "training", "scale")
     values = bound(args, kwargs, names, (None, 0.0, False, False, True, None))
-    if values is None:
-        return NotImplemented
     query, key, value, mask, dropout, causal, returns_weights, training, scale = values
     if returns_weights or dropout > 0.0 and training or not servable(query, key, value) or query.ndim != 4:
         return NotImplemented

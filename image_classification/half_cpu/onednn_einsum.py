@@ -8,10 +8,10 @@ from .paddle_names import transpose
 def einsum(original, args, kwargs):
     """Kernel of ``einsum(operands, equation)`` of two tensors with one axis of their own each, one over which both are
     summed, and any number that they share; the result is a view of the product."""
-    values = bound(args, kwargs, ("operands", "equation"), ())
-    if values is None or len(values[0]) != 2 or not servable(*values[0]):
+    operands, equation = bound(args, kwargs, ("operands", "equation"), ())
+    if len(operands) != 2 or not servable(*operands):
         return NotImplemented
-    (left, right), equation = values
+    left, right = operands
     names, arrow, result = equation.replace(" ", "").partition("->")
     first, _, second = names.partition(",")
     words = first, second, result

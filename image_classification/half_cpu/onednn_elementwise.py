@@ -58,16 +58,15 @@ class Activation(PyLayer):
 
 def gelu(original, args, kwargs):
     """Kernel of ``gelu(x, approximate)``."""
-    values = bound(args, kwargs, ("x", "approximate"), (False,))
-    if values is None or not servable(values[0]):
+    x, approximate = bound(args, kwargs, ("x", "approximate"), (False,))
+    if not servable(x):
         return NotImplemented
-    x, approximate = values
     return Activation.apply(x, onednn.GELU_TANH if approximate in (True, "tanh") else onednn.GELU_ERF)
 
 
 def relu(original, args, kwargs):
     """Kernel of ``relu(x)``."""
     values = bound(args, kwargs, ("x",), ())
-    if values is None or not servable(values[0]):
+    if not servable(values[0]):
         return NotImplemented
     return Activation.apply(values[0], onednn.RELU_USE_DST)

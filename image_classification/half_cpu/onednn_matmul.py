@@ -209,7 +209,7 @@ def linear(original, args, kwargs, rounds=False):
     """Kernel of ``linear(x, weight, bias)``; it takes float32 weights with a half x, rounded to its format, where it
     `rounds`."""
     values = bound(args, kwargs, ("x", "weight", "bias"), ())
-    if values is None or not _fits(*values, rounds=rounds):
+    if not _fits(*values, rounds=rounds):
         return NotImplemented
     return Linear.apply(*values)
 
@@ -227,10 +227,7 @@ def _fits(x, weight, bias, *, rounds=False):
 
 def linear_gelu(original, args, kwargs):
     """Kernel of ``linear_gelu(layer, x)`` for a plain linear layer, without gradients."""
-    values = bound(args, kwargs, ("layer", "x"), ())
-    if values is None:
-        return NotImplemented
-    layer, x = values
+    layer, x = bound(args, kwargs, ("layer", "x"), ())
     if type(layer) is not paddle.nn.Linear or paddle_names.has_hooks(layer):
         return NotImplemented
     if x.dtype not in DATA_TYPES or any(parameter.dtype not in DATA_TYPES for parameter in layer.parameters()):

@@ -211,8 +211,6 @@ def compact(args, tensors):
 def cast(original, args, kwargs):
     """Kernel of ``cast(x, dtype)`` between half formats and float32, and of images [B, H, W, C] to their own format."""
     values = bound(args, kwargs, ("x", "dtype"), ())
-    if values is None:
-        return NotImplemented
     tensor, dtype = values
     if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype and tensor.is_contiguous():
         return NotImplemented
@@ -245,10 +243,9 @@ def _view(x, view, back, axes):
 
 def _unit_axes(back, places):
     def kernel(original, args, kwargs):
-        values = bound(args, kwargs, ("x", "axis"), ())
-        if values is None or values[0].is_contiguous() or not servable(values[0]):
+        x, axes = bound(args, kwargs, ("x", "axis"), ())
+        if x.is_contiguous() or not servable(x):
             return NotImplemented
-        x, axes = values
         axes = [axes] if isinstance(axes, int) else axes
         if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes) or not axes:
             return NotImplemented
@@ -292,10 +289,7 @@ def with_axis(x, axis):
 
 def rearrange(original, args, kwargs):
     """Kernel of ``rearrange(x, split, order, shape)`` for shapes without -1."""
-    values = bound(args, kwargs, ("x", "split", "order", "shape"), ())
-    if values is None:
-        return NotImplemented
-    x, split, order, shape = values
+    x, split, order, shape = bound(args, kwargs, ("x", "split", "order", "shape"), ())
     if not servable(x) or min(*split, *shape) < 1 or sorted(order) != list(range(len(split))):
         return NotImplemented
     if not math.prod(split) == math.prod(shape) == numel(x):

@@ -87,10 +87,9 @@ class Softmax(PyLayer):
 
 def softmax(original, args, kwargs):
     """Kernel of ``softmax(x, axis)``."""
-    values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if values is None or not servable(values[0]) or type(values[1]) is not int:
+    x, axis = bound(args, kwargs, ("x", "axis"), (-1,))
+    if not servable(x) or type(axis) is not int:
         return NotImplemented
-    x, axis = values
     if not -x.ndim <= axis < x.ndim:
         return NotImplemented
     order = memory_axes(x)
@@ -193,8 +192,6 @@ class LayerNorm(PyLayer):
 def layer_norm(original, args, kwargs):
     """Kernel of ``layer_norm(x, scale, bias, epsilon, begin_norm_axis)``; a half x may have float32 parameters."""
     values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "begin_norm_axis"), (None, None, 1e-5, 1))
-    if values is None:
-        return NotImplemented
     x, scale, shift, epsilon, axis = values
     if not servable(x) or scale is None or not 0 < axis < x.ndim:
         return NotImplemented
@@ -209,7 +206,7 @@ def layer_norm(original, args, kwargs):
 def product_norm(original, args, kwargs):
     """Kernel of ``product_norm(x, norm)`` for a plain LayerNorm of float32 numbers, rounded to `dtype`."""
     values = bound(args, kwargs, ("x", "norm", "dtype"), ())
-    return NotImplemented if values is None else rounded_norm(*values)
+    return rounded_norm(*values)
 
 
 def rounded_norm(x, norm, dtype, *order):

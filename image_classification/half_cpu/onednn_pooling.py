@@ -93,8 +93,6 @@ class Call(NamedTuple):
 def described(args, kwargs):
     """Return the :class:`Call` of ``pool2d(...)``, None for what no kernel computes or Paddle words the error for."""
     values = bound(args[: len(POOL)], kwargs, POOL, ())
-    if values is None:
-        return None
     x, size, strides, padding, ceil_mode, exclusive, data_format, kind, whole, adaptive, algorithm = values
     if not servable(x) or len(x.shape) != 4 or data_format != "NCHW" or algorithm != "EXPLICIT":
         return None

@@ -29,10 +29,17 @@ CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-5
 _CPU, _UINT8 = paddle.CPUPlace(), paddle.uint8
 
 
+class Declined(Exception):
+    """A call that a kernel passes on."""
+
+
 def bound(args, kwargs, names, defaults):
-    """Return the values of a call's parameters in the order of `names`, or None if the call has another one.
+    """Return the values of a call's parameters in the order of `names`.
 
     `defaults` belong to the last names. A `name` or `out` of None, which Paddle passes along, is no argument.
+
+    Raises:
+        Declined: the call has another one, or lacks one.
     """
     missing = len(names) - len(args)
     if not kwargs and 0 <= missing <= len(defaults):  # the usual call, a microsecond instead of ten
@@ -41,16 +48,13 @@ def bound(args, kwargs, names, defaults):
     while len(values) > len(names) and values[-1] is None:
         values.pop()
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in ("name", "out")}
-    if len(values) > len(names) or len(kwargs) > len(names) - len(values):
-        return None
-    absent = object()
-    filler = [absent] * (len(names) - len(defaults)) + list(defaults)
-    values += filler[len(values) :]
-    for name, value in kwargs.items():
-        if name not in names[len(args) :]:
-            return None
-        values[names.index(name)] = value
-    return None if any(value is absent for value in values) else values
+    if len(values) > len(names) or not kwargs.keys() <= set(names[len(values) :]):
+        raise Declined
+    found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    found |= dict(zip(names, values, strict=False)) | kwargs
+    if len(found) < len(names):
+        raise Declined
+    return [found[name] for name in names]
 
 
 class Layout(NamedTuple):
