@@ -5,6 +5,7 @@ import difflib
 import threading
 
 import paddle
+from paddle import nn
 
 from .. import half_cpu
 from .plain import PlainPrecision
@@ -24,6 +25,13 @@ class _Here(threading.local):
         """Switch the casts on again, unless the call of the layer failed before they were switched off."""
         if self.entered and self.entered[-1][0] is layer:
             self.entered.pop()[1].__exit__(None, None, None)
+
+
+def _run_separately(layer):
+    """Return the layer, and of a container, of which a model may run one child after the other, those inside, too."""
+    if not isinstance(layer, nn.Sequential | nn.LayerList | nn.LayerDict):
+        return [layer]
+    return [layer, *(inside for child in layer.children() for inside in _run_separately(child))]
 
 
 class MixedPrecision(PlainPrecision):
@@ -61,7 +69,8 @@ class MixedPrecision(PlainPrecision):
                 nearest = difflib.get_close_matches(name, layers, 1, 0.6)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
                 raise ValueError(f"keep_float32: the model has no layer {name!r}{hint}")
-            self._surround(layers[name], "float32", None, without_casts=True)
+            for layer in _run_separately(layers[name]):
+                self._surround(layer, "float32", None, without_casts=True)
         if self.storage is not None:
             with self.cpu_kernels():  # Paddle's own cast to float16 is not exact
                 self.storage.convert(model)

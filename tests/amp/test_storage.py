@@ -313,6 +313,20 @@ def test_norm_inside_a_kept_block_returns_float32():
         assert model[1](model[0](batch()[0])).dtype == paddle.float16
 
 
+@pytest.mark.parametrize("container", [nn.Sequential, nn.LayerList, lambda *layers: nn.LayerDict({"a": layers[0]})])
+@pytest.mark.parametrize("mode", ["auto", "O1", "O2", "naive"])
+def test_layers_of_a_kept_container_that_a_model_runs_one_by_one_compute_in_float32(mode, container):
+    layers = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))
+    model = nn.LayerDict({"blocks": container(layers) if container is nn.LayerList else container(*layers)})
+    precision = amp.build_precision(mode, dtype="float16", options={"keep_float32": ["blocks"]})
+    precision.convert_model(model)
+    x = paddle.ones([1, 3])
+    with precision.forward_context():
+        for layer in [layer for layer in model.sublayers() if isinstance(layer, nn.Linear)]:
+            x = layer(x.astype("float16"))
+            assert x.dtype == paddle.float32
+
+
 @pytest.mark.parametrize("mode", ["auto", "O1"])
 def test_kept_layer_that_raises_leaves_the_casts_on(mode):
     precision = amp.build_precision(mode, dtype="float16", options={"keep_float32": ["7"]})
