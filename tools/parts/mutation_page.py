@@ -1,4 +1,4 @@
-"""The page of what tools/mutate.py found: one row for each mutation, and what each would do."""
+"""The page of what tools/mutate.py found: one row for each mutation."""
 
 KILLED, SURVIVED, SKIPPED, BROKEN = "killed", "SURVIVED", "SKIPPED", "BROKEN"
 COMMAND = "python tools/mutate.py -table docs/mutations.md"
@@ -25,22 +25,18 @@ def rows_of_page(path):
 
 
 def page(mutations, rows):
-    """Return the results as a page: the table, {name: row}, and what each mutation would do."""
+    """Return the results, {name: row}, as a page."""
     rows = {mutation.name: rows[mutation.name] for mutation in mutations}
     lines = [
         "# Mutations",
         "",
         f"*Written by `{COMMAND}`. Each row is a fault that was planted in a copy of the project, and the test that "
         "found it; seconds are those of that test alone, the start of Python and Paddle included. The faults "
-        "themselves stand in [tests/mutations.yaml](../tests/mutations.yaml).*",
+        "themselves, and what each would do to a user, stand in [tests/mutations.yaml](../tests/mutations.yaml).*",
         "",
         f"{count(rows.values())}.",
         "",
         *HEAD,
         *rows.values(),
-        "",
-        "## What each one would do",
-        "",
     ]
-    lines += [f"- `{mutation.name}` ({mutation.file}): {' '.join(mutation.why.split())}" for mutation in mutations]
     return "\n".join(lines) + "\n"
