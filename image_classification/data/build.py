@@ -135,14 +135,7 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
     num_workers = _num_workers(data, dataset, world_size)
     if data.LOADER == "dali":
         return _dali_loader(config, maker, order, batch_size, num_workers, training)
-    get_logger().info(
-        "data: %s %s, %d images, %s, %d workers",
-        data.DATASET,
-        "train" if training else "val",
-        len(dataset),
-        describe_classes(dataset),
-        num_workers,
-    )
+    _log(data, dataset, training, f"{num_workers} workers")
     return Loader(
         maker,
         order,
@@ -160,15 +153,7 @@ def _dali_loader(config, maker, order, batch_size, num_workers, training):
     check_supported(config, maker.dataset)
     device = int(os.environ.get(cards_variable("gpu"), "0").split(",")[0]) if data.DALI_GPU else None
     place = "CPU" if device is None else f"GPU {device}"
-    get_logger().info(
-        "data: %s %s, %d images, %s, DALI on %s with %d threads",
-        data.DATASET,
-        "train" if training else "val",
-        len(maker.dataset),
-        describe_classes(maker.dataset),
-        place,
-        num_workers,
-    )
+    _log(data, maker.dataset, training, f"DALI on {place} with {num_workers} threads")
     return DaliLoader(
         maker,
         order,
@@ -179,6 +164,11 @@ def _dali_loader(config, maker, order, batch_size, num_workers, training):
         num_threads=max(1, num_workers),
         device=device,
     )
+
+
+def _log(data, dataset, training, makers):
+    split = "train" if training else "val"
+    get_logger().info(f"data: {data.DATASET} {split}, {len(dataset)} images, {describe_classes(dataset)}, {makers}")
 
 
 def _num_workers(data, dataset, world_size):
