@@ -130,12 +130,12 @@ def _linear(size, outputs, ratio, align_corners, align_mode):
     return result
 
 
-def _cubic(size, outputs, ratio, align_corners, align_mode, slope=-0.75):
+def _cubic(size, outputs, ratio, align_corners, align_mode):  # of slope -0.75
     def near(x):
-        return ((slope + 2) * x - (slope + 3)) * x * x + 1
+        return (1.25 * x - 2.25) * x * x + 1
 
     def far(x):
-        return ((slope * x - 5 * slope) * x + 8 * slope) * x - 4 * slope
+        return ((-0.75 * x + 3.75) * x - 6) * x + 3
 
     result = []
     for index in range(outputs):
