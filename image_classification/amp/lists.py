@@ -30,13 +30,6 @@ LISTED_AS = {
     "hsigmoid_loss": "hierarchical_sigmoid",
 }
 
-# Entries of Paddle's lists that no operator of Paddle 3.3.1 is called, so that they never match.
-DEAD_ENTRIES = _words(
-    """
-    matmul pnorm softmin triplet_margin_loss cross_entropy cross_entropy2 lookup_table hsigmoid_loss
-    """
-)
-
 # What Paddle's lists forget. Without these a convolution with float32 weights that is not a plain conv2d runs in
 # float32, and a norm or a loss of float16 values overflows or flushes to zero.
 MISSING_WHITE = _words(
