@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from paddle import nn
+from paddle.nn import functional as F
 
 from image_classification.runtime import UserError
 
@@ -55,7 +56,7 @@ def stage_links(name: str, stages: nn.Layer, then: tuple[str, ...] = ()) -> list
     return chain
 
 
-def links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
+def _links(name: str, layers: nn.Sequential, kind: type) -> list[Block]:
     """Return one link for each layer of a kind, together with those that follow it up to the next."""
     own = layer_links(name, layers)
     starts = [index for index, layer in enumerate(layers) if isinstance(layer, kind)]
@@ -267,3 +268,32 @@ class StagedModel(FeatureMapModel):
         """Return the model as a chain whose links, run in order, are `forward`."""
         stages = stage_links("stages", self.stages)
         return [Block("stem", self.stem, ("stem.",)), *stages, Block("head", self.head, ("head.",))]
+
+
+class FlatModel(Model):
+    """A classifier of a sequence `features` with convolutions, whose map is pooled to `side` x `side` places, and a
+    sequence `classifier` with three linear layers."""
+
+    head_names = ("classifier.6",)
+    side: int
+
+    def flatten(self, x):
+        """Return [B, C * side * side] for features [B, C, H, W]."""
+        if tuple(x.shape[2:]) != (self.side, self.side):
+            x = F.adaptive_avg_pool2d(x, self.side)
+        return x.flatten(1)
+
+    def forward(self, images):
+        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W]."""
+        self.check_image(*images.shape[2:])
+        return self.classifier(self.flatten(self.features(images)))
+
+    def sequential_blocks(self) -> list[Block]:
+        """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
+        features = _links("features", self.features, nn.Conv2D)
+        linears = _links("classifier", self.classifier, nn.Linear)
+        return [*features, Block("flatten", self.flatten, ()), *linears]
+
+    def explanation(self) -> GradCam:
+        """Return the features before the linear layers, [B, C, H, W]."""
+        return GradCam(into="flatten")

@@ -1,10 +1,9 @@
 """AlexNet in its one-column form (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), parameter names of torchvision."""
 
 from paddle import nn
-from paddle.nn import functional as F
 
 from image_classification.layers import Dropout, torch_uniform
-from image_classification.model import Block, GradCam, Model, links
+from image_classification.model import FlatModel
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -17,11 +16,11 @@ def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1)
     return nn.Conv2D(in_channels, out_channels, kernel_size, stride, padding, **torch_uniform(fan_in))
 
 
-class AlexNet(Model):
+class AlexNet(FlatModel):
     """Five convolutions, then three linear layers that hold nearly all of the parameters."""
 
-    head_names = ("classifier.6",)
     dialects = DIALECTS
+    side = 6  # that of 224-pixel images
 
     def __init__(self, in_channels: int = 3, num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096):
         super().__init__()
@@ -43,27 +42,6 @@ class AlexNet(Model):
         """Raise UserError below 63 pixels, of which the poolings leave nothing."""
         if min(height, width) < 63:
             raise UserError(f"DATA.IMAGE_SIZE: image is {height}x{width} pixels, both must be at least 63")
-
-    def flatten(self, x):
-        """Return [B, 256 * 6 * 6] for features [B, 256, H, W]; 224-pixel images have H = W = 6 already."""
-        if tuple(x.shape[2:]) != (6, 6):
-            x = F.adaptive_avg_pool2d(x, 6)
-        return x.flatten(1)
-
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 63 pixels."""
-        self.check_image(*images.shape[2:])
-        return self.classifier(self.flatten(self.features(images)))
-
-    def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
-        features = links("features", self.features, nn.Conv2D)
-        linears = links("classifier", self.classifier, nn.Linear)
-        return [*features, Block("flatten", self.flatten, ()), *linears]
-
-    def explanation(self) -> GradCam:
-        """Return the features before the linear layers, [B, C, H, W]."""
-        return GradCam(into="flatten")
 
 
 build_model = AlexNet  # its arguments are the MODEL section of a YAML file

@@ -1,10 +1,9 @@
 """VGG with and without BatchNorm (Simonyan & Zisserman 2015, https://arxiv.org/abs/1409.1556), names of torchvision."""
 
 from paddle import nn
-from paddle.nn import functional as F
 
 from image_classification.layers import ZERO, ConvSequence, Dropout
-from image_classification.model import Block, GradCam, Model, links
+from image_classification.model import FlatModel
 from image_classification.runtime import UserError
 
 from .dialects import DIALECTS
@@ -23,11 +22,11 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
     return nn.Linear(in_features, out_features, weight_attr=nn.initializer.Normal(std=0.01), bias_attr=ZERO)
 
 
-class VGG(Model):
+class VGG(FlatModel):
     """Stages of 3x3 convolutions with a max-pool after each, then three linear layers. The defaults are VGG-16."""
 
-    head_names = ("classifier.6",)
     dialects = DIALECTS
+    side = 7  # that of 224-pixel images
 
     def __init__(self, layers: tuple[int, ...] = (2, 2, 3, 3, 3), batch_norm: bool = False, in_channels: int = 3,
                  num_classes: int = 1000, dropout: float = 0.5, hidden_dim: int = 4096):
@@ -49,26 +48,6 @@ class VGG(Model):
             linear(hidden_dim, hidden_dim), nn.ReLU(), Dropout(dropout),
             linear(hidden_dim, num_classes),
         )  # fmt: skip
-
-    def flatten(self, x):
-        """Return [B, 512 * 7 * 7] for features [B, 512, H, W]; 224-pixel images have H = W = 7 already."""
-        if tuple(x.shape[2:]) != (7, 7):
-            x = F.adaptive_avg_pool2d(x, 7)
-        return x.flatten(1)
-
-    def forward(self, images):
-        """Return class logits, [B, num_classes], for normalised images, [B, in_channels, H, W], at least 32 pixels."""
-        return self.classifier(self.flatten(self.features(images)))
-
-    def sequential_blocks(self) -> list[Block]:
-        """Return the model as a chain whose links, run in order, equal `forward`; each has one layer with weights."""
-        features = links("features", self.features, nn.Conv2D)
-        linears = links("classifier", self.classifier, nn.Linear)
-        return [*features, Block("flatten", self.flatten, ()), *linears]
-
-    def explanation(self) -> GradCam:
-        """Return the features before the linear layers, [B, C, H, W]."""
-        return GradCam(into="flatten")
 
 
 build_model = VGG  # its arguments are the MODEL section of a YAML file
