@@ -9,18 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files.constructors import TORCH_DTYPES
 from ..files.pickle_file import dump_pickle
 from ..runtime import UserError, atomic_write
-from .safetensors import CONFIG
+from .safetensors import CONFIG, DTYPES
 
-SAFETENSORS_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
-TORCH_STORAGES = {
-    "float64": "DoubleStorage",
-    "float32": "FloatStorage",
-    "float16": "HalfStorage",
-    "int64": "LongStorage",
-    "int32": "IntStorage",
-}
+SAFETENSORS_CODES = {dtype: code for code, dtype in DTYPES.items()}
+TORCH_STORAGES = {dtype: storage for storage, dtype in TORCH_DTYPES.items()}
 
 
 def writer_of(path):
