@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 
-from ..runtime import UserError, get_logger
+from ..runtime import UserError, fsync_folder, get_logger
 
 
 @contextlib.contextmanager
@@ -45,8 +45,4 @@ def _acquire(descriptor, path):
 def finish(working, path):
     """Give a result its name and make that durable."""
     working.rename(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_folder(path.parent)

@@ -22,6 +22,7 @@ from .errors import UserError
 from .files import (
     anonymous_file,
     atomic_write,
+    fsync_folder,
     refuse_existing,
     remove_leftovers,
     temporary_home,
@@ -53,6 +54,7 @@ __all__ = [
     "ending",
     "expected_kind",
     "failure_of",
+    "fsync_folder",
     "get_logger",
     "has_kernel",
     "hold_interrupts",

@@ -30,7 +30,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         temporary = None
-        _fsync_folder(path.parent)
+        fsync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -142,7 +142,8 @@ def _umask() -> int:
     return mask
 
 
-def _fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
