@@ -56,10 +56,9 @@ def _kernel(name, parameters=(), keeps="input"):
 
 def scale(original, args, kwargs):
     """Kernel of ``scale(x, scale, bias, bias_after_scale)`` with plain numbers."""
-    values = bound(args, kwargs, ("x", "scale", "bias", "bias_after_scale"), (1.0, 0.0, True))
-    if not servable(values[0]) or not all(isinstance(v, (int, float)) for v in values[1:]):
+    x, factor, addend, after = bound(args, kwargs, ("x", "scale", "bias", "bias_after_scale"), (1.0, 0.0, True))
+    if not servable(x) or not all(isinstance(v, (int, float)) for v in (factor, addend, after)):
         return NotImplemented
-    x, factor, addend, after = values
     return Activation.apply(x, b"scale", float(factor), float(addend if after else addend * factor), "nothing")
 
 

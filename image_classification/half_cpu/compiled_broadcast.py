@@ -242,10 +242,9 @@ def _outer_sum(left, right):
 
 def _kernel(name):
     def kernel(original, args, kwargs):
-        values = bound(args, kwargs, ("x", "y"), ())
-        if not servable(*values):
+        left, right = bound(args, kwargs, ("x", "y"), ())
+        if not servable(left, right):
             return NotImplemented
-        left, right = values
         if left.shape == right.shape:
             if name == b"divide":
                 return NotImplemented

@@ -42,10 +42,9 @@ def _geometry(planes, sizes, window, strides, paddings, dilations):
 
 def unfold(original, args, kwargs):
     """Kernel of ``unfold(x, kernel_sizes, strides, paddings, dilations)``."""
-    values = bound(args, kwargs, ("x", "kernel_sizes", "strides", "paddings", "dilations"), ())
-    if values[0].ndim != 4 or not pays(values[0], numel(values[0])):
+    x, window, *others = bound(args, kwargs, ("x", "kernel_sizes", "strides", "paddings", "dilations"), ())
+    if x.ndim != 4 or not pays(x, numel(x)):
         return NotImplemented
-    x, window, *others = values
     batch, channels, *sizes = x.shape
     found = _geometry(batch * channels, sizes, window, *others)
     if found is None:

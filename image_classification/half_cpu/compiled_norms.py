@@ -99,12 +99,10 @@ class LogSoftmax(PyLayer):
 
 def log_softmax(original, args, kwargs):
     """Kernel of ``log_softmax(x, axis)`` over the last axis."""
-    values = bound(args, kwargs, ("x", "axis"), (-1,))
-    if not servable(values[0]) or type(values[1]) is not int or not values[0].ndim:
+    x, axis = bound(args, kwargs, ("x", "axis"), (-1,))
+    if not servable(x) or type(axis) is not int or not x.ndim or axis not in (-1, x.ndim - 1):
         return NotImplemented
-    if values[1] not in (-1, values[0].ndim - 1):
-        return NotImplemented
-    return LogSoftmax.apply(values[0])
+    return LogSoftmax.apply(x)
 
 
 KERNELS = {

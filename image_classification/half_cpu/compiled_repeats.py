@@ -46,8 +46,7 @@ def _expand(x, shape):
 
 def expand(original, args, kwargs):
     """Kernel of ``expand(x, shape)``."""
-    values = bound(args, kwargs, ("x", "shape"), ())
-    return _expand(*values)
+    return _expand(*bound(args, kwargs, ("x", "shape"), ()))
 
 
 def expand_as(original, args, kwargs):

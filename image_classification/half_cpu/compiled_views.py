@@ -42,10 +42,9 @@ def reshape(original, args, kwargs):
 
 def flatten(original, args, kwargs):
     """Kernel of ``flatten(x, start_axis, stop_axis)``."""
-    values = bound(args, kwargs, ("x", "start_axis", "stop_axis"), ())
-    if not _pays(values[0]) or not all(isinstance(axis, int) for axis in values[1:]):
+    x, first, last = bound(args, kwargs, ("x", "start_axis", "stop_axis"), ())
+    if not _pays(x) or not all(isinstance(axis, int) for axis in (first, last)):
         return NotImplemented
-    x, first, last = values
     first, last = first % x.ndim, last % x.ndim + 1
     shape = x.shape
     return reshape(paddle_names.reshape, (x, [*shape[:first], -1, *shape[last:]]), {})

@@ -134,10 +134,9 @@ def add(original, args, kwargs):
 
 def multiply(original, args, kwargs):
     """Kernel of ``multiply(x, y)`` for a tensor and a row of one dtype, or a column and a row: an outer product."""
-    values = bound(args, kwargs, ("x", "y"), ())
-    if not servable(*values) or values[0].shape == values[1].shape:
+    left, right = bound(args, kwargs, ("x", "y"), ())
+    if not servable(left, right) or left.shape == right.shape:
         return NotImplemented
-    left, right = values
     if left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0] == 1:
         return matmul(original, (left, right), {})
     return _with_row(MultiplyRow, left, right)

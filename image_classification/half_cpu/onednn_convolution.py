@@ -47,8 +47,7 @@ def conv2d(original, args, kwargs, rounds=False):
     """Kernel of ``conv2d(input, filter, strides, paddings, padding_algorithm, dilations, groups, data_format)``; it
     takes float32 filters with half images, rounded to their format, where it `rounds`."""
     names = ("input", "filter", "strides", "paddings", "padding_algorithm", "dilations", "groups", "data_format")
-    values = bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW"))
-    return _convolution(rounds, *values)
+    return _convolution(rounds, *bound(args, kwargs, names, ([1, 1], [0, 0], "EXPLICIT", [1, 1], 1, "NCHW")))
 
 
 def depthwise_conv2d(original, args, kwargs, rounds=False):

@@ -210,8 +210,7 @@ def compact(args, tensors):
 
 def cast(original, args, kwargs):
     """Kernel of ``cast(x, dtype)`` between half formats and float32, and of images [B, H, W, C] to their own format."""
-    values = bound(args, kwargs, ("x", "dtype"), ())
-    tensor, dtype = values
+    tensor, dtype = bound(args, kwargs, ("x", "dtype"), ())
     if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype and tensor.is_contiguous():
         return NotImplemented
     own = tensor.dtype

@@ -205,8 +205,7 @@ def layer_norm(original, args, kwargs):
 
 def product_norm(original, args, kwargs):
     """Kernel of ``product_norm(x, norm)`` for a plain LayerNorm of float32 numbers, rounded to `dtype`."""
-    values = bound(args, kwargs, ("x", "norm", "dtype"), ())
-    return rounded_norm(*values)
+    return rounded_norm(*bound(args, kwargs, ("x", "norm", "dtype"), ()))
 
 
 def rounded_norm(x, norm, dtype, *order):
