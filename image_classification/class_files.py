@@ -50,13 +50,11 @@ def write_summary(folder, values):
 
 def draw_confusion(confusion, class_names, file):
     """Write the confusion matrix as a picture: rows are labels, columns predictions, colours shares of the label."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     count = len(confusion)
     figure = Figure(figsize=(8, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set(xlabel="prediction", ylabel="label")
     figure.colorbar(axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, interpolation="nearest"), ax=axes)

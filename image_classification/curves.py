@@ -27,12 +27,10 @@ def read_series(records):
 
 def figure_of(records):
     """Return the matplotlib Figure of :func:`draw_curves`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     series = read_series(records)
     figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2).ravel()
     for axis, name in zip(axes, ("loss", "top1", "lr", "loss_scale"), strict=True):
         for kind, marker in (("train", ""), ("eval", "o")):

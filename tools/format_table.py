@@ -167,13 +167,11 @@ def range_table(ranges):
 
 def plot(rows, path):
     """Write a picture: one group of bars for each model, the difference of its logits in each mode."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row["variant"] for row in rows))
-    figure, axis = pyplot.subplots(figsize=(10, 1.2 + 0.5 * len(names)))
+    figure = Figure(figsize=(10, 1.2 + 0.5 * len(names)))
+    axis = figure.subplots()
     height = 0.8 / (len(MODES) - 1)
     for place, (mode, dtype) in enumerate(MODES[1:]):
         values = {row["variant"]: row["difference"] for row in rows if (row["mode"], row["dtype"]) == (mode, dtype)}
@@ -189,7 +187,6 @@ def plot(rows, path):
     figure.tight_layout()
     with atomic_write(path) as file:
         figure.savefig(file, format=path.suffix.lstrip("."), dpi=120)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

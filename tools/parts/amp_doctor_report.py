@@ -111,7 +111,8 @@ def print_table(rows):
 
 def draw(path, run, dtype, scale):
     """Write the heat maps: largest activation, and share of the gradient that becomes 0, layers x steps."""
-    from matplotlib import pyplot, ticker
+    from matplotlib import ticker
+    from matplotlib.figure import Figure
 
     largest = np.full((len(run.order), len(run.records)), np.nan)
     vanishing = largest.copy()
@@ -123,7 +124,8 @@ def draw(path, run, dtype, scale):
             elif record.kind == GRADIENT:
                 vanishing[place[record.name], step] = record.flush_share(FORMATS[dtype], scale)
     height = max(3.0, 0.16 * len(run.order) + 1.5)
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, height), sharey=True, constrained_layout=True)
+    figure = Figure(figsize=(12, height), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     # float16 holds values below 2^16: white is 1, dark red the end
     panels = (
         (largest, "largest activation, log2", {"cmap": "coolwarm", "vmin": -16, "vmax": 16}),
@@ -138,7 +140,6 @@ def draw(path, run, dtype, scale):
     axes[0].set_yticks(range(len(run.order)), run.order, fontsize=6)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=110)
-    pyplot.close(figure)
 
 
 def write_histograms(folder, run):

@@ -173,12 +173,10 @@ def machine():
 
 def plot(rows, options):
     """Write a bar chart of images/s and memory."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 0.45 * len(rows) + 1.6), sharey=True)
+    figure = Figure(figsize=(11, 0.45 * len(rows) + 1.6))
+    axes = figure.subplots(1, 2, sharey=True)
     names = [row["name"] for row in rows]
     for axis, key, unit, label in (
         (axes[0], "images_per_second", 1, "images/s"),
@@ -193,4 +191,3 @@ def plot(rows, options):
     figure.tight_layout()
     with atomic_write(options.plot) as file:
         figure.savefig(file, format=options.plot.suffix.lstrip("."), dpi=120)
-    pyplot.close(figure)
