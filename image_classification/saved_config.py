@@ -31,7 +31,7 @@ def check_rest_of_epoch(state, config, images, path):
     progress, saved = state["progress"], _values(state["config"], f"-resume: {path}: config")
     if not progress["batch"]:
         return
-    pairs = [(key, _at(saved, key), operator.attrgetter(key)(config)) for key in ORDER]
+    pairs = [(key, saved.get(key), operator.attrgetter(key)(config)) for key in ORDER]
     pairs.append((f"training images of {place_of(config.DATA)}", state.get("units", {}).get("images"), images))
     for key, before, now in pairs:
         if before is not None and before != now:
@@ -60,7 +60,7 @@ def check_classes(text, config, where):
 
 def differing_classes(text, config, where):
     """Return how the classes of weights differ from those of the data, as text; "" where nothing says that they do."""
-    saved, own = _at(_values(text, f"{where}: config") if text else {}, "MODEL.CLASS_NAMES"), config.MODEL.CLASS_NAMES
+    saved, own = _values(text or "", f"{where}: config").get("MODEL.CLASS_NAMES"), config.MODEL.CLASS_NAMES
     if not isinstance(saved, list) or not saved or not own:
         return ""
     pairs = list(enumerate(itertools.zip_longest(map(str, saved), own)))
@@ -80,7 +80,7 @@ def changed_recipe(state, config, units, where):
     Args:
         units: those of the run, see `progress.units`.
     """
-    saved = without_machine(flat(_values(state["config"], f"{where}: config")))
+    saved = without_machine(_values(state["config"], f"{where}: config"))
     same_total = state.get("units", {}).get("images_per_step") == units["images_per_step"]
     left_out = {"MODEL.CLASS_NAMES"} | (set(DIVISION) if same_total else set())
     return _changes(saved, recipe_of(config), lambda key: key not in left_out)
@@ -98,7 +98,7 @@ def warn_of_other_model(text, config, where, of_data=None):
     of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
     saved = {}
     with contextlib.suppress(UserError):  # the text of another project
-        saved = flat(_values(text or "", f"{where}: config"))
+        saved = _values(text or "", f"{where}: config")
     if "DATA.IMAGE_SIZE" not in saved:  # it knows classes at most
         return
     text = _changes(saved, recipe_of(config), lambda key: _is_used(key, of_data))
@@ -124,7 +124,7 @@ def of_weights_alone(text, where):
     """Return the part of a configuration that goes with weights which leave the run, as text that YAML reads: the names
     of the classes, the arguments of the model, and what the figure of an evaluation depends on."""
     parts = {"DATA": {}, "MODEL": {}}
-    for key, value in flat(_values(text, where)).items():
+    for key, value in _values(text, where).items():
         if _is_used(key, EVALUATION) or key == "MODEL.CLASS_NAMES":
             section, _, name = key.partition(".")
             parts[section][name] = value
@@ -132,12 +132,6 @@ def of_weights_alone(text, where):
 
 
 def _values(text, where):
+    """Return {dotted key: value} of a configuration's text."""
     values = load_yaml(text, where)
-    return values if isinstance(values, dict) else {}
-
-
-def _at(values, key):
-    """Return what nested values have under a dotted key; None: nothing."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+    return flat(values) if isinstance(values, dict) else {}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .dialect import flattened
 from .schema import Config, plain
 from .values import as_numbers
 
@@ -21,12 +22,9 @@ def without_machine(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in OF_MACHINE}
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: value} of nested values."""
-    if not isinstance(values, dict):
-        return {prefix: values}
-    parts = [flat(entry, f"{prefix}.{key}".removeprefix(".")) for key, entry in values.items()]
-    return {key: value for part in parts for key, value in part.items()}
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return {dotted key: value} of nested values; a section without keys is none."""
+    return {key: value for key, value in flattened(values) if value != {}}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, str]]:
