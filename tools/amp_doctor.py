@@ -33,6 +33,7 @@ from image_classification.runtime import (
     setup_logger,
     whole_folder,
 )
+from image_classification.tools.parts.benchmark_worker import endless
 
 
 @dataclasses.dataclass
@@ -142,15 +143,6 @@ def short_run(config, build_model, steps):
     observer.remove()
     run.first_non_finite = observer.first_non_finite
     return run
-
-
-def endless(loader):
-    """Yield batches of one epoch after the other."""
-    epoch = 0
-    while True:
-        loader.set_epoch(epoch)
-        yield from loader.iterate(0)
-        epoch += 1
 
 
 def first_words(run):

@@ -7,6 +7,7 @@ Prints one line of JSON: seconds of each iteration by phase, all threads' proces
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -16,26 +17,22 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from image_classification.runtime import UserError, peak_memory_bytes, prepare_process
+from image_classification.runtime import command, peak_memory_bytes, prepare_process
 
 WARMUP_ITERATIONS = 8  # a dispatch asks for huge pages when it is entered for the 8th time
 MOST_WARMUP_ITERATIONS = 40  # while steps are skipped: float16 begins at a loss scale that its gradients do not bear
 PHASES = ("data", "forward", "backward", "optimizer", "scaler")
 
 
-def main():
+@command
+def main(arguments):
     """Print the measurement and return the exit code."""
-    task = json.loads(sys.argv[1])
+    task = json.loads(arguments[0])
     if task["stock"]:
         import paddle  # noqa: F401  as a user imports it: no settings of ours
     else:
         prepare_process()
-    try:
-        print(json.dumps(measure_products(task) if task["products"] else measure(task)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    print(json.dumps(measure_products(task) if task["products"] else measure(task)))
 
 
 def measure(task):
@@ -127,11 +124,14 @@ def repeat_batches(parts, config, kind):
         labels = generator.integers(0, config.MODEL.NUM_CLASSES, config.DATA.BATCH_SIZE)
         while True:
             yield images, labels
-    epoch = 0
-    while True:
-        parts.train_loader.set_epoch(epoch)
-        yield from parts.train_loader
-        epoch += 1
+    yield from endless(parts.train_loader)
+
+
+def endless(loader):
+    """Yield batches of one epoch after the other."""
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        yield from loader
 
 
 class Stopwatch:

@@ -15,22 +15,17 @@ import numpy as np
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from image_classification.runtime import UserError, peak_memory_bytes, prepare_process
+from image_classification.runtime import command, peak_memory_bytes, prepare_process
 from image_classification.tools.parts import benchmark_worker
 
 OBSERVED_STEPS = 2
 
 
-def main():
+@command
+def main(arguments):
     """Print the measurement and return the exit code."""
-    task = json.loads(sys.argv[1])
     prepare_process()
-    try:
-        print(json.dumps(measure(task)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    print(json.dumps(measure(json.loads(arguments[0]))))
 
 
 def measure(task):
