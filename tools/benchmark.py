@@ -223,10 +223,11 @@ def products_of(options):
     from image_classification.zoo import find_config, make_model
 
     path, build_model = find_config(options.cfg)
-    config = load_config([f"-cfg={path}", "-opts", "DATA.NUM_WORKERS=0", *options.opts], build_model)
-    size = options.image_size or config.DATA.IMAGE_SIZE
+    words = [f"DATA.IMAGE_SIZE={options.image_size}"] if options.image_size else []
+    config = load_config([f"-cfg={path}", "-opts", *words, "DATA.NUM_WORKERS=0", *options.opts], build_model)
+    images = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
     try:
-        counted = count_multiply_adds(lambda: make_model(config, build_model), size, config.DATA.IMAGE_CHANNELS)
+        counted = count_multiply_adds(lambda: make_model(config, build_model), *images)
     except NotImplementedError:
         return 0
     return 2 * counted.total * (1 if options.evaluation else 3)

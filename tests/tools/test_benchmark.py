@@ -90,6 +90,12 @@ def test_products_of_a_model_are_the_published_multiply_adds(words, factor):
     assert benchmark.products_of(options) == pytest.approx(factor * 1.814e9, rel=1e-3)
 
 
+def test_products_are_those_of_the_images_that_are_measured():
+    """A ViT is built for one size; that of the configuration was built, and what was measured was lost in the end."""
+    small, large = (["-cfg", "vit_tiny_digits", "-image_size", size] for size in ("32", "64"))
+    assert benchmark.products_of(benchmark.parse(large)) > 4 * benchmark.products_of(benchmark.parse(small)) > 0
+
+
 @pytest.mark.parametrize("words, named", [
     (["--modes", "fp32,O4"], "found 'O4'"), (["--dtypes", "bf16"], "did you mean bfloat16?"),
     (["--rounds", "0"], "-rounds"),
