@@ -202,25 +202,20 @@ class LayerScale(nn.Layer):
         self.gamma = self.create_parameter([dim], default_initializer=nn.initializer.Constant(value))
 
 
-class TransformerBlock(nn.Layer):
-    """Pre-norm transformer encoder block, [B, N, C] -> [B, N, C].
+class PreNormBlock(nn.Layer):
+    """Attention and an MLP, each behind a norm and beside a shortcut, [B, ..., C] -> [B, ..., C].
 
-    Args:
-        layer_scale: start of the factors on both branches; None for none.
-        qk_norm: whether attention normalises queries and keys.
-        gated: a SwiGLU in place of the MLP.
+    `layer_scale` is the start of the factors on both branches; None for none.
     """
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
-                 attention_dropout: float = 0.0, drop_path: float = 0.0, layer_scale: float | None = None,
-                 qk_norm: bool = False, gated: bool = False, activation: str = "gelu", epsilon: float = 1e-6):
+    def __init__(self, dim: int, attn: nn.Layer, mlp: nn.Layer, layer_scale: float | None, epsilon: float,
+                 drop_path: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, epsilon=epsilon)
-        self.attn = Attention(dim, num_heads, qkv_bias, attention_dropout, dropout, epsilon if qk_norm else None)
+        self.attn = attn
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, epsilon=epsilon)
-        hidden_dim = int(dim * mlp_ratio)
-        self.mlp = SwiGlu(dim, hidden_dim, dropout) if gated else Mlp(dim, hidden_dim, dropout, activation)
+        self.mlp = mlp
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path)
 
@@ -229,6 +224,23 @@ class TransformerBlock(nn.Layer):
         mixed = self.attn(product_norm(x, self.norm1))
         x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
         return residual(x, self.mlp(normed), scales[1], self.drop_path)
+
+
+class TransformerBlock(PreNormBlock):
+    """Transformer encoder block, [B, N, C] -> [B, N, C].
+
+    Args:
+        qk_norm: whether attention normalises queries and keys.
+        gated: a SwiGLU in place of the MLP.
+    """
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = True, dropout: float = 0.0,
+                 attention_dropout: float = 0.0, drop_path: float = 0.0, layer_scale: float | None = None,
+                 qk_norm: bool = False, gated: bool = False, activation: str = "gelu", epsilon: float = 1e-6):
+        attn = Attention(dim, num_heads, qkv_bias, attention_dropout, dropout, epsilon if qk_norm else None)
+        hidden_dim = int(dim * mlp_ratio)
+        mlp = SwiGlu(dim, hidden_dim, dropout) if gated else Mlp(dim, hidden_dim, dropout, activation)
+        super().__init__(dim, attn, mlp, layer_scale, epsilon, drop_path)
 
 
 def start_by_depth(blocks: nn.LayerList) -> None:

@@ -8,20 +8,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from image_classification.layers import (
-    TRUNC_NORMAL,
-    Dropout,
-    DropPath,
-    Mlp,
-    linear,
-    product_norm,
-    rearrange,
-    residual,
-    residual_norm,
-)
+from image_classification.layers import TRUNC_NORMAL, Dropout, Mlp, linear, rearrange
 from image_classification.model import Column, Slice
 from image_classification.runtime import UserError
-from image_classification.transformer import Attention, LayerScale, bias_of_pairs, relative_position_index
+from image_classification.transformer import Attention, PreNormBlock, bias_of_pairs, relative_position_index
 
 POSITIONS = ("table", "mlp")
 POSITION_UNITS = 512  # hidden units of the network of the position biases
@@ -120,30 +110,19 @@ class PartAttention(Attention):
         return super().tensor_parallel_plan() | {"qkv": Column(blocks=1 if self.by_head else 3)}
 
 
-class PartBlock(nn.Layer):
+class PartBlock(PreNormBlock):
     """Attention within the parts of a map and an MLP, each with a shortcut, [B, H, W, C] -> [B, H, W, C]."""
 
     def __init__(self, dim: int, head_dim: int, window: int, grid: bool, positions: str, mlp_ratio: float,
                  layer_scale: float | None, epsilon: float, activation: str, heads_first: bool,
                  attention_dropout: float, dropout: float, drop_path: float):
-        super().__init__()
         if head_dim < 1 or dim % head_dim:
             raise UserError(f"MODEL.EMBED_DIMS: {dim} is not a multiple of MODEL.HEAD_DIM {head_dim}")
         heads = dim // head_dim
         bias = PositionTable(window, heads, heads_first) if positions == "table" else PositionMlp(window, heads)
-        self.norm1 = nn.LayerNorm(dim, epsilon=epsilon)
-        self.attn = PartAttention(dim, heads, window, grid, bias, not heads_first, attention_dropout, dropout)
-        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.norm2 = nn.LayerNorm(dim, epsilon=epsilon)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), dropout, activation)
-        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x):
-        scales = [getattr(layer, "gamma", None) for layer in (self.ls1, self.ls2)]
-        mixed = self.attn(product_norm(x, self.norm1))
-        x, normed = residual_norm(x, mixed, self.norm2, scales[0], self.drop_path)
-        return residual(x, self.mlp(normed), scales[1], self.drop_path)
+        attn = PartAttention(dim, heads, window, grid, bias, not heads_first, attention_dropout, dropout)
+        mlp = Mlp(dim, int(dim * mlp_ratio), dropout, activation)
+        super().__init__(dim, attn, mlp, layer_scale, epsilon, drop_path)
 
 
 def start_with_xavier(block: PartBlock) -> None:
