@@ -9,7 +9,7 @@ from .saved import own_result, save, saved
 
 
 def _is_compiled(algorithm, flat):
-    """Whether the compiled kernel takes less time: of a GELU by tanh 0.5 to 0.7, of others' gradients in bfloat16 half."""
+    """Whether the compiled kernel takes less time: 0.5 to 0.7 of GELU by tanh, half of a bfloat16 gradient of GELU."""
     return algorithm == onednn.GELU_TANH or algorithm == onednn.GELU_ERF and flat.data_type == onednn.BFLOAT16
 
 
