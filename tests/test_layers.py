@@ -8,6 +8,7 @@ from image_classification import amp
 from image_classification.config import load_config
 from image_classification.layers import DropPath, Mlp, norm_activation, stage_rates
 from image_classification.MaxViT.attention import PartBlock
+from image_classification.MaxViT.maxvit import MaxVit
 from image_classification.RegNet.blocks import PreBottleneck
 from image_classification.transformer import (
     Attention,
@@ -36,6 +37,18 @@ def test_branches_of_deep_blocks_start_smaller(family):
         for layer in (block.attn.proj, block.mlp.fc2):
             # Of 2,304 numbers and more the deviation is known to 1.5 %; five times as much.
             np.testing.assert_allclose(layer.weight.numpy().std(), 0.02 / (2 * number) ** 0.5, rtol=0.075)
+
+
+@pytest.mark.parametrize(("design", "deviation"), [("tf", 0.02), ("rw", (2 / (64 + 192)) ** 0.5)])
+def test_blocks_of_timms_own_maxvit_start_with_xaviers_weights(design, deviation):
+    """Uniform, of deviation sqrt(2 / (inputs + outputs)), as in timm's `_init_transformer`; the authors' have 0.02."""
+    model = MaxVit(image_size=16, stem_widths=(8, 8), embed_dims=(64,), depths=(1,), design=design)
+    for block in model.stages[0].blocks:
+        for part in (block.attn_block, block.attn_grid):
+            # Of 12,288 numbers the deviation is known to 0.7 %; five times as much.
+            np.testing.assert_allclose(part.attn.qkv.weight.numpy().std(), deviation, rtol=0.035)
+            assert not part.attn.proj.bias.numpy().any()
+            assert part.mlp.fc1.bias.numpy().any() == (design == "rw")
 
 
 @pytest.mark.parametrize("window", [2, 3])
