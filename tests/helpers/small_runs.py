@@ -62,8 +62,12 @@ def trainer_of(config, build_model=build_net, parallel=None, hooks=()):
     return trainer
 
 
+RUNS = {}  # a global variable, at which recorded trainings do not look: the model does not change itself by counting
+
+
 def runs_of(layer):
     """Return a list to which each forward pass of a layer adds how many rows it got."""
-    runs, forward = [], layer.forward
-    layer.forward = lambda *inputs: runs.append(inputs[0].shape[0]) or forward(*inputs)
-    return runs
+    place, forward = len(RUNS), layer.forward
+    RUNS[place] = []
+    layer.forward = lambda *inputs: RUNS[place].append(inputs[0].shape[0]) or forward(*inputs)
+    return RUNS[place]
