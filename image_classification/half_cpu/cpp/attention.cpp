@@ -142,11 +142,13 @@ struct Head {
         const long keys = this->keys, width = this->width;
         float dots[ROWS_AT_ONCE];
         for (long i = 0; i < rows; i++) {
-            Vector dot = all(0.0f);
-            for (long v = 0; v < keys; v++)
-                dot = fma(L::row(load(weights + i / STEP * keys * W + v * W), i % STEP),
-                          load(gradients + i * width + v * W), dot);
-            dots[i] = sum(dot);
+            Vector dot = all(0.0f), total = all(0.0f);
+            for (long v = 0; v < keys; v++) {
+                Vector some = L::row(load(weights + i / STEP * keys * W + v * W), i % STEP);
+                dot = fma(some, load(gradients + i * width + v * W), dot);
+                total = total + some;
+            }
+            dots[i] = sum(dot) / sum(total);  // rounded, they are not 1 together: what all gradients share must go
         }
         for (long i = 0; i < rows; i += STEP)
             for (long v = 0; v < keys; v += STEP) {

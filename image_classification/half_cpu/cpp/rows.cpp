@@ -37,14 +37,24 @@ void log_softmax_backward(long rows, long columns, const T* from, const T* gradi
     });
 }
 
+// Less the mean of the gradients by the weights of the probabilities: rounded ones are not 1 together, and what all
+// gradients share would stay. All of them may be 0.
 template <class T>
 void softmax_backward(long rows, long columns, const T* result, const T* gradient, T* out) {
     for_rows(rows, columns, [&](long r, float*) {
         const T *y = result + r * columns, *g = gradient + r * columns;
-        T* to = out + r * columns;
-        Vector dot = all(sum_over(columns, [&](long i, long count) { return take(y + i, count) * take(g + i, count); }));
-        walk(columns, [&](long i, long count) {
-            give(to + i, take(y + i, count) * (take(g + i, count) - dot), count);
+        Vector weighted[2] = {all(0.0f), all(0.0f)}, total[2] = {all(0.0f), all(0.0f)};
+        auto add = [&](int k, long i, long count) {
+            Vector some = take(y + i, count);
+            weighted[k] = fma(some, take(g + i, count), weighted[k]);
+            total[k] = total[k] + some;
+        };
+        long i = 0;
+        for (; i + 2 * W <= columns; i += 2 * W) add(0, i, W), add(1, i + W, W);
+        walk(columns - i, [&](long j, long count) { add(0, i + j, count); });
+        Vector mean = all(sum(weighted[0] + weighted[1]) / std::max(sum(total[0] + total[1]), 1e-30f));
+        map(columns, out + r * columns, [=](long i, long count) {
+            return take(y + i, count) * (take(g + i, count) - mean);
         });
     });
 }
@@ -85,11 +95,14 @@ void softmax_columns(long outer, long columns, long inner, const T* x, T* y) {
 template <class T>
 void softmax_columns_backward(long outer, long columns, long inner, const T* y, const T* gradient, T* out) {
     for_columns<T>(outer, columns, inner, [&](long at, long count, float*) {
-        Vector dot = all(0.0f);
+        Vector dot = all(0.0f), total = dot;
         for (long n = 0; n < columns; n++) {
             long place = at + n * inner;
-            dot = fma(take(y + place, count), take(gradient + place, count), dot);
+            Vector some = take(y + place, count);
+            dot = fma(some, take(gradient + place, count), dot);
+            total = total + some;
         }
+        dot = dot / maximum(total, all(1e-30f));
         for (long n = 0; n < columns; n++) {
             long place = at + n * inner;
             give(out + place, take(y + place, count) * (take(gradient + place, count) - dot), count);
