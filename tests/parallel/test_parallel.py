@@ -39,7 +39,7 @@ STAND_ALONE = [f"{topology}:{api}" for topology in ("dp2", "tp2") for api in ("i
 LAYERS = ("attention", "attention_without_bias", "mlp", "block", "normed_attention", "gated_mlp")
 
 SLOW = pytest.mark.slow
-# Losses over the steps of AdamW may differ by the rounding of activations: half a unit in the last place, relative to 1.
+# Losses over some steps of AdamW may differ by the rounding of activations: half a unit in the last place, of 1.
 ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8}
 
 
