@@ -5,8 +5,9 @@ import io
 import logging
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -163,20 +164,11 @@ def progress_bar(
     """
     from tqdm import tqdm
 
-    if is_main and lines and not sys.stderr.isatty():
-        return _progress_lines(total, description, unit, initial)
-    return tqdm(
-        total=total, initial=initial, desc=description, unit=unit, disable=not (is_main and sys.stderr.isatty()),
-        leave=False, delay=0.5, dynamic_ncols=True, file=sys.stderr,
-    )  # fmt: skip
-
-
-def _progress_lines(total: int, description: str, unit: str, initial: int) -> "tqdm":
-    from tqdm import tqdm
-
-    class Lines(tqdm):
+    class Bar(tqdm):
         monitor_interval = 0  # no thread of its own
+        _time = property(lambda self: time.monotonic, lambda self, of_day: None)  # tqdm would take the time of day
 
+    class Lines(Bar):
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             text = str(self) if msg is None else msg
             if not text:  # the end
@@ -186,8 +178,13 @@ def _progress_lines(total: int, description: str, unit: str, initial: int) -> "t
             else:
                 print(text, file=sys.stderr, flush=True)
 
-    return Lines(
-        total=total, initial=initial, desc=description, unit=unit, leave=False, delay=SILENT_SECONDS,
-        file=io.StringIO(),  # no terminal, so that tqdm.write has nothing to clear and to draw again
-        mininterval=SILENT_SECONDS, bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, eta {remaining}",
-    )  # fmt: skip
+    # miniters: a look at the clock each time; from quick ones tqdm would learn to look rarely, and be late at slow ones
+    counts: dict[str, Any] = {"total": total, "initial": initial, "desc": description, "unit": unit, "miniters": 1}
+    if is_main and lines and not sys.stderr.isatty():
+        return Lines(
+            **counts, leave=False, delay=SILENT_SECONDS, mininterval=SILENT_SECONDS,
+            file=io.StringIO(),  # no terminal, so that tqdm.write has nothing to clear and to draw again
+            bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, eta {remaining}",
+        )  # fmt: skip
+    is_shown = is_main and sys.stderr.isatty()
+    return Bar(**counts, leave=False, delay=0.5, disable=not is_shown, dynamic_ncols=True, file=sys.stderr)

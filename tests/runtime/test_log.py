@@ -47,12 +47,14 @@ def test_file_of_the_run_before_is_closed_whoever_still_holds_its_handler(tmp_pa
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    """Also while the clock is set back, and where some images took longer than those before."""
     monkeypatch.setattr(log, "SILENT_SECONDS", 0.0)
-    with runtime.progress_bar(4, "evaluate", "img") as bar:
-        for _ in range(2):
-            bar.update(2)
+    monkeypatch.setattr("tqdm.std.time", map(float, range(100, 0, -1)).__next__)
+    with runtime.progress_bar(6, "evaluate", "img") as bar:
+        for images in (4, 1, 1):
+            bar.update(images)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"evaluate: {done} of 4 img" for done in (0, 2, 4)]
+    assert [line.split(",")[0] for line in lines] == [f"evaluate: {done} of 6 img" for done in (0, 4, 5, 6)]
     assert ", eta 0" in lines[1]
     with runtime.progress_bar(4, "epoch", "batch", lines=False) as bar:
         bar.update(2)
