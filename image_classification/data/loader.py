@@ -83,11 +83,15 @@ class Loader(EpochLoader):
             concurrent.futures.wait([self._following])
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             self._following = thread.submit(next, batches, _END)
-            while (batch := self._following.result()) is not _END:
-                self._following = following = thread.submit(next, batches, _END)
-                yield batch
-                if self._following is not following:
-                    raise RuntimeError("another iteration of this loader was started")
+            try:
+                while (batch := self._following.result()) is not _END:
+                    self._following = following = thread.submit(next, batches, _END)
+                    yield batch
+                    if self._following is not following:
+                        raise RuntimeError("another iteration of this loader was started")
+            except KeyboardInterrupt:
+                self.close()  # the thread, which is waited for now, may wait for a worker that hangs
+                raise
 
     def _iterate_here(self, batches, numbers, epoch):
         for number in numbers:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cv2
@@ -383,6 +384,19 @@ def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
         list(loader)
     assert time.monotonic() - start < 100
     loader.close()
+
+
+def test_interrupt_does_not_wait_for_a_worker_that_hangs():
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset("hangs"), keep, 1, 0)
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1, timeout_seconds=50)
+    batches = iter(loader)
+    next(batches)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(batches)
+    assert time.monotonic() - start < 30  # two seconds on an idle machine
 
 
 @pytest.mark.parametrize("moment", ["starts", "works"])
