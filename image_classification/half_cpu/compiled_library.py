@@ -223,6 +223,8 @@ def build(folder, flags=FLAGS):
     with lock:
         _wait_for(lock)  # of many processes that start at once, one compiles
         if not _is_whole(path):
+            for left in folder.glob("tmp*"):  # by one that was killed
+                shutil.rmtree(left, ignore_errors=True)
             logger.info("half_cpu compiles its kernels for this machine, once: they will be in %s", folder)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = _compile(program, runtime, flags, Path(scratch))

@@ -8,7 +8,9 @@ import logging
 import multiprocessing
 import os
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,9 @@ needs_library = pytest.mark.skipif(compiled_library.load() is None, reason="need
 def test_library_is_built_once_into_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     folder = tmp_path / "cache"
+    folder.mkdir()
+    killed = tempfile.mkdtemp(dir=folder)  # what a process leaves that is killed while it builds
+    Path(killed, "one.o").touch()
     path = compiled_library.build(folder)
     stamp = path.stat().st_mtime_ns
     assert compiled_library.build(folder) == path
