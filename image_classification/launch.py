@@ -22,6 +22,7 @@ from .runtime import (
     ending,
     failure_of,
     get_logger,
+    ignore_interrupts,
     interrupted,
     log_to_file,
     release_interrupts,
@@ -92,6 +93,7 @@ def _first_line(text):
 
 
 def _fail(message, code):
+    ignore_interrupts()
     log_to_file(f"error: {message}")
     print(f"error: {message}", file=sys.stderr, flush=True)
     watch.leave(code, str(message))
@@ -131,6 +133,7 @@ def run(config, build_model, parallel):
         evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
     else:
         train(trainer, parts, folder, report)
+    ignore_interrupts()  # nothing is left to do but to end the data workers
     get_logger().info(f"results are in {folder.path}")
 
 

@@ -15,8 +15,11 @@ import paddle
 import pytest
 from PIL import Image
 
-from image_classification import checkpoint
+from image_classification import checkpoint, launch
 from image_classification.launch import run_guarded
+from image_classification.run_folder import RunFolder
+from image_classification.runtime import UserError, hold_interrupts
+from image_classification.ViT.vit import build_model
 from image_classification.zoo import load_model
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
 
@@ -491,6 +494,29 @@ def test_interrupt_once_ends_after_the_running_step_with_a_checkpoint(tmp_path):
     assert process.returncode == 0
     assert "SIGINT: stopping after this step" in out
     assert 0 < checkpoint.load(tmp_path / "run" / "latest.pdparams")["progress"]["step"] < 300 * 11
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (UserError("wrong"), 2), (KeyboardInterrupt(2), 130)])
+def test_signal_behind_the_last_line_of_a_run_changes_nothing(monkeypatch, error, code):
+    """Its data workers end then, which takes a moment, and launchers send a SIGTERM more than once."""
+    def train(*arguments):
+        if error:
+            raise error
+
+    monkeypatch.setattr(launch, "train", train)
+    monkeypatch.setattr(launch, "open_folder", lambda parts: RunFolder("nowhere"))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    hold_interrupts()
+    try:
+        assert run_guarded(build_model, ["-cfg=vit_tiny_digits", "-opts", "MODEL.DEPTH=1"]) == code
+        for number in numbers:
+            os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        pytest.fail("the end was interrupted")
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 TWO_SIGNALS = """

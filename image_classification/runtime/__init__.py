@@ -30,7 +30,14 @@ from .files import (
     why_unwritable,
     writing_to,
 )
-from .interrupts import check_interrupts, ending, hold_interrupts, interrupted, release_interrupts
+from .interrupts import (
+    check_interrupts,
+    ending,
+    hold_interrupts,
+    ignore_interrupts,
+    interrupted,
+    release_interrupts,
+)
 from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, log_to_stderr, progress_bar, setup_logger
 from .process import cores, prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
@@ -58,6 +65,7 @@ __all__ = [
     "get_logger",
     "has_kernel",
     "hold_interrupts",
+    "ignore_interrupts",
     "interrupted",
     "kernel_registry",
     "log_to_file",

@@ -42,6 +42,13 @@ def release_interrupts() -> None:
     check_interrupts()
 
 
+def ignore_interrupts() -> None:
+    """From now on a Ctrl-C and a SIGTERM change nothing, where :func:`hold_interrupts` was called: all is said."""
+    handler = _installed()
+    if handler is not None:
+        handler.held = True
+
+
 def interrupted() -> KeyboardInterrupt | None:
     """Return that of the first signal since :func:`hold_interrupts`, whoever swallowed it."""
     handler = _installed()
