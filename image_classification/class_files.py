@@ -59,8 +59,9 @@ def draw_confusion(confusion, class_names, file):
     axes.set(xlabel="prediction", ylabel="label")
     figure.colorbar(axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, interpolation="nearest"), ax=axes)
     if count <= LARGEST_LABELLED:
-        axes.set_xticks(range(count), [str(name)[:16] for name in class_names], rotation=90)
-        axes.set_yticks(range(count), [str(name)[:16] for name in class_names])
+        names = [str(name)[:16] for name in class_names]
+        axes.set_xticks(range(count), names, rotation=90, parse_math=False)  # a $ in a name begins no formula
+        axes.set_yticks(range(count), names, parse_math=False)
     if count <= LARGEST_NUMBERED:
         for label, prediction in np.ndindex(confusion.shape):
             colour = "black" if shares[label, prediction] > 0.6 else "white"  # viridis ends bright

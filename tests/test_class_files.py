@@ -74,6 +74,11 @@ def test_cells_have_numbers_where_there_is_room(tmp_path, classes, has_numbers):
     assert (inside.max(axis=2) < 60).any() == has_numbers
 
 
+def test_names_with_dollars_are_no_formulas(tmp_path):
+    draw_confusion(np.eye(2, dtype=np.int64), ["x^$_$", "$"], tmp_path / "c.png")
+    assert Image.open(tmp_path / "c.png").size == (960, 840)
+
+
 def test_picture_of_many_classes_has_no_names(tmp_path):
     draw_confusion(np.eye(200, dtype=np.int64), [f"{index:050}" for index in range(200)], tmp_path / "c.png")
     assert Image.open(tmp_path / "c.png").size == (960, 840)
