@@ -128,7 +128,7 @@ def of_weights_alone(text, where):
         if _is_used(key, EVALUATION) or key == "MODEL.CLASS_NAMES":
             section, _, name = key.partition(".")
             parts[section][name] = value
-    return json.dumps(parts)
+    return json.dumps(parts, ensure_ascii=False)  # YAML reads no character from two escapes, as JSON does
 
 
 def _values(text, where):

@@ -8,7 +8,7 @@ import pytest
 
 from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
-from image_classification.config import load_config
+from image_classification.config import load_config, to_yaml
 from image_classification.evaluate_only import load_resumed_weights
 from image_classification.hooks import Hook
 from image_classification.hooks.checkpoints import CheckpointHook
@@ -223,6 +223,12 @@ def test_weights_for_inference_are_used_without_a_warning(eight_heads, caplog):
         used = dataclasses.replace(config, MODEL=other)
         found = warnings_of(caplog, lambda used=used: warn_of_other_model(saved, used, "there", of_data=()))
         assert bool(found) == (argument == "NUM_HEADS")
+
+
+def test_classes_of_any_script_are_the_same_after_they_were_written():
+    config = config_of(MODEL={"NUM_CLASSES": 3, "CLASS_NAMES": ["\U0001f600", "\u00e9", "no"]})
+    for text in (to_yaml(config), of_weights_alone(to_yaml(config), "there")):
+        assert differing_classes(text, config, "there") == ""
 
 
 def test_weights_that_know_their_classes_alone_are_used_without_a_warning(caplog):
