@@ -57,15 +57,16 @@ def class_names(config, path=None):
     if path is None and count != 1000:
         return [str(index) for index in range(count)]
     try:
-        lines = read_text(path or IMAGENET_CLASSES).splitlines()
+        lines = read_text(path or IMAGENET_CLASSES).rstrip().splitlines()
     except UserError as error:
         raise UserError(f"-class_names: {error}") from None
     names = []
     for index, line in enumerate(lines):
         number, _, name = line.partition(" ")
         names.append(name if number == str(index) else line)
-        if not line.isprintable():
-            raise UserError(f"-class_names: {path}:{index + 1}: has control characters")
+        if not line.strip() or not line.isprintable():
+            what = "has control characters" if line.strip() else "is empty"
+            raise UserError(f"-class_names: {path}:{index + 1}: {what}")
     if len(names) != count:
         raise UserError(f"-class_names: {path}: has {len(names)} lines, the model has {count} classes")
     return names

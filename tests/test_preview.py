@@ -12,6 +12,11 @@ def test_class_names_come_from_a_file_or_imagenet(tmp_path):
     _, config = zoo.load_model(VARIANT)
     (tmp_path / "names.txt").write_text("".join(f"{index} sign {index}\n" for index in range(10)))
     assert class_names(config, tmp_path / "names.txt")[3] == "sign 3"
+    (tmp_path / "windows.txt").write_bytes("\ufeff".encode() + b"a sign\r\n" * 10 + b"\r\n\r\n")
+    assert class_names(config, tmp_path / "windows.txt") == ["a sign"] * 10
+    with pytest.raises(UserError, match="^-class_names: .*hole.txt:2: is empty"):
+        (tmp_path / "hole.txt").write_text("a\n \n" + "b\n" * 8)
+        class_names(config, tmp_path / "hole.txt")
     with pytest.raises(UserError, match="has 1 lines, the model has 10 classes"):
         (tmp_path / "short.txt").write_text("one\n")
         class_names(config, tmp_path / "short.txt")

@@ -42,13 +42,13 @@ def read_plain(path, limit=None):
 
 
 def read_text(path, limit=TEXT_LIMIT):
-    """Return the text of a UTF-8 file of at most ``limit`` bytes.
+    """Return the text of a UTF-8 file of at most ``limit`` bytes, without the mark with which Windows begins one.
 
     Raises:
         UserError: as :func:`read_plain`, or it is no text.
     """
     try:
-        return read_plain(path, limit).decode("utf-8")
+        return read_plain(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is no text in UTF-8: byte {error.start}") from None
 
