@@ -28,6 +28,7 @@ from .runtime import (
     release_interrupts,
 )
 from .runtime import setup_logger as start_log
+from .runtime.errors import first_line
 
 LESS_MEMORY = "lower -batch_size and raise -accum_iter by the same factor; an evaluation: lower -batch_size_eval"
 
@@ -78,7 +79,7 @@ def run_guarded(build_model, argv):
             return _fail(error, EXIT_TRAINING_ERROR)
         no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if no_memory or isinstance(error, MemoryError) or "ResourceExhausted" in (failure or ""):
-            return _fail(f"out of memory: {_first_line(failure or error)}; {LESS_MEMORY}", EXIT_TRAINING_ERROR)
+            return _fail(f"out of memory: {first_line(failure or error)}; {LESS_MEMORY}", EXIT_TRAINING_ERROR)
         if isinstance(error, OSError) and error.filename is not None:  # a file that nobody expected to be in the way
             log_to_file(traceback.format_exc())
             return _fail(f"{error.filename}: {error.strerror}", EXIT_USER_ERROR)
@@ -86,10 +87,6 @@ def run_guarded(build_model, argv):
             return _fail(f"the device failed: {failure}; checkpoints saved before are whole", EXIT_TRAINING_ERROR)
         log_to_file(traceback.format_exc())
         raise
-
-
-def _first_line(text):
-    return next((line for line in str(text).splitlines() if line.strip()), "an allocation failed")
 
 
 def _fail(message, code):

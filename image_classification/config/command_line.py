@@ -274,7 +274,7 @@ def make_parser() -> Parser:
     for flag, (_, text) in SWITCHES.items():
         group.add_argument(f"-{flag}", action="store_true", help=text)
     parser.add_argument_group("Any key").add_argument(
-        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
+        "-opts", nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the configuration"
     )  # fmt: skip
     return parser
 

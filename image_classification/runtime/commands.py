@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .errors import UserError
+from .errors import UserError, first_line
 from .files import why_unwritable
 from .interrupts import ending, remembered_interrupts
-from .log import log_to_stderr
+from .log import get_logger, log_to_stderr
 from .process import cores
 from .streams import escape_what_cannot_be_printed, open_missing_streams
 
@@ -26,8 +26,8 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
     """Return the `main` of a program, which takes the words after its name: mistakes of the user are one line.
 
     Warnings of the project go to standard error; a program that wants more of its log there says :func:`log_to_stderr`.
-    The exit code is 2 after a UserError, a file that cannot be read or written or a full disk, 130 after Ctrl-C, 143
-    after SIGTERM, 0 where `main` returns None.
+    The exit code is 2 after a UserError, a file that cannot be read or written, a full disk or memory, 130 after
+    Ctrl-C, 143 after SIGTERM, 0 where `main` returns None.
     """
 
     @functools.wraps(main)
@@ -50,6 +50,9 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
         except BrokenPipeError:  # `... | head` has seen enough
             _print_no_more()
             return 0
+        except MemoryError as error:
+            print(f"error: out of memory: {first_line(error)}", file=sys.stderr)
+            return 2
         except OSError as error:
             if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -93,6 +96,7 @@ class Parser(argparse.ArgumentParser):
         self.aliases, self.meant = dict(aliases), dict(meant)
         for kind in (count, threads, names, new_file, new_folder):
             self.register("type", kind.__name__, kind)
+        self.register("action", None, _Store)
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("ignored explicit argument", "is a switch, which takes no value: found")
@@ -146,6 +150,19 @@ class Parser(argparse.ArgumentParser):
         meant = self.meant.get(word.lower()) or (f"{near[0]}?" if near else "")
         hint = "-h lists the options" if word[:1] == "-" else "a path with blanks needs quotes"
         raise UserError(f"unknown argument {word!r}; {f'did you mean {meant}' if meant else hint}")
+
+
+class _Store(argparse.Action):
+    """Keeps the value of an option; of one given twice the last, and says so; of one with several values all."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        if option_string and before is not self.default and before != values:
+            if self.nargs == "+":
+                values = [*before, *values]
+            else:
+                get_logger().warning(f"{option_string} is given twice: {values} holds, {before} does not")
+        setattr(namespace, self.dest, values)
 
 
 class _PassOn(argparse.Action):

@@ -14,6 +14,11 @@ class UserError(ValueError):
         super().__init__(one_line(str(text)))
 
 
+def first_line(error: object) -> str:
+    """Return what the text of an allocation that failed says first."""
+    return next(filter(str.strip, str(error).splitlines()), "an allocation failed")
+
+
 def one_line(text: str) -> str:
     """Return the text with everything escaped that is not printable, and its middle left out where it is long."""
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in _short(text))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,16 @@ def test_help_with_defaults_says_none_where_there_is_none():
     made.add_argument("-data", help="which")
     text = made.format_help()
     assert "a\n b" in text and "how many (default: 5)" in text and text.endswith("which\n")
+
+
+def test_option_given_twice_has_its_last_value_and_says_so_or_all_where_it_takes_several(caplog):
+    made = parser()
+    made.add_argument("-opts", nargs="+", default=[])
+    words = ["x", "--json=a", "-opts", "A=1", "B=2", "--rounds=4", "-json=b", "-opts", "C=3", "-rounds", "4"]
+    found = made.parse_args(words)
+    assert found.json == Path("b") and found.rounds == 4 and found.opts == ["A=1", "B=2", "C=3"]
+    assert [record.getMessage() for record in caplog.records] == ["-json is given twice: b holds, a does not"]
+    assert made.parse_args(["x"]).opts == []
 
 
 def test_words_behind_two_dashes_are_values():
@@ -106,6 +117,8 @@ def test_program_asked_for_more_threads_than_cores_refuses_them(program):
 @pytest.mark.parametrize(("error", "code", "said"), [
     (UserError("wrong"), 2, "error: wrong\n"), (KeyboardInterrupt(), 130, "error: interrupted\n"), (None, 0, ""),
     (OSError(36, "File name too long", "x"), 2, "error: x: File name too long\n"),
+    (MemoryError("40 GB\n  [Hint: ...]"), 2, "error: out of memory: 40 GB\n"),
+    (MemoryError(), 2, "error: out of memory: an allocation failed\n"),
 ])  # fmt: skip
 def test_command_ends_with_a_line_and_a_code(error, code, said, capsys):
     @command
