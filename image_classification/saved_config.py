@@ -86,7 +86,7 @@ def changed_recipe(state, config, units, where):
     return _changes(saved, recipe_of(config), lambda key: key not in left_out)
 
 
-def warn_of_other_model(text, config, where, of_data=None):
+def warn_of_other_model(text, config, where, of_data=None, of_model=True):
     """Warn where weights are used in another way than they were trained: as another architecture whose parameters have
     the same shapes, or with other preprocessing.
 
@@ -94,6 +94,7 @@ def warn_of_other_model(text, config, where, of_data=None):
         text: as for :func:`check_classes`.
         of_data: keys of the DATA section that matter; None: of an evaluation all that move its figure, of a training
             the normalisation.
+        of_model: whether the arguments of the model matter, too.
     """
     of_data = (EVALUATION if config.EVAL else NORMALISATION) if of_data is None else of_data
     saved = {}
@@ -101,7 +102,8 @@ def warn_of_other_model(text, config, where, of_data=None):
         saved = _values(text or "", f"{where}: config")
     if "DATA.IMAGE_SIZE" not in saved:  # it knows classes at most
         return
-    text = _changes(saved, recipe_of(config), lambda key: _is_used(key, of_data))
+    text = _changes(saved, recipe_of(config),
+                    lambda key: _is_used(key, of_data) and (of_model or key.startswith("DATA.")))  # fmt: skip
     if text:
         get_logger().warning(f"{where}: was trained otherwise: {text}; -cfg=<its run folder> keeps it as it was")
 

@@ -9,6 +9,7 @@ import json
 import numbers
 import operator
 import os
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -32,6 +33,7 @@ from .weights import (
     locate,
     read_registry,
     read_variants,
+    read_weights,
     with_preprocessing,
 )
 from .weights.preprocessing import NORMALISATION
@@ -108,10 +110,11 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     path, build_model = find_config(name, "create_transform")
     keys = {key.removeprefix("DATA.").lower(): key for key in OF_TRANSFORM}
     weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
-    if weights is not None and weights not in read_registry():
-        locate(weights)
+    place = locate(weights) if weights is not None and weights not in read_registry() else None
     words = _words("create_transform", keys, overrides)
     config = _configured(path, build_model, weights, words, training, "create_transform")
+    if isinstance(place, Path):
+        warn_of_other_model(read_weights(place).config, config, f"create_transform: {weights}", of_model=False)
     transform = build_train_transform(config) if training else build_eval_transform(config.DATA)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
 

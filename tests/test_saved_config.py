@@ -24,7 +24,7 @@ from image_classification.saved_config import (
 )
 from image_classification.weights import read_weights
 from image_classification.weights.safetensors import CONFIG
-from image_classification.zoo import create_model, find_config, load_model
+from image_classification.zoo import create_model, create_transform, find_config, load_model
 from tests.helpers.data_samples import write_class_folders
 from tests.helpers.small_runs import build_net, config_of, trainer_of
 
@@ -194,16 +194,18 @@ def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eig
         return build_parts(load_config([*words, *more], build_vit), build_vit, SingleProcess())
 
     evaluated = build("DEVICE=cpu", "-eval", f"-resume={path}")
-    for use, of_data, crop in (
-        (lambda: load_resumed_weights(evaluated), True, True),
-        (lambda: build("-eval", f"-pretrained={path}"), True, True),
-        (lambda: build(f"-pretrained={path}"), True, False),
-        (lambda: load_model("vit_tiny_digits", path, ["MODEL.DEPTH=1"]), True, True),
-        (lambda: create_model("vit_tiny_digits", path, depth=1), False, False),
+    for use, *expected in (
+        (lambda: load_resumed_weights(evaluated), True, True, True),
+        (lambda: build("-eval", f"-pretrained={path}"), True, True, True),
+        (lambda: build(f"-pretrained={path}"), True, True, False),
+        (lambda: load_model("vit_tiny_digits", path, ["MODEL.DEPTH=1"]), True, True, True),
+        (lambda: create_model("vit_tiny_digits", path, depth=1), True, False, False),
+        (lambda: create_transform("vit_tiny_digits", path), False, True, True),
+        (lambda: create_transform("vit_tiny_digits", path, training=True), False, True, False),
     ):
         (line,) = warnings_of(caplog, use)
-        assert str(path) in line and MODEL_WORDS in line and "DROP_PATH" not in line and "DATASET" not in line
-        assert (DATA_WORDS in line, "DATA.CROP_PCT" in line) == (of_data, crop)
+        assert str(path) in line and "DROP_PATH" not in line and "DATASET" not in line
+        assert [words in line for words in (MODEL_WORDS, DATA_WORDS, "DATA.CROP_PCT")] == expected
     alone = of_weights_alone(checkpoint.load(path)["config"], "there")
     for use in (evaluated.config, load_config([*words, f"-pretrained={path}"], build_vit)):
         ((line,), (of_file,)) = (warnings_of(caplog, lambda text=text, use=use: warn_of_other_model(text, use, "there"))
