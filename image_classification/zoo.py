@@ -50,7 +50,7 @@ OF_DATA = {name: key for name, key in FILLED_IN.items() if key.startswith("DATA.
 def list_models(pattern="*", pretrained=False):
     """Return the names of the variants that match a shell pattern, sorted; `pretrained`: those with weights."""
     published = {name for family in read_variants().values() for name, entry in family.items() if entry["weights"]}
-    return [name for name in sorted(fnmatch.filter(variants(), pattern)) if not pretrained or name in published]
+    return [name for name in sorted(fnmatch.filter(variants(), pattern.lower())) if not pretrained or name in published]
 
 
 def create_model(name, pretrained=False, num_classes=None, **overrides):

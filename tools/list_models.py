@@ -76,7 +76,7 @@ def list_variants(pattern):
 
     published = {name: entry for family in read_variants().values() for name, entry in family.items()}
     entries, trained = read_registry(), trained_formats()
-    for name in fnmatch.filter(variants(), pattern):
+    for name in fnmatch.filter(variants(), pattern.lower()):
         path, build_model = find_config(name)
         known = published.get(name, {})
         default = known.get("default")
@@ -99,7 +99,7 @@ def list_families(pattern):
 
     published, trained = read_variants(), trained_formats()
     for name, folder in model_folders().items():
-        if not fnmatch.fnmatch(name, pattern):
+        if not fnmatch.fnmatch(name.lower(), pattern.lower()):
             continue
         entries = published.get(name, {}).values()
         sizes = sorted(entry["parameters"] for entry in entries)
@@ -130,7 +130,7 @@ def list_weights(pattern):
             "hash": entry.digest,
         }
         for entry in read_registry().values()
-        if fnmatch.fnmatch(entry.variant, pattern)
+        if fnmatch.fnmatch(entry.variant, pattern.lower())
     ]
 
 

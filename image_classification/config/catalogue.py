@@ -4,7 +4,6 @@ Knows no Paddle, so that a command answers a wrong name at once. The folders are
 """
 
 import ast
-import difflib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files.plain import read_text
-from ..runtime import UserError
+from ..runtime import UserError, close_names
 
 PACKAGE = Path(__file__).resolve().parents[1]
 WEIGHTS = (".pdparams", ".safetensors", ".pth", ".pt", ".bin")  # how the names of files of weights end
@@ -60,7 +59,7 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
     family = family_of(typed)
     if os.path.isfile(f"{path}.yaml"):
         raise UserError(f"{what}: {path}: no such file; did you mean {path}.yaml?")
-    near = [full for full in known if full.startswith(typed)] or difflib.get_close_matches(typed, known, n=1)
+    near = [full for full in known if full.startswith(typed.lower())] or close_names(typed, known)
     hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
     if family is not None and path.suffix == ".yaml":
         hint = f"did you mean {typed}? Its program is in image_classification/{family}"

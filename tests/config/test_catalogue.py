@@ -63,6 +63,8 @@ def test_base_by_name_is_read_and_a_wrong_one_is_named_with_the_nearest(tmp_path
     ("resnet50.a1_in1k", "did you mean resnet50?"),
     ("configs/resnet50.yaml", "did you mean resnet50? Its program is in image_classification/ResNet"),
     ("finetun", "did you mean finetune?"),
+    ("VIT_TINY_DIGITS", "did you mean vit_tiny_digits?"),
+    ("ResNet-50", "did you mean resnet50?"),
     ("zzzz", "tools/list_models.py lists the models"),
 ])  # fmt: skip
 def test_wrong_name_is_answered_with_what_it_may_be(typed, hint):

@@ -12,7 +12,7 @@ from tests.helpers.model_zoo import CONFIGS, FOLDERS, ROOT
 
 
 def test_list_models_counts_and_sorts(capsys):
-    assert tool("list_models").main(["resnet*", "-sort", "top1", "-json"]) == 0
+    assert tool("list_models").main(["ResNet*", "-sort", "top1", "-json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["variant"] for row in rows} == {p.stem for p in CONFIGS if p.stem.startswith("resnet")}
     figures = [row["top1"] or 0 for row in rows]
@@ -53,7 +53,7 @@ def test_list_models_knows_in_which_formats_a_family_trains_as_in_float32(capsys
         assert list_models.main([*words, "-json"]) == 0
         return {row["family"]: row["trains in"] for row in json.loads(capsys.readouterr().out)}
 
-    assert families("[MV]i*", "-families", "-where", "trains in=*float16*") == {
+    assert families("[mV]i*", "-families", "-where", "trains in=*float16*") == {
         "Mixer": "auto/float16", "ViT": "auto/float16"
     }  # fmt: skip
     assert families("vit_tiny_digits", "-where", "trains in=*auto/float16*") == {"ViT": "auto/float16"}
