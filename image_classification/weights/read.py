@@ -21,7 +21,8 @@ from .torch_file import LEGACY_MAGIC, ZIP_MAGIC, read_legacy, read_zip
 
 # Where a training state keeps the model; the average is what its authors evaluate.
 AVERAGES = ("ema", "model_ema", "state_dict_ema")
-WRAPPERS = (*AVERAGES, "model", "state_dict")
+WRAPPERS = (*AVERAGES, "model", "state_dict", "model_state_dict")  # the last as PyTorch's tutorials have it
+MOST_NAMED = 4  # keys of a file that holds no tensors
 AROUND = re.compile(r"^(module\.|_orig_mod\.)+")  # what PyTorch's parallel and compiled modules put before a name
 
 
@@ -67,6 +68,7 @@ def _read(path, file):
         file = _finish(path, _named(path, found.tree, np.ndarray), found.left_out, "paddle", "Paddle pickle")
         return file._replace(config=config if isinstance(config, str) else None)
     hint = "; it is a web page, not weights" if start.lstrip()[:1] == b"<" else ""
+    hint = "; it is a pointer: git lfs pull fetches the file" if start == b"version https://" else hint
     raise UserError(f"{path}: no weight file: expected safetensors, PyTorch .pth or Paddle .pdparams{hint}")
 
 
@@ -101,6 +103,10 @@ def _named(path, tree, kind):
         _join_pieces(tensors, tree.get("UnpackBigParamInfor@@") or {})
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UserError(f"{path}: is damaged: its list of divided arrays fits none") from None
+    if tree and not tensors:
+        keys = ", ".join(brief(key) for key in list(tree)[:MOST_NAMED])
+        raise UserError(f"{path}: holds no tensors by name, but {keys}: weights are what it has, or has under one of "
+                        f"{', '.join(WRAPPERS)}")  # fmt: skip
     return tensors
 
 

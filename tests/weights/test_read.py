@@ -318,10 +318,11 @@ def test_what_is_no_plain_file_is_one_line_at_once(tmp_path, kind):
     [
         (b"", "no weight file"),
         (b"<!DOCTYPE html><html>not found</html>", "web page"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "no weight file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "no weight file: .*; it is a pointer: git lfs pull"),
         (struct.pack("<Q", 1 << 60) + b"{}", "header claims"),
         (struct.pack("<Q", 2) + b"{}", "no tensors"),
         (pickle.dumps([1, 2]), "no tensors"),
+        (pickle.dumps({"net": {"w": 1}, 3: "x"}), "no tensors by name, but 'net', 3: weights are what it has, or has "),
     ],
 )
 def test_what_is_no_weight_file_is_named(tmp_path, content, message):
@@ -346,6 +347,12 @@ def test_training_state_gives_the_average_that_was_evaluated_where_there_is_one(
     with caplog.at_level("INFO"):
         assert read_weights(tmp_path / "best.pdparams").tensors["w"].tolist() == [expected, expected]
     assert ("averaged weights are taken: ema" in caplog.text) == bool(average)
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict", "ema", "model_ema", "state_dict_ema"])
+def test_weights_are_found_under_each_key_that_training_states_have_them_under(tmp_path, key):
+    (tmp_path / "w.pdparams").write_bytes(pickle.dumps({"epoch": 1, key: {"w": np.ones(2, "f4")}}))
+    assert list(read_weights(tmp_path / "w.pdparams").tensors) == ["w"]
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
