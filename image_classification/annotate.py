@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SMALLEST, LARGEST = 224, 1024  # pixels; sides of the photograph in the picture
+LONGEST = 4 * LARGEST  # of a strip, which SMALLEST alone would make longer than a file or the memory holds
 FONT_SIZE, MARGIN = 15, 5
 
 
@@ -23,9 +24,11 @@ def annotate(photo, box, heat, lines):
     photo = np.repeat(photo, 3, axis=2) if photo.shape[2] == 1 else photo
     height, width = photo.shape[:2]
     factor = max(SMALLEST / min(height, width), min(1.0, LARGEST / max(height, width)))
+    factor = min(factor, LONGEST / max(height, width))
     size = max(1, round(width * factor)), max(1, round(height * factor))
     photo = cv2.resize(photo, size, interpolation=cv2.INTER_NEAREST if factor > 1 else cv2.INTER_AREA)
     top, left, bottom, right = (round(edge * factor) for edge in box)
+    bottom, right = max(bottom, top + 1), max(right, left + 1)
     pictures = [photo] if heat is None else [photo, _with_heat(photo, (top, left, bottom, right), heat)]
     for picture in pictures:
         if (top, left, bottom, right) != (0, 0, *picture.shape[:2]):

@@ -1,8 +1,11 @@
 """A picture with what a model says: nothing of the photograph or of the score is lost."""
 
+import cv2
 import numpy as np
+import pytest
 
 from image_classification.annotate import annotate
+from image_classification.data.transforms import EvalTransform
 
 
 def test_heat_lies_on_the_crop_alone_and_the_crop_is_outlined():
@@ -21,6 +24,13 @@ def test_long_line_is_cut_at_its_end_and_every_letter_has_a_shape():
     assert long.shape == short.shape and (long[:, :40] == short[:, :40]).all()
     shapes = {annotate(photo, (0, 0, 300, 300), None, [letter])[300:].tobytes() for letter in "éñжλ?"}
     assert len(shapes) == 5
+
+
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1), (3, 20_000), (1, 20_000)])
+def test_strip_of_pixels_is_no_longer_than_a_picture_may_be(size):
+    box = EvalTransform(32).box(*size)
+    picture = annotate(np.full((*size, 3), 128, np.uint8), box, np.ones((7, 7)), ["93.1 %  cat"])
+    assert max(picture.shape) <= 2 * 4096 and cv2.imencode(".png", picture)[0]
 
 
 def test_large_photograph_is_made_smaller_and_a_tiny_one_larger():
