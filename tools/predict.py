@@ -149,13 +149,15 @@ def find_images(words):
     Raises:
         UserError: a word names nothing, or a folder has no image.
     """
-    from image_classification.data.folders import list_images
+    from image_classification.data.folders import list_images, warn_of_others
 
     found = []
     for word in words:
         path = Path(word)
         if os.path.isdir(path):  # pathlib's raises where a name is too long
-            matches = [path / name for name in list_images(path)[0]]
+            names, others = list_images(path)
+            warn_of_others(word, others)
+            matches = [path / name for name in names]
         else:
             named = [word] if os.path.isfile(path) else sorted(glob.glob(word, recursive=True))
             matches = [Path(name) for name in named]

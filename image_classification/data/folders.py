@@ -96,9 +96,14 @@ def read_class_folders(root, class_names=None, ignore=(), skip_corrupt=False):
             f"{root}: {len(missing)} of its {len(paths)} images are broken links or no files, the first is "
             f"{os.path.join(root, missing[0])}; DATA.SKIP_CORRUPT=True leaves such images out"
         )
+    warn_of_others(root, left_out)
+    return FileDataset(root, paths, labels, class_names)
+
+
+def warn_of_others(root, left_out):
+    """Warn of the files below a folder that are not read, if there are any."""
     if left_out:
         get_logger().warning(f"{root}: {len(left_out)} files are no images by their names: {left_out[0]}, ...")
-    return FileDataset(root, paths, labels, class_names)
 
 
 def _check_depth(root, present, paths):

@@ -98,8 +98,11 @@ def test_predict_of_a_folder_finds_what_a_training_finds_in_it(weights, tmp_path
     for suffix in IMAGE_EXTENSIONS:
         Image.fromarray(np.zeros((40, 40, 3), np.uint8)).convert("L").save(tmp_path / f"a{suffix}")
     (tmp_path / "._a.jpg").write_bytes(b"what another system keeps beside a photograph")
+    (tmp_path / "b.heic").write_bytes(b"what no library here reads")
     assert tool("predict").main([VARIANT, str(tmp_path), f"-pretrained={weights}", "-top_k=1", "-json"]) == 0
-    found = [Path(result["file_name"]) for result in json.loads(capsys.readouterr().out)]
+    out, err = capsys.readouterr()
+    assert f"{tmp_path}: 1 files are no images by their names: b.heic, ..." in err
+    found = [Path(result["file_name"]) for result in json.loads(out)]
     assert found == sorted(tmp_path / f"a{suffix}" for suffix in IMAGE_EXTENSIONS)
 
 
