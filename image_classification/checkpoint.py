@@ -76,7 +76,8 @@ def check(state, path):
     """Return what :func:`read` found if it is the state of a run of this project, else raise UserError."""
     missing = KEYS - state.keys()
     if missing:
-        raise UserError(f"-resume: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}")
+        raise UserError(f"-resume: {path}: is not a training checkpoint, it lacks {', '.join(sorted(missing))}; "
+                        "-pretrained takes weights alone")  # fmt: skip
     if type(state["format"]) is not int or state["format"] != FORMAT:
         raise UserError(f"-resume: {path}: has checkpoint format {state['format']}, this version reads {FORMAT}")
     validate(state, path)
