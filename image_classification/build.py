@@ -28,7 +28,7 @@ from .parallel.agreement import check_agreement, check_same_file
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
-from .weights import find_weights, linear_weights, load_pretrained, read_registry, with_preprocessing
+from .weights import find_weights, linear_weights, load_pretrained, published, with_preprocessing
 from .zoo import load_with_report, make_model, refuse_other_weights
 
 
@@ -138,7 +138,7 @@ def build_teacher(config, device, parallel):
     weights, data = config.MODEL.TEACHER, config.DATA
     if weights is None:
         raise UserError(f"TRAIN.DISTILLATION_TYPE {config.TRAIN.DISTILLATION_TYPE}: needs MODEL.TEACHER, the weights")
-    entry = read_registry().get(weights)
+    entry = published(weights)
     variant = entry.variant if entry else os.path.basename(weights).removesuffix(".pdparams")
     sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
              "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip

@@ -31,7 +31,7 @@ from .weights import (
     is_here,
     load_pretrained,
     locate,
-    read_registry,
+    published,
     read_variants,
     read_weights,
     with_preprocessing,
@@ -49,8 +49,8 @@ OF_DATA = {name: key for name, key in FILLED_IN.items() if key.startswith("DATA.
 
 def list_models(pattern="*", pretrained=False):
     """Return the names of the variants that match a shell pattern, sorted; `pretrained`: those with weights."""
-    published = {name for family in read_variants().values() for name, entry in family.items() if entry["weights"]}
-    return [name for name in sorted(fnmatch.filter(variants(), pattern.lower())) if not pretrained or name in published]
+    known = {name for family in read_variants().values() for name, entry in family.items() if entry["weights"]}
+    return [name for name in sorted(fnmatch.filter(variants(), pattern.lower())) if not pretrained or name in known]
 
 
 def create_model(name, pretrained=False, num_classes=None, **overrides):
@@ -73,7 +73,7 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
     known = [word for word in inspect.signature(build_model).parameters if word not in FILLED_IN]
     keys = {word: f"MODEL.{word.upper()}" for word in known} | OF_DATA
     weights = _default_weights(name, path, build_model) if pretrained is True else _named(pretrained)
-    entry = read_registry().get(weights)
+    entry = published(weights)
     if num_classes is None and entry is not None and entry.classes:
         options = [f"MODEL.NUM_CLASSES={entry.classes}"]
     else:
@@ -110,7 +110,7 @@ def create_transform(name, pretrained=True, training=False, **overrides):
     path, build_model = find_config(name, "create_transform")
     keys = {key.removeprefix("DATA.").lower(): key for key in OF_TRANSFORM}
     weights = _default_weights(name, path, build_model, needed=False) if pretrained is True else _named(pretrained)
-    place = locate(weights) if weights is not None and weights not in read_registry() else None
+    place = locate(weights) if weights is not None and published(weights) is None else None
     words = _words("create_transform", keys, overrides)
     config = _configured(path, build_model, weights, words, training, "create_transform")
     if isinstance(place, Path):
@@ -185,7 +185,7 @@ def refuse_other_weights(config, build_model, source):
     Raises:
         UserError: names the variant that the weights are of, and what does not fit.
     """
-    entry = read_registry().get(source)
+    entry = published(source)
     if entry is None or is_here(source):
         return
     path, builder = find_config(entry.variant)

@@ -4,7 +4,7 @@ from .export import export_tensors, torch_tensors
 from .load import LoadReport, differences, linear_weights, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
-from .registry import find_entry, read_registry, read_variants
+from .registry import find_entry, published, read_registry, read_variants
 from .source import find_weights, is_here, locate
 from .write import write_weights, writer_of
 
@@ -19,6 +19,7 @@ __all__ = [
     "load_pretrained",
     "locate",
     "preprocessing_of",
+    "published",
     "read_registry",
     "read_variants",
     "read_weights",

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ..runtime import get_logger
-from .registry import read_registry
+from .registry import published
 
 KEYS = {
     "crop_pct": "CROP_PCT",
@@ -22,7 +22,7 @@ def preprocessing_of(source):
 
     The image size is left to the YAML: it is part of the architecture.
     """
-    entry = read_registry().get(source)
+    entry = published(source)
     if entry is None:
         return None
     described = {"exif": False, "keep_aspect": True} | entry.preprocessing  # said only where they differ
@@ -49,7 +49,7 @@ def with_preprocessing(config):
         kept, instead = (current, value) if key in own else (value, current)
         owner = "as configured" if key in own else f"belongs to {config.MODEL.PRETRAINED}"
         get_logger().info("preprocessing: DATA.%s %s %s, instead of %s", key, kept, owner, instead)
-    size = read_registry()[config.MODEL.PRETRAINED].preprocessing["image_size"]
+    size = published(config.MODEL.PRETRAINED).preprocessing["image_size"]
     if config.EVAL and size != config.DATA.IMAGE_SIZE:
         text = "preprocessing: DATA.IMAGE_SIZE %s as configured, instead of %s"
         get_logger().info(text, config.DATA.IMAGE_SIZE, size)

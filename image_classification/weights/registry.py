@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import re
 from pathlib import Path
 
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from ..runtime import UserError
 
 FOLDER = Path(__file__).resolve().parent / "registry"
+HUB_ID = re.compile(r"(?:hf-hub:|hf:)([\w.-]+/[\w.-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,13 @@ def read_variants():
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reads all families in a tenth of the time
     paths = sorted(FOLDER.glob("*.yaml"))
     return {path.stem: yaml.load(path.read_text(encoding="utf-8"), loader) or {} for path in paths}
+
+
+def published(source):
+    """Return the Entry of a registry id, also where it is given as the hub's; None for any other source, None too."""
+    hub = HUB_ID.fullmatch(source or "")
+    entry = read_registry().get(hub[1] if hub else source)
+    return None if hub and entry and entry.url != hub_url(hub[1]) else entry
 
 
 def find_entry(name):

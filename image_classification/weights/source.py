@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ..files.download import Source, download_once
 from ..runtime import UserError
-from .registry import find_entry, hub_url, read_registry
+from .registry import HUB_ID, find_entry, hub_url, read_registry
 
 CACHE_VARIABLE = "PADDLE_ZOO_WEIGHTS"
-HUB_ID = re.compile(r"(?:hf-hub:|hf:)([\w.-]+/[\w.-]+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -422,6 +422,13 @@ def test_evaluation_of_published_weights_takes_their_preprocessing():
     assert config_with().DATA.RESIZE_LIBRARY == "pil"  # what the YAML says
 
 
+@pytest.mark.parametrize("prefix", ["hf-hub:", "hf:"])
+def test_published_weights_are_the_same_by_the_name_that_the_hub_has_for_them(prefix):
+    name, other = "timm/resnet50.a1_in1k", f"{prefix}paddleclas/ResNet50"  # which is no repository of the hub
+    assert preprocessing_of(f"{prefix}{name}") == preprocessing_of(name) is not None
+    assert preprocessing_of(other) is None
+
+
 def test_training_from_published_weights_takes_their_normalisation_only():
     config = config_with("-pretrained=torchvision/resnet50.V1")
     configured = dataclasses.replace(config.DATA, IMAGENET_MEAN=(0.5, 0.5, 0.5), CROP_PCT=0.8)
