@@ -60,8 +60,8 @@ def create_model(name, pretrained=False, num_classes=None, **overrides):
         name: a variant (`list_models`), a recipe, or a YAML file, such as a run folder's `config.yaml`.
         pretrained: True for the weights that `tools/list_models.py` shows for the variant; a registry id, `hf-hub:` id,
             URL or file for others; False for fresh ones.
-        num_classes: outputs; None for as many as the weights or the YAML have. Another number than the weights' gives
-            a fresh head.
+        num_classes: outputs; None for as many as the registry's weights or the YAML have. Another number than the
+            weights' gives a fresh head.
         overrides: arguments of the family's `build_model`, such as `depth=6` or `drop_path=0.1`, `image_size` (position
             embeddings are resampled) and `in_channels`.
 
