@@ -209,6 +209,11 @@ def test_stratified_split_takes_the_largest_remainders():
     assert sorted([*held_out, *stratified_split(labels, "train")]) == list(range(22))
 
 
+def test_stratified_split_leaves_a_class_its_only_image_to_learn_from():
+    labels = [0, *[1] * 10, *[3] * 10]  # a class 2 without images
+    assert 0 in stratified_split(labels, "train") and len(stratified_split(labels, "val")) == 4
+
+
 @pytest.mark.parametrize("name", ["folder", "imagenet2012"])
 def test_evaluation_folder_without_some_classes_has_the_labels_of_the_training_folders(tmp_path, name):
     for folder in ("train/a", "train/b", "train/c", "val/a", "val/c"):
