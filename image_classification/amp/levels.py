@@ -16,7 +16,6 @@ class Properties:
     loss_scale: a number, or "dynamic".
     """
 
-    summary: str
     cast_model_type: str | bool
     patch_torch_functions: bool
     keep_batchnorm_fp32: bool | None
@@ -26,12 +25,12 @@ class Properties:
 
 # "half" stands for the 16-bit format of the run.
 TABLE = {
-    "O0": Properties("pure float32", "float32", False, None, False, 1.0),
-    "O1": Properties("casts around single operators, float32 weights", False, True, None, None, "dynamic"),
-    "O2": Properties("half weights, float32 batch norm and float32 masters", "half", False, True, True, "dynamic"),
-    "O3": Properties("pure half", "half", False, False, False, 1.0),
+    "O0": Properties("float32", False, None, False, 1.0),  # pure float32
+    "O1": Properties(False, True, None, None, "dynamic"),  # casts around single operators, float32 weights
+    "O2": Properties("half", False, True, True, "dynamic"),  # half weights, float32 batch norm and float32 masters
+    "O3": Properties("half", False, False, False, 1.0),  # pure half
 }
-PROPERTY_NAMES = tuple(field.name for field in fields(Properties) if field.name != "summary")
+PROPERTY_NAMES = tuple(field.name for field in fields(Properties))
 MODEL_TYPES = ("float16", "bfloat16", "float32")
 
 

@@ -20,14 +20,13 @@ GRADIENT, INPUT_GRADIENT, PARAMETER = "gradient", "input gradient", "parameter"
 class Format:
     """The range of a number format: values of at least `overflow` round to inf, those up to `flush` to 0."""
 
-    name: str
     overflow: float
     flush: float
 
 
 FORMATS = {
-    "float16": Format("float16", 65520.0, 2.0**-25),
-    "bfloat16": Format("bfloat16", (2.0 - 2.0**-8) * 2.0**127, 2.0**-134),
+    "float16": Format(65520.0, 2.0**-25),
+    "bfloat16": Format((2.0 - 2.0**-8) * 2.0**127, 2.0**-134),
 }
 
 

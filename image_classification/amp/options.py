@@ -61,7 +61,6 @@ class Settings:
 
     mode: str
     dtype: str = "float32"
-    enabled: bool = True
     operator_casts: str | None = None
     white_list: tuple = ()
     black_list: tuple = ()
@@ -77,7 +76,6 @@ class Settings:
     log_num_zeros_in_grad: bool = False
     verbose: bool = False
     verbosity: int = 1
-    summary: str = ""
     warnings: tuple = ()
 
 
@@ -165,7 +163,7 @@ class _Resolver:
             return Settings("fp32", **self._reporting())
         make = {"auto": self._auto, "naive": self._naive}.get(self.mode, self._level)
         settings = make()
-        return settings if self._flag("enabled", True) else Settings("fp32", enabled=False, **self._reporting())
+        return settings if self._flag("enabled", True) else Settings("fp32", **self._reporting())
 
     def _auto(self):
         return Settings(
@@ -174,7 +172,6 @@ class _Resolver:
             operator_casts="paddle",
             complete_lists=self._flag("complete_lists", True),
             scalers=(self._scaler(self.options.get("loss_scale")),),
-            summary="casts around single operators by Paddle's lists, float32 weights",
             **self._lists(),
             **self._common(),
         )
@@ -193,7 +190,6 @@ class _Resolver:
             output_dtype="float32" if self._flag("output_to_fp32", True) else None,
             scalers=(self._scaler(self.options.get("loss_scale")),),
             clip_grad_norm=clip or None,
-            summary="half weights and arithmetic, float32 masters",
             **self._common(),
         )
 
@@ -226,7 +222,6 @@ class _Resolver:
             input_dtype=model_type,
             output_dtype=outputs or ("float32" if model_type else None),
             scalers=(self._scaler(self.options.get("loss_scale"), properties.loss_scale),) * losses,
-            summary=properties.summary,
             **self._lists(),
             **self._common(),
         )

@@ -22,7 +22,6 @@ class ScalerRule:
     zero_bound_is_none: 0 as min_scale or max_scale means "no bound", as None does.
     """
 
-    source: str
     init_scale: float = 2.0**16
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -36,11 +35,10 @@ class ScalerRule:
 
 
 RULES = {
-    "torch": ScalerRule("torch.cuda.amp.GradScaler, ColossalAI TORCH mode"),
-    "paddle": ScalerRule("paddle.amp.GradScaler since Paddle 2.5"),
-    "apex": ScalerRule("apex.amp LossScaler", max_scale=2.0**24, zero_bound_is_none=True),
-    "naive": ScalerRule(
-        "ColossalAI 0.0.2 NAIVE mode, after Megatron-LM",
+    "torch": ScalerRule(),  # torch.cuda.amp.GradScaler, ColossalAI's TORCH mode
+    "paddle": ScalerRule(),  # paddle.amp.GradScaler since Paddle 2.5
+    "apex": ScalerRule(max_scale=2.0**24, zero_bound_is_none=True),  # apex.amp's LossScaler
+    "naive": ScalerRule(  # ColossalAI 0.0.2's NAIVE mode, after Megatron-LM
         init_scale=2.0**32,
         growth_interval=1000,
         hysteresis=2,
@@ -49,31 +47,14 @@ RULES = {
         refill="growth",
         clamp_growth=False,
     ),
-    "naive_gen1": ScalerRule(
-        "ColossalAI since 0.1.0 NAIVE mode",
-        growth_interval=1000,
-        hysteresis=2,
-        refill="growth",
-        zero_bound_is_none=True,
-    ),
-    "megatron": ScalerRule(
-        "Megatron-LM DynamicGradScaler",
-        init_scale=2.0**32,
-        growth_interval=1000,
-        hysteresis=2,
-        min_scale=1.0,
-        refill="growth",
-    ),
-    "nemo": ScalerRule(
-        "NeMo's GradScaler, apex update_scale_hysteresis",
-        init_scale=2.0**32,
-        growth_interval=1000,
-        hysteresis=2,
-        refill="clean",
-    ),
-    "fp16_utils": ScalerRule(
-        "apex.fp16_utils DynamicLossScaler", init_scale=2.0**32, growth_interval=1000, min_scale=1.0
-    ),
+    # ColossalAI's NAIVE mode since 0.1.0
+    "naive_gen1": ScalerRule(growth_interval=1000, hysteresis=2, refill="growth", zero_bound_is_none=True),
+    # Megatron-LM's DynamicGradScaler
+    "megatron": ScalerRule(init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0, refill="growth"),
+    # NeMo's GradScaler, apex's update_scale_hysteresis
+    "nemo": ScalerRule(init_scale=2.0**32, growth_interval=1000, hysteresis=2, refill="clean"),
+    # apex.fp16_utils' DynamicLossScaler
+    "fp16_utils": ScalerRule(init_scale=2.0**32, growth_interval=1000, min_scale=1.0),
 }
 
 OPTION_NAMES = (
