@@ -22,7 +22,7 @@ from .build import build_precision
 from .functions import FunctionCasts
 from .options import levels
 from .precision import Reduction
-from .private import cast_in_place
+from .private import cast_in_place, optimizer_parameters
 from .wrappers import AmpCriterion, AmpModel, AmpOptimizer, unscale
 
 logger = logging.getLogger(__name__)
@@ -157,8 +157,6 @@ def disable_casts(model: Layer) -> contextlib.AbstractContextManager:
 
 def master_params(optimizer: Optimizer | AmpOptimizer) -> list[paddle.Tensor]:
     """Return the tensors that the optimizer updates: float32 masters where the model has half weights."""
-    from .private import optimizer_parameters
-
     return optimizer_parameters(optimizer)
 
 
@@ -215,13 +213,10 @@ def convert_to_amp(
 
 
 def _amp_type(mode: AMP_TYPE | str) -> AMP_TYPE:
-    if isinstance(mode, AMP_TYPE):
-        return mode
-    name = "paddle" if mode == "torch" else mode
-    for kind in AMP_TYPE:
-        if kind.value == name:
-            return kind
-    raise ValueError(f"mode must be an AMP_TYPE or 'paddle', 'torch', 'apex' or 'naive', not {mode!r}")
+    try:
+        return AMP_TYPE("paddle" if mode == "torch" else mode)
+    except ValueError:
+        raise ValueError(f"mode must be an AMP_TYPE or 'paddle', 'torch', 'apex' or 'naive', not {mode!r}") from None
 
 
 def _wrapped(model, precision):
