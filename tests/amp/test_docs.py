@@ -45,8 +45,10 @@ def number(text):
 def test_scaler_table_has_the_numbers_of_the_rules():
     found = {row[0].strip("`"): row[1:] for row in rows("rule")}
     assert set(found) == set(RULES)
-    for name, (init, growth, backoff, interval, patience, _, low, high) in found.items():
+    anew = {"growth": "growth only", "clean": "each clean step", "reset": "each clean step and each back-off"}
+    for name, (init, growth, backoff, interval, patience, refill, low, high) in found.items():
         rule = RULES[name]
+        assert refill == anew[rule.refill], name
         numbers = (rule.init_scale, rule.growth_factor, rule.backoff_factor, rule.growth_interval, rule.hysteresis)
         assert numbers == tuple(map(number, (init, growth, backoff, interval, patience))), name
         assert (rule.min_scale, rule.max_scale) == (number(low), number(high)), name
