@@ -5,9 +5,8 @@ import os
 from ..files.archives import extract_once
 from ..files.download import Source
 from ..runtime import UserError
-from .datasets import FileDataset, require_folder
+from .datasets import require_folder
 from .folders import list_class_names, read_class_folders
-from .splits import stratified_split
 
 SOURCE = Source(
     "https://data.caltech.edu/records/mzrjq-6wc02/files/caltech-101.zip",
@@ -35,10 +34,7 @@ def read_caltech101(root, split, with_background=False, skip_corrupt=False):
     names = [name for name in list_class_names(folder) if with_background or name != BACKGROUND]
     if not names:
         raise UserError(f"{folder}: has no class folders")
-    everything = read_class_folders(folder, names, () if with_background else (BACKGROUND,), skip_corrupt)
-    chosen = stratified_split(everything.labels, split)
-    paths = [os.path.relpath(everything.describe(index), folder) for index in chosen]
-    return FileDataset(folder, paths, everything.labels[chosen], names)
+    return read_class_folders(folder, names, () if with_background else (BACKGROUND,), skip_corrupt).share(split)
 
 
 def has_caltech101(root):

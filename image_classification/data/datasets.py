@@ -13,6 +13,7 @@ from ..files.plain import read_plain
 from ..runtime import UserError
 from .classes import given_classes
 from .decode import CorruptImage
+from .splits import stratified_split
 
 LARGEST_FILE = 1 << 29  # bytes of an image
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -88,6 +89,11 @@ class FileDataset(Labelled):
 
     def describe(self, index):
         return os.path.join(self.root, self._paths[index])
+
+    def share(self, split):
+        """Return the images of ``split`` "train" or "val" of a data set that comes without one."""
+        chosen = stratified_split(self.labels, split)
+        return FileDataset(self.root, [self._paths[index] for index in chosen], self.labels[chosen], self.class_names)
 
 
 def require_folder(path, key="DATA.DATA_PATH"):

@@ -10,10 +10,9 @@ from .caltech101 import SOURCE as CALTECH101_SOURCE
 from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
 from .classes import given_classes, wrong_number
-from .datasets import FileDataset, check_labels, require_folder
+from .datasets import check_labels, require_folder
 from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
-from .splits import stratified_split
 from .synthetic import SyntheticDataset
 from .tar_shards import read_tar_shards
 from .tfrecord_dataset import read_tfrecords
@@ -74,10 +73,7 @@ def _folder(config, split):
                 "fixed fifth is for evaluation"
             )
         return _class_folders(config, split)
-    everything = read_class_folders(root, skip_corrupt=config.DATA.SKIP_CORRUPT)
-    chosen = stratified_split(everything.labels, split)
-    paths = [os.path.relpath(everything.describe(index), root) for index in chosen]
-    return FileDataset(root, paths, everything.labels[chosen], everything.class_names)
+    return read_class_folders(root, skip_corrupt=config.DATA.SKIP_CORRUPT).share(split)
 
 
 def searched_folders(data):
