@@ -50,8 +50,6 @@ def layer_scales(names, layer_decay, layer_groups):
 
     ``layer_groups`` are the model's layers from the stem to the head, each the beginnings of its parameters' names.
     """
-    if not 0 < layer_decay <= 1:
-        raise UserError(f"TRAIN.OPTIMIZER.LAYER_DECAY: {layer_decay} is not above 0 and at most 1")
     if layer_decay == 1:
         return dict.fromkeys(names, 1.0)
     layer_of = {name: [i for i, prefixes in enumerate(layer_groups) if name.startswith(prefixes)] for name in names}

@@ -29,7 +29,7 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
     if steps_per_epoch < 1:
         raise UserError(f"one epoch has {steps_per_epoch} steps: the data set is smaller than one batch")
     base, start, end = _scaled_rates(train_config, global_batch_size)
-    total = max(1, round(train_config.NUM_EPOCHS * steps_per_epoch))
+    total = train_config.NUM_EPOCHS * steps_per_epoch
     warmup_steps = round(train_config.WARMUP_EPOCHS * steps_per_epoch)
     if total <= warmup_steps:
         get_logger().warning(
@@ -45,7 +45,7 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
         # Apex counts the steps of an epoch from 1 and adds 1 more, so the ramp ends slightly above BASE_LR.
         return base * (step + 2) / warmup_steps
 
-    name = train_config.LR_SCHEDULER.NAME.lower()
+    name = train_config.LR_SCHEDULER.NAME
     rise = apex_warmup if name == "apexstep" else warmup
     decay = _decay(name, train_config.LR_SCHEDULER, base, end, warmup_steps, total, steps_per_epoch)
     if name in STEPWISE and total > warmup_steps and decay(total - 1) == base:
@@ -58,13 +58,9 @@ def build_schedule(train_config, steps_per_epoch, global_batch_size=None):
 
 
 def _scaled_rates(train_config, global_batch_size):
-    rates = {key: getattr(train_config, key) for key in ("BASE_LR", "WARMUP_START_LR", "END_LR")}
-    scale = 1.0
-    if train_config.LINEAR_SCALED_LR is not None:
-        if global_batch_size is None:
-            raise ValueError("LINEAR_SCALED_LR is set: build_schedule needs global_batch_size")
-        scale = global_batch_size / train_config.LINEAR_SCALED_LR
-    return tuple(rate * scale for rate in rates.values())
+    rates = train_config.BASE_LR, train_config.WARMUP_START_LR, train_config.END_LR
+    scale = 1.0 if train_config.LINEAR_SCALED_LR is None else global_batch_size / train_config.LINEAR_SCALED_LR
+    return tuple(rate * scale for rate in rates)
 
 
 def _decay(name, settings, base, end, warmup_steps, total, steps_per_epoch):
