@@ -15,8 +15,8 @@ from image_classification.parallel import cost
 from image_classification.runtime import Parser, command
 
 MODELS = {
-    "ViT-B/16": cost.Transformer(197, 768, 12, 1000, 86_567_656),
-    "ViT-L/16": cost.Transformer(197, 1024, 24, 1000, 304_326_632),
+    "ViT-B/16": cost.Transformer(197, 768, 12, 86_567_656),
+    "ViT-L/16": cost.Transformer(197, 1024, 24, 304_326_632),
 }
 # name, images of a replica's micro-batch, micro-batches, degrees of one host; the rest of the GPUs are replicas
 LAYOUTS = (

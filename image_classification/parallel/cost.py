@@ -2,7 +2,7 @@
 
 The counts are exact; a test compares them with what the groups really sent. The times are a prediction from published
 figures of hardware that nobody of this project has run on. Letters: B images of a micro-batch and process, N tokens, C
-channels, L blocks, K classes, t, p, d degrees of tensor, pipeline and data parallelism.
+channels, L blocks, t, p, d degrees of tensor, pipeline and data parallelism.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,6 @@ class Transformer(NamedTuple):
     tokens: int
     embed_dim: int
     depth: int
-    num_classes: int
     parameters: int
 
 
@@ -35,19 +34,9 @@ def tensor_all_reduce(model, images, element_size):
     return Traffic(4 * model.depth + 1, (4 * model.depth * activation + head) * element_size)
 
 
-def tensor_all_gather(model, images, tensor, element_size):
-    """Return the all-gather of a micro-batch: this process's share of the logits, [B, K / t]."""
-    return Traffic(1, images * model.num_classes // tensor * element_size)
-
-
 def stage_send(model, images, element_size):
     """Return what a stage sends to a neighbour for a micro-batch: activations forward, gradients of that size back."""
     return Traffic(1, images * model.tokens * model.embed_dim * element_size)
-
-
-def data_all_reduce(parameters, tensors, bucket_elements):
-    """Return the all-reduces of a step: float32 gradients of this process in buckets, and one flag for each tensor."""
-    return Traffic(-(-parameters // bucket_elements), 4 * (parameters + tensors))
 
 
 def ring_bytes(payload, size):
