@@ -84,7 +84,7 @@ APEX_FLOAT_FUNCTIONS = {
 }
 
 
-def paddle_lists(dtype, white=(), black=(), complete=True):
+def paddle_lists(dtype, white, black, complete):
     """Return (white, black) for `dtype` in `paddle._C_ops` names, read from the installed Paddle.
 
     white, black: operators that the user adds, in either spelling. complete: add what Paddle's lists forget.
@@ -99,7 +99,7 @@ def paddle_lists(dtype, white=(), black=(), complete=True):
     return _with_user_lists(is_white, is_black, white, black)
 
 
-def apex_lists(white=(), black=()):
+def apex_lists(white, black):
     """Return (half, float) operators of Apex O1 in `paddle._C_ops` names with the user's additions."""
     return _with_user_lists(APEX_HALF, APEX_FLOAT, white, black)
 

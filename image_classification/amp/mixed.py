@@ -49,16 +49,14 @@ class MixedPrecision(PlainPrecision):
 
     is_plain = False
 
-    def __init__(
-        self, mode, *, casts=None, storage=None, input_dtype=None, output_dtype=None, keep_float32=(), **arguments
-    ):
+    def __init__(self, mode, *, casts, storage, input_dtype, output_dtype, keep_float32, **arguments):
         super().__init__(**arguments)
         self.mode = mode
         self.casts = casts
         self.storage = storage
         self.input_dtype = self.wire_dtype = input_dtype  # the next stage would cast its inputs to it anyway
         self.output_dtype = output_dtype
-        self.keep_float32 = tuple(keep_float32)
+        self.keep_float32 = keep_float32
         self._here = _Here()
 
     def convert_model(self, model):

@@ -46,7 +46,7 @@ class OperatorCasts:
         functions: FunctionCasts objects that are active together with the operators' casts.
     """
 
-    def __init__(self, dtype, device, policy, white, black, functions=()):
+    def __init__(self, dtype, device, policy, white, black, functions):
         self.dtype = dtype
         self.device = device
         self.policy = policy

@@ -34,7 +34,7 @@ class DaliLoader(EpochLoader):
 
     skipped_images = 0
 
-    def __init__(self, maker, order, batch_size, mean, std, training, num_threads, device=None):
+    def __init__(self, maker, order, batch_size, mean, std, training, num_threads, device):
         super().__init__(maker, order, batch_size)
         self._training = training
         self._device = device

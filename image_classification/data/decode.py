@@ -179,7 +179,7 @@ def _decode_pil(content, channels, upright):
         return pillow_pixels(file, channels, upright)
 
 
-def pillow_pixels(file, channels, upright=False):
+def pillow_pixels(file, channels, upright):
     """Return the uint8 pixels [height, width, channels], or without the last axis, of a Pillow image as it was opened.
 
     Raises:

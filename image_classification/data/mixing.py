@@ -6,7 +6,7 @@ import numpy as np
 _MIX_STREAM = (2,)
 
 
-def batch_rng(seed, epoch, batch, rank=0):
+def batch_rng(seed, epoch, batch, rank):
     """Return the generator of one batch of one rank."""
     return np.random.Generator(
         np.random.PCG64(np.random.SeedSequence([seed, epoch, batch, rank], spawn_key=_MIX_STREAM))

@@ -55,7 +55,7 @@ class RandAugment:
     ``prob`` below 1: each is left out now and then, as in timm and PaddleViT.
     """
 
-    def __init__(self, layers=2, magnitude=9, prob=1.0):
+    def __init__(self, layers, magnitude, prob=1.0):
         self.layers = layers
         self.magnitude = magnitude
         self.prob = prob
@@ -82,7 +82,7 @@ class TrivialAugment:
 class AutoAugment:
     """One of 25 learned pairs of operations, each with its probability (Cubuk et al., 2018, tables 7 and 9)."""
 
-    def __init__(self, policy="imagenet"):
+    def __init__(self, policy):
         self.pairs = AUTO_AUGMENT_POLICIES[policy]
 
     def __call__(self, image, rng):

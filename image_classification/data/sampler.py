@@ -38,7 +38,7 @@ def balanced_shares(labels):
     return 1.0 / (counts[labels] * np.count_nonzero(counts))
 
 
-def eval_order(num_images, rank=0, world_size=1):
+def eval_order(num_images, rank, world_size):
     """Return int64 [share, 2] of (image, 0): images rank, rank + world_size, ...; nothing padded, nothing twice."""
     images = np.arange(rank, num_images, world_size)
     return np.stack([images, np.zeros_like(images)], axis=1)

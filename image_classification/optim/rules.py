@@ -105,7 +105,7 @@ class Lars(Rule):
 
     slots = ("velocity_with_rate",)  # Momentum's velocity is another thing, and no run takes one for the other
 
-    def __init__(self, learning_rate, settings, momentum=0.9, trust_coefficient=0.001, always_adapt=False):
+    def __init__(self, learning_rate, settings, momentum, trust_coefficient, always_adapt):
         super().__init__(learning_rate, settings)
         self._momentum = momentum
         self._trust_coefficient = trust_coefficient
@@ -131,7 +131,7 @@ class Lion(Rule):
 
     slots = ("moment1",)
 
-    def __init__(self, learning_rate, settings, betas=(0.9, 0.99)):
+    def __init__(self, learning_rate, settings, betas):
         super().__init__(learning_rate, settings)
         self._betas = betas
 

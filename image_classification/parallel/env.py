@@ -43,7 +43,7 @@ def prepare(launcher="auto", environ: MutableMapping[str, str] = os.environ) -> 
     return found
 
 
-def detect(launcher="auto", environ: MutableMapping[str, str] = os.environ) -> Environment:
+def detect(launcher, environ: MutableMapping[str, str]) -> Environment:
     """Return this process's place as the named launcher tells it; `auto` takes the first launcher that left a trace."""
     if launcher not in LAUNCHERS:
         raise UserError(f"-launcher={launcher}: allowed are {', '.join(LAUNCHERS)}")
@@ -57,7 +57,7 @@ def detect(launcher="auto", environ: MutableMapping[str, str] = os.environ) -> E
     return _validated(_READERS[launcher](_Variables(launcher, environ)))
 
 
-def hand_set(rank, world_size, host="127.0.0.1", port=29500, local_rank=None) -> Environment:
+def hand_set(rank, world_size, host, port, local_rank) -> Environment:
     """Return the place that a user typed with -rank, -world_size, -host and -port.
 
     Without -local_rank a process is the only one of its host, unless rank 0's address is one that all hosts have.

@@ -25,7 +25,7 @@ class ParallelReduction(Reduction):
         counts: whether this process's parameters are counted at all; False on all but one replica of a ZeRO group.
     """
 
-    def __init__(self, world, data, model, cuts, counts_whole, counts=True):
+    def __init__(self, world, data, model, cuts, counts_whole, counts):
         self.world = world
         self.data = data
         self.model = model

@@ -20,7 +20,7 @@ TAIL_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
 
-def is_worker(environ=os.environ):
+def is_worker(environ):
     """Return whether this process was started by :func:`run_workers`."""
     return PARENT in environ
 
