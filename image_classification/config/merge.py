@@ -210,4 +210,3 @@ def _construct(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
     if kind is Model and "ARGUMENTS" in arguments:
         arguments["ARGUMENTS"] = MappingProxyType(dict(arguments["ARGUMENTS"]))
     return kind(**arguments)
-

@@ -45,12 +45,8 @@ def convert(value: object, kind: Annotation) -> Any:
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
-    elif kind is typing.Any or kind is object:
+    elif kind is typing.Any:
         return as_numbers(value)
-    elif origin in (list, dict) or kind in (list, dict):
-        expected = origin or kind
-        if isinstance(value, expected):
-            return as_numbers(value)
     raise ValueError(f"expected {name_of(kind)}")
 
 
@@ -83,7 +79,7 @@ def name_of(kind: Annotation) -> str:
         parts = typing.get_args(kind)
         count = "" if Ellipsis in parts else f"{len(parts)} "
         return f"a list of {count}{name_of(parts[0])}s".replace(" a ", " ", 1).replace(" an ", " ")
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
     return names.get(kind, getattr(origin or kind, "__name__", str(kind)))
 
 
