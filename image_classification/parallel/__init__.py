@@ -4,14 +4,13 @@
 processes; `context.Context` answers it, and `single.SingleProcess` does when there are none.
 """
 
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the protocol names Paddle, which is not to be imported before the threads are set
     from ..config import Config
     from .protocol import Parallel
 
-from image_classification.runtime import UserError
+from image_classification.runtime import UserError, world_size
 
 
 def connect(config: "Config") -> "Parallel":
@@ -25,15 +24,14 @@ def connect(config: "Config") -> "Parallel":
     from ..amp import check_supported
     from .topology import resolve_degrees
 
-    world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
     kinds = config.PARALLEL
-    degrees = resolve_degrees(world_size, kinds.DATA, kinds.TENSOR, kinds.PIPELINE, kinds.SHARDING)
+    degrees = resolve_degrees(world_size(), kinds.DATA, kinds.TENSOR, kinds.PIPELINE, kinds.SHARDING)
     for axis in ("data", "tensor", "pipeline", "sharding"):
         try:
             check_supported(config.AMP.MODE, **{axis: degrees[axis]})
         except ValueError as error:
             raise UserError(f"PARALLEL.{axis.upper()}: {degrees[axis]}: {error}") from None
-    if world_size == 1:
+    if world_size() == 1:
         from .single import SingleProcess
 
         return SingleProcess()

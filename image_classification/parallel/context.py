@@ -17,7 +17,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from .. import half_cpu
-from ..runtime import rng_state, set_rng_state
+from ..runtime import rank, rng_state, set_rng_state, world_size
 from . import gloo, tensor, watch, zero
 from .consolidate import Layout
 from .group import Group
@@ -40,14 +40,14 @@ def init_processes(degrees):
     strategy.hybrid_configs = of_fleet  # type: ignore[assignment]  # to Paddle a TypedDict, which cannot be put together
     warnings.filterwarnings("ignore", message="Current global rank .* is not in group")
     with this_process.waiting("the start of the process groups"):
-        this_process.gate(range(int(os.environ["PADDLE_TRAINERS_NUM"])))
+        this_process.gate(range(world_size()))
         # While Paddle waits for its store it keeps the interpreter, and with it the watch, from running: until all are
         # here nobody begins, and in what is left, some tens of milliseconds, a thread of C does the watching.
         faulthandler.dump_traceback_later(this_process.limit + 5, exit=True)
         try:
             if gloo.active():
                 gloo.install()
-                if os.environ["PADDLE_TRAINER_ID"] != "0":
+                if rank() != 0:
                     gloo.wait_for_master(os.environ["PADDLE_MASTER"])
             with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
                 fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
@@ -71,8 +71,8 @@ class Context(Parallel):
     """
 
     def __init__(self, degrees, fleet_groups=None):
-        self.rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
-        self.world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        self.rank = rank()
+        self.world_size = world_size()
         self.is_main = self.rank == 0
         self.pipeline_schedule = None  # until `shard_model` has cut the model
         self._syncs_batch_norm = False

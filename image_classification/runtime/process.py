@@ -48,7 +48,7 @@ def set_threads(num_threads: int | None = None) -> None:
     The default is every core this process may use, shared among the processes of one host: Paddle's own default is one
     thread. Values that the user exported stay; OMP_NUM_THREADS holds for the libraries below Paddle too.
     """
-    local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", os.environ.get("PADDLE_TRAINERS_NUM", "1")))
+    local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", world_size()))
     threads = num_threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // max(1, local_processes))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
