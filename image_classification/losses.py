@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from .runtime import UserError
+from .runtime import UserError, some_of
 
 # Keeps the derivative of (1 - p) ** gamma finite for gamma < 1 where a prediction is certain; not 0 in float16 either.
 _SMALLEST_DOUBT = 1e-6
@@ -52,8 +52,7 @@ def _balanced_weights(config, dataset):
     counts = np.bincount(dataset.labels, minlength=config.MODEL.NUM_CLASSES)
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        names = ", ".join(map(str, empty[:4])) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
-        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: without a training image: class {names}")
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: without a training image: class {some_of(empty, 4)}")
     return balanced_class_weights(counts)
 
 

@@ -5,9 +5,7 @@ import dataclasses
 import numpy as np
 
 from ..config.schema import WITHOUT_FOLDER
-from ..runtime import UserError, get_logger
-
-MOST_NAMED = 5
+from ..runtime import UserError, get_logger, some_of
 
 
 def settle_classes(config, dataset):
@@ -30,13 +28,13 @@ def settle_classes(config, dataset):
         if model.CLASSES_GIVEN:
             raise wrong_number(config, dataset)
         get_logger().info(
-            f"data: {found} classes ({_some(dataset.class_names)}), so the model has {found} outputs instead of "
+            f"data: {found} classes ({some_of(dataset.class_names)}), so the model has {found} outputs instead of "
             f"{model.NUM_CLASSES}"
         )
     trained = config.EVAL or model.RESUME or model.CLASSES_GIVEN
     if trained and names and model.CLASS_NAMES and names != model.CLASS_NAMES:
-        raise UserError(f"MODEL.CLASS_NAMES: {_some(model.CLASS_NAMES)}, but the classes of {where} are "
-                        f"{_some(names)}")  # fmt: skip
+        raise UserError(f"MODEL.CLASS_NAMES: {some_of(model.CLASS_NAMES)}, but the classes of {where} are "
+                        f"{some_of(names)}")  # fmt: skip
     if trained and not names and len(model.CLASS_NAMES) not in (0, found):
         raise UserError(f"MODEL.CLASS_NAMES: {len(model.CLASS_NAMES)} names, but {where} has {found} classes")
     names = names or (model.CLASS_NAMES if trained else ())
@@ -46,7 +44,7 @@ def settle_classes(config, dataset):
 
 def wrong_number(config, dataset):
     """Return the error for data whose classes are not as many as were set."""
-    found = f"{dataset.num_classes} classes: {_some(dataset.class_names)}"
+    found = f"{dataset.num_classes} classes: {some_of(dataset.class_names)}"
     return UserError(f"{given_classes(config.MODEL)}, but {place_of(config.DATA)} has {found}")
 
 
@@ -67,8 +65,3 @@ def describe_classes(dataset):
         return f"{dataset.num_classes} classes"
     present = len(np.unique(dataset.labels))
     return f"{present} classes" if present == dataset.num_classes else f"{present} of {dataset.num_classes} classes"
-
-
-def _some(names):
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(map(str, names[:MOST_NAMED])) + more

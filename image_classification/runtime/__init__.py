@@ -18,7 +18,7 @@ from .devices import (
     set_deterministic,
     visible,
 )
-from .errors import UserError
+from .errors import UserError, some_of
 from .files import (
     anonymous_file,
     atomic_write,
@@ -85,6 +85,7 @@ __all__ = [
     "set_rng_state",
     "set_threads",
     "setup_logger",
+    "some_of",
     "temporary_home",
     "tune_allocator",
     "tune_mkl",

@@ -1,5 +1,7 @@
 """What a user did wrong, as one line."""
 
+from collections.abc import Sequence
+
 LONGEST = 1000  # characters of a message; a file decides how long the names in it are
 KEPT_END = 300
 
@@ -23,6 +25,12 @@ def one_line(text: str) -> str:
     """Return the text with everything escaped that is not printable, and its middle left out where it is long."""
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in _short(text))
     return _short(text)
+
+
+def some_of(names: Sequence[object], most: int = 5) -> str:
+    """Return the first names as text, and how many more there are: a message stays a line."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def _short(text: str) -> str:

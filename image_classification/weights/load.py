@@ -6,7 +6,7 @@ import os
 import numpy as np
 from paddle import nn
 
-from ..runtime import UserError, get_logger
+from ..runtime import UserError, get_logger, some_of
 from .keymap import translate
 from .position import resize_positions
 from .read import read_weights
@@ -135,8 +135,7 @@ def differences(own, loaded):
     parts = []
     for words, names in (("lacks", missing), ("has unmatched", unmatched), ("has other shapes:", shapes)):
         if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            parts.append(f"it {words} {', '.join(names[:MOST_NAMED])}{more}")
+            parts.append(f"it {words} {some_of(names, MOST_NAMED)}")
     return "; ".join(parts)
 
 
