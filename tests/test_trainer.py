@@ -392,6 +392,32 @@ def test_state_loaded_into_another_trainer_continues_bit_for_bit():
     assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
+@pytest.mark.parametrize(("mode", "dtype", "scale"), [
+    ("auto", "float16", 4.0), ("auto", "bfloat16", 16.0), ("O1", "float16", 16.0),
+])  # fmt: skip
+def test_loss_scale_of_a_checkpoint_is_that_of_its_mode_and_format_alone(mode, dtype, scale):
+    def trainer_in(mode, dtype, init_scale):
+        precision = amp.build_precision(mode, dtype=dtype, options={"init_scale": init_scale})
+        return make_trainer(make_batches(2, 4), precision=precision)
+
+    first, second = trainer_in("auto", "float16", 4.0), trainer_in(mode, dtype, 16.0)
+    second.load_state(first.state(), "memory")
+    assert second.precision.loss_scale == scale
+
+
+def test_dropout_of_a_checkpoint_of_another_topology_goes_on_with_new_draws():
+    """Not with those of the run's beginning, and each time with the same ones."""
+    first = make_trainer(make_batches(2, 4))
+    first.fit()
+    state = first.state() | {"topology": "2 processes"}
+    draws = []
+    for _ in range(2):
+        make_trainer(make_batches(2, 4)).load_state(state, "memory")
+        draws.append(paddle.rand([3]).tolist())
+    first.parallel.seed_dropout(first.config.SEED)
+    assert draws[0] == draws[1] != paddle.rand([3]).tolist()
+
+
 @pytest.mark.parametrize(("batch_size", "window", "batch", "step"), [
     (4, 1, 3, 3),  # as saved: 12 of 24 images, 3 of 6 steps
     (2, 2, 6, 3),  # the same steps of two micro-batches, as a pipeline needs them
