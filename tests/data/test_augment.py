@@ -410,7 +410,12 @@ def test_ranks_mix_by_different_lambdas():
     loaders = [build_train_loader(augmented({"MIXUP_ALPHA": 0.8}), rank, 2) for rank in range(2)]
     largest = [next(iter(loader))[1].max(axis=1).min() for loader in loaders]
     assert largest[0] != largest[1]
-    assert batch_rng(0, 1, 2, 3).random() == batch_rng(0, 1, 2, 3).random() != batch_rng(0, 1, 2, 4).random()
+
+
+def test_batches_of_each_seed_epoch_place_and_rank_are_mixed_otherwise():
+    places = [(0, 1, 2, 3), (4, 1, 2, 3), (0, 4, 2, 3), (0, 1, 4, 3), (0, 1, 2, 4)]
+    drawn = [[batch_rng(*place).random() for place in places] for _ in range(2)]
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == len(places)
 
 
 def test_repeated_augmentation_shows_each_image_several_times_differently():

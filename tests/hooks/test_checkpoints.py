@@ -56,10 +56,15 @@ def test_checkpoints_are_saved_where_due_at_the_best_and_at_the_end(tmp_path):
     assert hook.store.keep == 4
 
 
-def test_checkpoints_between_epochs_follow_applied_steps(tmp_path):
-    """Every second applied step; the third and fourth step are skipped and must not save step 2 again."""
-    names, _ = saved_by(tmp_path, [0.5], bad_steps=(2, 3), SAVE_STEPS=2, VALIDATE_FREQ=1)
-    assert names == [("step", 2, 0, False), ("epoch_0001", 3, 2, True)]
+@pytest.mark.parametrize(("accuracies", "bad_steps", "expected"), [
+    ([0.5], (2, 3), [("step", 2, 0, False), ("epoch_0001", 3, 2, True)]),
+    ([0.5, 0.4], (), [("step", 2, 0, False), ("step", 4, 0, False), ("epoch_0001", 5, 0, True), ("step", 6, 0, False),
+                      ("step", 8, 0, False), ("epoch_0002", 10, 0, False)]),
+])  # fmt: skip
+def test_checkpoints_between_epochs_follow_applied_steps(tmp_path, accuracies, bad_steps, expected):
+    """Every second applied step of the run: skipped ones save step 2 not again, the last of an epoch is saved once."""
+    names, _ = saved_by(tmp_path, accuracies, bad_steps, SAVE_STEPS=2, VALIDATE_FREQ=1)
+    assert names == expected
 
 
 def test_checkpoint_of_an_old_evaluation_is_not_the_best_again(tmp_path):
