@@ -161,12 +161,12 @@ def train(arguments, output, words, configuration, running):
         if process.returncode:
             reason = (said.strip() or "no message").splitlines()[-1]
             raise UserError(f"{output.name} failed: {reason.removeprefix('error: ')}")
-        check_complete(output, output.name)
+        check_complete(output)
         (output / BEGUN).rename(output / "done")
     return json.loads((output / "report.json").read_text())
 
 
-def check_complete(output, name):
+def check_complete(output):
     """Refuse a run that a signal stopped: it ends with exit code 0, a checkpoint and the report of its last epoch.
 
     Raises:
@@ -176,7 +176,7 @@ def check_complete(output, name):
     report = output / "report.json"
     epochs = json.loads(report.read_text())["epochs"] if report.exists() else 0
     if epochs < wanted:
-        raise UserError(f"{name} was stopped after {epochs} of {wanted} epochs; the same command repeats it")
+        raise UserError(f"{output.name} was stopped after {epochs} of {wanted} epochs; the same command repeats it")
 
 
 def read_means(path):

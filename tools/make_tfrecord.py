@@ -105,7 +105,7 @@ def write_shards(dataset, split, options, num_shards):
     check_shards(sorted({*(path for path, _, _ in jobs), *(str(path) for path in there.glob("*"))}))
     # spawn: a fork would copy the threads' locks of whatever the libraries started
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max(1, min(options.workers, len(jobs))), mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(options.workers, len(jobs)), mp_context=context) as pool:
         with signals_later():  # in the workers for ever: this process decides
             waiting = [pool.submit(_write_shard, job) for job in jobs]
         try:

@@ -101,7 +101,7 @@ def main(arguments):
     absent = [mutation.name for mutation in mutations if mutation not in chosen and mutation.name not in rows]
     if options.table is not None and absent:
         raise UserError(f"-table: {options.table} has no result of {absent[0]} yet, so -k must not leave it out")
-    results = run(options.root, chosen, max(1, options.j))
+    results = run(options.root, chosen, options.j)
     new = {result.mutation.name: row(result) for result in results}
     print("", *HEAD, *new.values(), "", count(new.values()), sep="\n")
     if options.table is not None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from image_classification.runtime import atomic_write, cores
 from image_classification.runtime.versions import installed_paddles
-
-PHASES = ("data", "forward", "backward", "optimizer", "scaler")
+from image_classification.tools.parts.benchmark_worker import PHASES
 
 
 def summary(entry, rounds):

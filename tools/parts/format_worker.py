@@ -60,9 +60,8 @@ def evaluate(parts, images):
 
     parts.model.eval()
     with paddle.no_grad(), parts.precision.forward_context():
-        outputs = parts.model(paddle.to_tensor(images))
-    outputs = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-    return outputs.astype("float32").numpy()
+        logits = parts.model(paddle.to_tensor(images))
+    return logits.astype("float32").numpy()
 
 
 def observe(config, build_model, batches):
