@@ -8,6 +8,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from image_classification.config import build_config
 from image_classification.data import build_batch_transform, build_train_loader
+from image_classification.data.build import build_train_transform
 from image_classification.data.image_ops import OPERATIONS, apply_operation, shift_hue
 from image_classification.data.jitter import ColorJitter, RandomErasing
 from image_classification.data.mixing import BatchMix, batch_rng, cutmix_box
@@ -137,14 +138,17 @@ def test_policies_draw_every_operation_and_sign_evenly(policy, monkeypatch):
         assert {round(angle, 6) for angle in angles} == {9.0, -9.0}
     else:
         assert len({round(abs(angle), 6) for angle in angles}) > 25
+        assert max(map(abs, angles)) == 135  # of the wide ranges
     assert 60 < sum(angle > 0 for angle in angles) < 140
 
 
-def test_rand_augment_applies_its_layers_one_after_the_other(monkeypatch):
-    count = []
+@pytest.mark.parametrize(("prob", "tolerance"), [(1.0, 0), (0.25, 35)])  # 300 draws at 0.25: standard deviation 7.5
+def test_rand_augment_applies_each_of_its_layers_with_its_probability(prob, tolerance, monkeypatch):
+    count, image = [], pattern()
     monkeypatch.setattr("image_classification.data.policies.apply_operation", lambda *call: count.append(1) or call[0])
-    RandAugment(3, 10)(pattern(), np.random.default_rng(0))
-    assert len(count) == 3
+    for seed in range(100):
+        RandAugment(3, 10, prob)(image, np.random.default_rng(seed))
+    assert abs(len(count) - 300 * prob) <= tolerance
 
 
 def test_three_augment_is_grey_solarized_or_blurred():
@@ -375,6 +379,25 @@ def test_off_by_default():
 def augmented(train, **data):
     data = {"DATASET": "digits", "IMAGE_SIZE": 32, "BATCH_SIZE": 64, "NUM_WORKERS": 0, **data}
     return build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 10}, "TRAIN": train})])
+
+
+def test_steps_have_the_values_of_their_keys_and_the_order_of_timm():
+    config = augmented({
+        "RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 3, "RAND_AUGMENT_MAGNITUDE": 7, "RAND_AUGMENT_PROB": 0.25,
+        "COLOR_JITTER": [0.4], "RANDOM_ERASE_PROB": 0.125, "RANDOM_ERASE_MODE": "mean",
+        "MIXUP_ALPHA": 0.2, "CUTMIX_ALPHA": 0.5, "MIXUP_PROB": 0.25, "MIXUP_SWITCH_PROB": 0.75,
+    }, CROP_RATIO=(0.5, 2.0), HFLIP=0.25, INTERPOLATION="bicubic")  # fmt: skip
+    transform = build_train_transform(config)
+    policy, jitter = transform.image_steps
+    (erasing,) = transform.pixel_steps
+    assert isinstance(policy, RandAugment) and vars(policy) == vars(RandAugment(3, 7, 0.25))
+    assert vars(jitter) == vars(ColorJitter(0.4, 0.4, 0.4))  # one strength is not that of the hue
+    assert (erasing.probability, erasing.mode) == (0.125, "mean")
+    assert (erasing.area, erasing.ratio) == ((0.02, 1 / 3), (0.3, 1 / 0.3))
+    assert (transform.crop_ratio, transform.hflip, transform.interpolation) == ((0.5, 2.0), 0.25, "bicubic")
+    assert vars(build_batch_transform(config)) == vars(BatchMix(10, 0.2, 0.5, 0.25, 0.75))
+    auto = augmented({"AUTO_AUGMENT": True, "AUTO_AUGMENT_POLICY": "cifar10"})
+    assert build_train_transform(auto).image_steps[0].pairs == AUTO_AUGMENT_POLICIES["cifar10"]
 
 
 EVERYTHING = {
