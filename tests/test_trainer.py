@@ -256,7 +256,7 @@ def test_mean_where_a_run_saves_and_where_it_resumes_is_that_of_all_replicas_and
 
     class Replica(SingleProcess):
         def sum(self, values):
-            return [own + other for own, other in zip(values, (5.0, 3.0, 4.0, 0.0, 1.0), strict=True)]
+            return [own + other for own, other in zip(values, (5.0, 3.0, 4.0, 3.0, 1.0), strict=True)]
 
     first, second = (make_trainer(make_batches(3, 4)) for _ in range(2))
     for trainer in (first, second):
@@ -266,6 +266,7 @@ def test_mean_where_a_run_saves_and_where_it_resumes_is_that_of_all_replicas_and
     first.progress.batch = 1
     state = first.state()
     assert state["progress"]["sums"] == [13.0, 4.0, 8.0]
+    assert first.mean.last_loss == 2.5  # of 2 here and 3 there
     second.load_state(checkpoint.to_arrays(state), "a file")
     for mean in (first.mean, second.mean):
         assert mean.sums.tolist() == ([13.0, 4.0, 8.0] if is_main else [0.0] * 3)
