@@ -40,6 +40,21 @@ def test_schedule_counts_optimizer_steps_of_an_epoch(window, steps):
     assert trainer.schedule(steps) == pytest.approx(0.5)
 
 
+def test_optimizer_follows_what_the_model_exempts_and_its_layers():
+    def build_model(num_classes: int = 4, in_channels: int = 3):
+        model = build_net(num_classes, in_channels)
+        model.no_weight_decay = lambda: frozenset({"fc.weight"})
+        return model
+
+    train = {"WEIGHT_DECAY": 0.1, "OPTIMIZER": {"NAME": "Momentum", "LAYER_DECAY": 0.5}}
+    named = trainer_of(config_of(train=train), build_model).model.named_parameters()
+    params = {name: param for name, param in named if not param.stop_gradient}
+    assert [name for name, param in params.items() if param.regularizer is not None] == ["conv.weight"]
+    assert {name: param.optimize_attr["learning_rate"] for name, param in params.items()} == {
+        "conv.weight": 0.5, "conv.bias": 0.5, "bn.weight": 0.5, "bn.bias": 0.5, "fc.weight": 1.0, "fc.bias": 1.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("window", "stages", "warned"), [(1, 2, True), (3, 4, True), (2, 2, False), (1, 1, False)])
 def test_pipeline_of_fewer_micro_batches_than_stages_is_warned_of_in_one_line(caplog, window, stages, warned):
     trainer_of(config_of(train={"ACCUM_ITER": window}, PARALLEL={"PIPELINE": stages}))

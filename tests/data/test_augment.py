@@ -201,7 +201,7 @@ def test_random_erasing_fills_one_box_of_the_asked_size(mode):
     image = np.full((100, 80, 3), 7, np.uint8)
     mean, std = (0.2, 0.4, 0.6), (0.05, 0.1, 0.1)
     erasing = RandomErasing(0.8, mode, mean, std)
-    areas, erased, filled = [], 0, []
+    areas, erased, tall, filled = [], 0, 0, []
     for seed in range(400):
         result = erasing(image, np.random.default_rng(seed))
         changed = (result != image).any(axis=2)
@@ -211,10 +211,12 @@ def test_random_erasing_fills_one_box_of_the_asked_size(mode):
         rows, columns = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))
         height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
         assert changed.sum() > 0.97 * height * width  # noise may hit the old value by chance
+        tall += height > width
         areas.append(height * width / 8000)
         filled.append(result[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].reshape(-1, 3))
     assert (image == 7).all()
     assert abs(erased - 320) < 40  # standard deviation 8
+    assert abs(tall - 160) < 45  # ratios are even in their logarithm: standard deviation 9; evenly drawn ones: 245
     assert min(areas) > 0.018 and max(areas) < 0.345
     filled = np.concatenate(filled).astype(float)
     expected_mean, expected_std = {
@@ -237,6 +239,14 @@ def test_random_erasing_with_a_colour_draws_one_for_each_box():
     # five deviations of a mean of 500 draws, and of their spread
     np.testing.assert_allclose(np.mean(colours, axis=0), mean * 255, atol=5 * 25.5 / 500**0.5)
     np.testing.assert_allclose(np.std(colours, axis=0), std * 255, rtol=5 / 1000**0.5)
+    assert np.abs(np.corrcoef(np.transpose(colours)) - np.eye(3)).max() < 5 / 500**0.5
+
+
+def test_random_erasing_draws_another_box_where_one_does_not_fit():
+    """Half of these boxes are too wide: ten draws in a row miss one of a thousand images."""
+    erasing, image = RandomErasing(1.0, "mean", [0.5], [0.5], area=(0.3, 0.3)), np.zeros((100, 30, 1), np.uint8)
+    erased = sum(erasing(image, np.random.default_rng(seed)).any() for seed in range(100))
+    assert erased > 97
 
 
 def test_random_erasing_noise_beyond_black_and_white_stays_at_the_border():

@@ -69,8 +69,8 @@ def test_linear_scaling_multiplies_base_start_and_end_rate(batch, world, rate):
 
 
 def test_warmup_is_linear_in_steps_and_may_be_a_fraction_of_an_epoch():
-    section = train("constant", NUM_EPOCHS=2, WARMUP_EPOCHS=0.5, BASE_LR=1.0, WARMUP_START_LR=0.2)
-    schedule = build_schedule(section, steps_per_epoch=8)
+    section = train("constant", NUM_EPOCHS=2, WARMUP_EPOCHS=0.46, BASE_LR=1.0, WARMUP_START_LR=0.2)
+    schedule = build_schedule(section, steps_per_epoch=8)  # 3.68 steps
     assert [schedule(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
