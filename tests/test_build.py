@@ -40,6 +40,11 @@ def test_schedule_counts_optimizer_steps_of_an_epoch(window, steps):
     assert trainer.schedule(steps) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_gradients_are_clipped_where_the_recipe_says_so(norm):
+    assert trainer_of(config_of(train={"GRAD_CLIP": norm})).precision.clip_grad_norm == norm
+
+
 def test_optimizer_follows_what_the_model_exempts_and_its_layers():
     def build_model(num_classes: int = 4, in_channels: int = 3):
         model = build_net(num_classes, in_channels)

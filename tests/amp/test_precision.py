@@ -141,6 +141,8 @@ def test_small_gradients_are_not_clipped():
         model, optimizer = build(precision)
         train(precision, model, optimizer, steps=1)
         updates.append(bits(model.state_dict()))
+        precision.backward(forward(precision, model, *batch()) * 0.0)
+        assert precision.step(optimizer).grad_norm == 0.0
     assert updates[0] == updates[1]
 
 
@@ -187,6 +189,18 @@ def test_zeros_are_counted_when_asked_for(mode, dtype):
         precision.backward(model(images).sum())
     spoil(precision, model, float("nan"), "weight")
     assert precision.step(optimizer).num_zeros is None
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("auto", "float16"), ("naive", "float16")])
+def test_step_that_counts_zeros_is_the_step_of_one_that_does_not(mode, dtype):
+    """Gradients are unscaled before they are counted, and not again by the optimizer; a power of two changes no bit."""
+    weights = []
+    for counts in (False, True):
+        precision = amp.build_precision(mode, dtype=dtype, options={"log_num_zeros_in_grad": counts, "init_scale": 64})
+        model, optimizer = build(precision, "Momentum")
+        train(precision, model, optimizer, steps=2)
+        weights.append(bits(model.state_dict()))
+    assert weights[0] == weights[1]
 
 
 class Recording(amp.Reduction):
