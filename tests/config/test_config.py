@@ -36,7 +36,8 @@ def load(folder, text, *argv):
 def test_precedence_default_base_yaml_command_line_last_wins(tmp_path):
     write(tmp_path, "root.yaml", "TRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 7, END_LR: 0.01}\nSEED: 5")
     write(tmp_path, "middle.yaml", "BASE: root.yaml\nTRAIN: {NUM_EPOCHS: 8}")
-    text = "BASE: [middle.yaml]\nTRAIN: {BASE_LR: 0.2, WARMUP_EPOCHS: 3}"
+    write(tmp_path, "first.yaml", "TRAIN: {BASE_LR: 0.4, END_LR: 0.02}\nSEED: 4")  # the last one of a list wins
+    text = "BASE: [first.yaml, middle.yaml]\nTRAIN: {BASE_LR: 0.2, WARMUP_EPOCHS: 3}"
     argv = ["-num_epochs=9", "-batch_size=2", "-opts", "TRAIN.WARMUP_EPOCHS=4", "DATA.BATCH_SIZE=6"]
     config = load(tmp_path, text, *argv)
     assert (config.TRAIN.END_LR, config.TRAIN.BASE_LR, config.TRAIN.NUM_EPOCHS) == (0.01, 0.2, 9)
@@ -118,6 +119,7 @@ def test_amp_option_when_a_text_is_a_number_is_that_number(tmp_path):
         ("AMP: {MODE: O2}", ("-amp",), "O2"),
         ("AMP: {MODE: O2}", ("-amp_mode", "fp32"), "fp32"),
         ("", ("-amp", "--opt-level", "O1"), "O1"),
+        ("AMP: False", (), "fp32"),
     ],
 )
 def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):

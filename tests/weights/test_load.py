@@ -289,8 +289,12 @@ def test_linear_layers_over_maps_of_a_metaformer_are_convolutions_here(tmp_path)
 
 def test_registry_entries_are_complete_and_belong_to_a_config():
     known = {path.stem: path.parents[1].name for path in CONFIGS}
+    said = {name: weight for variants in read_variants().values() for data in variants.values()
+            for name, weight in data["weights"].items()}  # fmt: skip
     for entry in read_registry().values():
         assert known[entry.variant] == entry.family
+        assert (entry.digest is None) == said[entry.id].keys().isdisjoint(("sha256", "md5"))
+        assert entry.classes == said[entry.id].get("classes", 1000)
         assert entry.id.split("/")[0] in ("timm", "torchvision", "paddle", "paddleclas", "paddlevit")
         assert entry.url.startswith("https://") and entry.licence
         assert entry.by_hand == entry.id.startswith("paddlevit/")
