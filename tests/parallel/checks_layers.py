@@ -283,13 +283,13 @@ def reduction(topology):
     numbers = numpy.arange(6, dtype="float32").reshape([2, 3])
     named = []
     for name, dtype, exists in (("a", "float32", True), ("b", "float16", True), ("c", "bfloat16", True),
-                                ("some", "float32", rank == 0), ("none", "float32", False)):  # fmt: skip
+                                ("none", "float32", False), ("some", "float32", rank == 0)):  # fmt: skip
         param = paddle.create_parameter([2, 3], "float32").astype(dtype).detach()
         param.stop_gradient = False
         if exists:
             param.grad = paddle.to_tensor(numbers * (rank + 1)).astype(dtype)
         named.append((name, param))
-    context.reduction.bucket_elements = 10  # several buckets
+    context.reduction.bucket_elements = 10  # buckets of two, and one of one
     context.reduction.average_gradients(named, 0.0)
     context.reduction.bucket_elements = 2**23
     mean = numbers * (size + 1) / 2
