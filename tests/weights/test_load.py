@@ -435,9 +435,11 @@ def test_published_weights_are_the_same_by_the_name_that_the_hub_has_for_them(pr
 
 def test_training_from_published_weights_takes_their_normalisation_only():
     config = config_with("-pretrained=torchvision/resnet50.V1")
-    configured = dataclasses.replace(config.DATA, IMAGENET_MEAN=(0.5, 0.5, 0.5), CROP_PCT=0.8)
+    grey = (0.5, 0.5, 0.5)
+    configured = dataclasses.replace(config.DATA, IMAGENET_MEAN=grey, IMAGENET_STD=grey, CROP_PCT=0.8)
     data = with_preprocessing(dataclasses.replace(config, DATA=configured)).DATA
-    assert data.IMAGENET_MEAN == (0.485, 0.456, 0.406) and data.CROP_PCT == 0.8
+    assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert data.CROP_PCT == 0.8
 
 
 @pytest.mark.parametrize(("words", "mean"), [([], 0.485), (["-eval"], 0.5)])

@@ -82,6 +82,18 @@ def test_file_of_paddle_save_reads_bit_equal_and_the_other_way_round(tmp_path):
     assert equal(paddle.load(str(tmp_path / "ours.pdparams"), return_numpy=True), expected)
 
 
+def test_arrays_that_paddle_save_divides_are_joined_as_paddle_joins_them(tmp_path, tensors):
+    """As protocols 2 and 3 have arrays of 2^30 bytes and more, here of two numbers."""
+    weight = tensors.pop("fc.weight")
+    pieces = {f"fc.weight@@.{number}": piece for number, piece in enumerate(np.split(weight.ravel(), 6))}
+    info = {"fc.weight": {"OriginShape": weight.shape, "slices": list(pieces)}}
+    path = tmp_path / "divided.pdparams"
+    path.write_bytes(pickle.dumps(tensors | pieces | {"UnpackBigParamInfor@@": info}, protocol=2))
+    expected = tensors | {"fc.weight": weight}
+    assert equal(paddle.load(str(path), return_numpy=True), expected)
+    assert equal(read_weights(path).tensors, expected)
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_pickle_protocol_of_numpy_arrays_is_read(tmp_path, tensors, protocol):
     path = tmp_path / "w"
