@@ -73,7 +73,7 @@ def test_export_that_an_engine_cannot_run_is_one_line_and_leaves_nothing(tmp_pat
 @pytest.mark.parametrize("keep_aspect", [True, False])
 def test_exported_preprocessing_is_that_of_the_evaluation(photos, tmp_path, keep_aspect):
     """Pillow and NumPy, told by the file alone, give the numbers that the model is evaluated with."""
-    data = {"IMAGE_SIZE": 24, "CROP_PCT": 0.8, "KEEP_ASPECT": keep_aspect, "RESIZE_LIBRARY": "pil"}
+    data = {"IMAGE_SIZE": 24, "CROP_PCT": 0.81, "KEEP_ASPECT": keep_aspect, "RESIZE_LIBRARY": "pil"}  # 29.6: 29
     data |= {"IMAGENET_MEAN": (0.1, 0.5, 0.7), "IMAGENET_STD": (0.2, 0.3, 0.4), "INTERPOLATION": "bicubic"}
     config = build_config([("test", {"DATA": data, "MODEL": {"NUM_CLASSES": 4}})])
     tool("export").write_preprocessing(tmp_path / "preprocessing.json", config, [])
