@@ -311,10 +311,12 @@ def test_resumed_large_batch_run_ends_with_the_same_weights(mode, data_paths, tm
 
 def test_smoke_lies_between_the_yaml_and_the_command_line(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text("DATA: {BATCH_SIZE: 64, IMAGE_SIZE: 96}\nSMOKE:\n  DATA: {BATCH_SIZE: 4, IMAGE_SIZE: 32}\n")
+    (tmp_path / "base.yaml").write_text("SMOKE: {SEED: 5, DATA: {BATCH_SIZE: 2}}\n")  # below the file's own
+    path.write_text("BASE: base.yaml\nDATA: {BATCH_SIZE: 64, IMAGE_SIZE: 96}\n"
+                    "SMOKE:\n  DATA: {BATCH_SIZE: 4, IMAGE_SIZE: 32}\n")  # fmt: skip
     assert load_config([f"-cfg={path}"]).DATA.BATCH_SIZE == 64
     config = load_config([f"-cfg={path}", "-image_size=48", "-opts", "RUNTIME.SMOKE=True"])
-    assert (config.DATA.BATCH_SIZE, config.DATA.IMAGE_SIZE) == (4, 48)
+    assert (config.DATA.BATCH_SIZE, config.DATA.IMAGE_SIZE, config.SEED) == (4, 48, 5)
 
 
 def test_effective_configuration_of_a_smoke_run_loads_to_the_same(tmp_path):

@@ -27,6 +27,13 @@ def test_links_of_a_stage_follow_its_mode():
     assert shapes == [[4, 3], [4, 2, 3]]
 
 
+def test_stage_states_for_the_optimizer_what_the_whole_model_states():
+    whole = model()
+    exempted, groups = whole.no_weight_decay(), whole.layer_groups()
+    stage = Stage(whole, SimpleNamespace(size=2, index=0))  # which has the embeddings
+    assert exempted and groups and (stage.no_weight_decay(), stage.layer_groups()) == (exempted, groups)
+
+
 def test_stage_without_a_parameter_to_train_is_an_error():
     frozen = model()
     for name, param in frozen.named_parameters():
