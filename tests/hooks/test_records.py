@@ -58,3 +58,16 @@ def test_resumed_run_has_a_report_at_once_only_beside_its_checkpoint(tmp_path, i
     trainer.resumed = Resumed(path, {"report": {"top1": 0.5}})
     hook.before_train(trainer)
     assert hook.report["top1"] == 0.5 and (tmp_path / "report.json").exists() == is_own
+
+
+def test_lines_behind_a_checkpoint_are_dropped_where_the_run_goes_on_from_it(tmp_path):
+    """Their steps are made again, and each is there once."""
+    run, trainer = RunFolder(tmp_path), EpochTrainer(Progress())
+    for step in (1, 2):
+        run.append_metrics({"kind": "train", "step": step})
+    trainer.resumed = Resumed(tmp_path / "latest.pdparams", {"metrics_bytes": run.sync_metrics()})
+    run.append_metrics({"kind": "train", "step": 3})
+    hook = RecordHook(run)
+    hook._open = hook._add_facts = lambda *trainer: None  # of VisualDL
+    hook.before_train(trainer)
+    assert [line["step"] for line in run.read_metrics()] == [1, 2]
