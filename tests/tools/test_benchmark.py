@@ -40,13 +40,13 @@ def rows_of(*rounds):
 
 
 def test_row_gives_rates_memory_and_phases_of_the_mean_iteration():
-    (row,) = rows_of([measured(0.5), measured(1.5, peak_memory_bytes=400 * 2**20)])
-    assert row["seconds_per_iteration"] == pytest.approx(1.0)
-    assert row["images_per_second"] == pytest.approx(8.0) and row["iterations_per_second"] == pytest.approx(1.0)
-    assert row["cpu_seconds_per_iteration"] == pytest.approx(2.0)
-    assert row["spread"] == pytest.approx(0.5**0.5)  # standard deviation of 0.5 and 1.5 over their mean
+    (row,) = rows_of([measured(1.0), measured(3.0, peak_memory_bytes=400 * 2**20)])
+    assert row["seconds_per_iteration"] == pytest.approx(2.0)
+    assert row["images_per_second"] == pytest.approx(4.0) and row["iterations_per_second"] == pytest.approx(0.5)
+    assert row["cpu_seconds_per_iteration"] == pytest.approx(4.0)
+    assert row["spread"] == pytest.approx(0.5**0.5)  # standard deviation of 1 and 3 over their mean
     assert row["peak_memory_bytes"] == 400 * 2**20 and row["memory_above_idle_bytes"] == 300 * 2**20
-    assert row["phases"]["forward"] == pytest.approx(0.75) and row["phases"]["backward"] == pytest.approx(0.25)
+    assert row["phases"]["forward"] == pytest.approx(1.5) and row["phases"]["backward"] == pytest.approx(0.5)
 
 
 def test_speedup_is_the_median_of_the_ratios_within_each_round():

@@ -33,6 +33,12 @@ def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
     assert (picture[-100:, -100:] == 255).all()
 
 
+def test_show_batch_names_the_label_of_an_image_and_the_two_largest_of_a_mixed_one():
+    names = ["cat", "dog", "eel"]
+    labels = [np.int64(2), np.array([0.0, 0.3, 0.7]), np.array([0.0, 1.0, 0.0])]
+    assert [show_batch._caption(label, names) for label in labels] == ["eel", "eel 0.70 dog 0.30", "dog 1.00"]
+
+
 @pytest.mark.parametrize("word", ["-eval", "-output=mine", "-dry_run"])
 def test_show_batch_when_a_word_would_have_no_effect_refuses_it(word, tmp_path):
     result = run("show_batch.py", tmp_path / "batch.png", "-cfg=vit_tiny_digits", word, "-pretrained=w.pdparams")
