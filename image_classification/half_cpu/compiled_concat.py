@@ -10,7 +10,7 @@ from . import paddle_names
 from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
-from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last
+from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last, with_axis
 from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 from .recorded import PyLayer
 from .scope import noted
@@ -93,7 +93,7 @@ def stack(original, args, kwargs):
     rank = tensors[0].ndim + 1
     if not -rank <= axis < rank or not asks_gradient(*tensors) or sum(map(numel, tensors)) < LARGE:
         return NotImplemented
-    return concat(original, ([paddle_names.unsqueeze(tensor, axis % rank) for tensor in tensors], axis % rank), {})
+    return concat(original, ([with_axis(tensor, axis % rank) for tensor in tensors], axis % rank), {})
 
 
 class Split(PyLayer):

@@ -46,9 +46,15 @@ def _function_of_one(is_fast):
         if not is_channels_last(x):
             return NotImplemented
         # Paddle would copy images that lie as rows element by element.
-        return _as_images(original(as_rows(x), *args[1:], **kwargs))
+        return _as_images(original(_as_rows(x), *args[1:], **kwargs))
 
     return rule
+
+
+def _as_rows(images):
+    """Return the view of images; where a pass is recorded nothing may read what others read too unless it is noted."""
+    is_noted = active.recorder is not None and not images.stop_gradient
+    return LinearMap.apply(images, as_rows, as_images) if is_noted else as_rows(images)
 
 
 def _as_images(rows):

@@ -1,5 +1,6 @@
 """Sums of products that are one batched product of matrices, such as the scores of attention, by its kernel."""
 
+from .linear_map import LinearMap
 from .onednn_batched_matmul import matmul
 from .onednn_primitives import bound, servable
 from .paddle_names import transpose
@@ -33,5 +34,7 @@ def einsum(original, args, kwargs):
 
 def _ordered(tensor, names, wanted):
     """Return the view of a tensor with its axes in another order."""
-    order = [names.index(name) for name in wanted]
-    return tensor if order == sorted(order) else transpose(tensor, order)
+    order, back = [names.index(name) for name in wanted], [wanted.index(name) for name in names]
+    if order == sorted(order):
+        return tensor
+    return LinearMap.apply(tensor, lambda x: transpose(x, order), lambda gradient: transpose(gradient, back))

@@ -95,6 +95,9 @@ CAST = "cast"
 # Its gradient may be sparse.
 EMBEDDING = "embedding"
 
+# Paddle returns, and keeps, what its gradient reads beside the result.
+EINSUM = "einsum"
+
 # A whole program compiled by paddle.jit.to_static: its operators cannot be reached one by one.
 PROGRAM = "run_program"
 

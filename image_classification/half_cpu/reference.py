@@ -118,7 +118,7 @@ def round_results(result, dtype, cast):
     """Return `result` with its float32 tensors rounded to `dtype`; other tensors stay."""
     kind = KINDS[type(result)]
     if kind == TENSOR:
-        # einsum's caches and unique's counts, where they are not asked for, have none
+        # unique's counts, where they are not asked for, have none
         return cast(result, dtype) if result.dtype is FLOAT32 and paddle_names.has_memory(result) else result
     if kind == SEQUENCE:
         return type(result)([round_results(item, dtype, cast) for item in result])
@@ -220,6 +220,16 @@ def all_learning(original):
         if learns is not None:
             args, kwargs = replace_tensors(args, kwargs, lambda tensor: _learning(tensor, learns))
         return original(*args, **kwargs)
+
+    return operator
+
+
+def result_alone(original):
+    """Return the operator without what it returns beside its first result."""
+
+    @functools.wraps(original)
+    def operator(*args, **kwargs):
+        return original(*args, **kwargs)[:1]
 
     return operator
 

@@ -40,7 +40,24 @@ FUNCTIONS = {
     "detached": lambda x: x * x.detach(),
     "index": lambda x: paddle.gather(x, x.argmax(axis=3)[0, 0] % 12, axis=2),
     "another format": lambda x: x.astype("float64").square(),
+    "images that others read": lambda x: gated(x.transpose([0, 3, 1, 2])),
+    "einsum": lambda x: paddle.einsum("bhwc,bijc->bhwij", x, x * 2) * 0.1,
+    "einsum by a kernel": lambda x: paddle.einsum("bhqc,bhkc->bhqk", x.detach(), x) + x.mean(3, keepdim=True),
+    "stack": lambda x: stacked(x.tile([20, 1, 1, 1])),
+    "slopes": lambda x: sloped(x.tile([20, 1, 1, 1]), x.mean([0, 2, 3])),
 }
+
+
+def gated(images):
+    return images * F.relu6(images + 3)
+
+
+def stacked(x):
+    return paddle.stack([x, x.detach()], 1).mean(1) * x
+
+
+def sloped(x, slopes):
+    return F.prelu(x, slopes) * slopes.reshape([3, 1, 1])
 
 
 @pytest.mark.parametrize(("mode", "dtype"), FORMATS[:2])
