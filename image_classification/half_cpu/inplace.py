@@ -3,7 +3,7 @@
 import paddle
 
 from . import paddle_names
-from .arguments import FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR
+from .arguments import FLOAT32, HALF_NAMES, KINDS, SEQUENCE, TENSOR, scan
 from .reference import UnsupportedOperator, Widening, call, compute_norm
 from .scope import noted
 
@@ -71,7 +71,10 @@ def compute_batch_norm(name, original, args, kwargs, tensors, cast):
 
     Half running statistics are updated in float32 and rounded once per step.
     """
-    _, mean, variance, *_ = tensors
+    # They have no gradients, also where somebody asked for those of all parameters, among which they are.
+    learning = [id(one) for one in tensors[1:3] if not one.stop_gradient]
+    args = [one.detach() if id(one) in learning else one for one in args]
+    _, mean, variance, *_ = scan(args, kwargs)[0]
     widening = Widening(cast)
     wide_args, wide_kwargs = widening.arguments(args, kwargs)
     result = list(compute_norm(name, original, wide_args, wide_kwargs, tensors, cast))

@@ -108,7 +108,8 @@ class Replayed:
             return self._model(*inputs)
         try:
             before = attributes if self._calls.are_known() else None
-            with changes_nothing([*inputs, *weights], layers, before, first == 1):
+            others = [weight for weight in weights if weight.ndim != 1]  # those may be statistics, see above
+            with changes_nothing([*inputs, *others], layers, before, first == 1):
                 result = self._watched(inputs)
         except Refused as error:
             self._known[key] = self._refuse(error)

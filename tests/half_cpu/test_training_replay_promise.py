@@ -409,10 +409,11 @@ def asks_for_all(net):
 
 
 @pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16")])
-def test_statistics_that_are_asked_for_gradients_are_those_of_the_layers(later, mode, dtype):
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", None), ("auto", "bfloat16"), ("O3", "float16")])
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1D, [4, 8]), (nn.BatchNorm2D, [1, 8, 2, 2])])
+def test_statistics_that_are_asked_for_gradients_are_those_of_the_layers(later, mode, dtype, norm, shape):
     def more(net):
-        net.norm = nn.BatchNorm1D(8)
+        net.norm = norm(8)
         if not later:
             asks_for_all(net)
 
@@ -421,7 +422,7 @@ def test_statistics_that_are_asked_for_gradients_are_those_of_the_layers(later, 
             asks_for_all(one.model)
         return one.result(numbers(number)).astype("float32").square().sum()
 
-    function = lambda net, x: net.b(net.norm(net.a(x)))  # noqa: E731
+    function = lambda net, x: net.b(net.norm(net.a(x).reshape(shape)).reshape([4, 8]))  # noqa: E731
     assert_same(lambda: Net(function, more), step, calls=4 * RECORDED, mode=mode, dtype=dtype)
 
 
