@@ -146,9 +146,7 @@ def _serve_product(scope, operator, original, args, kwargs, cast):
 def _operator(name, original, legacy=False):
     """Return the wrapper that stands for a built-in operator while a dispatch is active."""
     operator = _Operator(name, legacy)
-    served = reference.all_learning(original) if name in op_names.ALL_GRADIENTS else original
-    if name == op_names.EINSUM:
-        served = reference.result_alone(original)
+    served = reference.SERVED[name](original) if name in reference.SERVED else original
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):

@@ -6,6 +6,7 @@ is computed in float32 too and rounded once, to the dtype of the input.
 """
 
 import functools
+import logging
 
 import paddle
 
@@ -28,6 +29,7 @@ from .arguments import (
 )
 from .scope import noted
 
+logger = logging.getLogger(__name__)
 _CPU = paddle.CPUPlace()
 
 
@@ -263,6 +265,29 @@ def refuse_custom(name, original, args, kwargs, tensors, cast):
 def refuse_program(name, original, args, kwargs, tensors, cast):
     """Raise UnsupportedOperator for a program of paddle.jit.to_static, which calls its operators behind our back."""
     raise UnsupportedOperator(name, _half_name(tensors), "it is a static program; run the layer in dynamic mode")
+
+
+def told_of(original):
+    """Return the operator that runs a program, which is told once in a process of what it does not do."""
+
+    @functools.wraps(original)
+    def operator(*args, **kwargs):
+        _tell_of_program()
+        return original(*args, **kwargs)
+
+    return operator
+
+
+@functools.cache
+def _tell_of_program():
+    logger.warning("half_cpu: a program of paddle.jit.to_static is computed by Paddle alone, in the formats of its "
+                   "inputs and weights: nothing is cast and no kernel is used")  # fmt: skip
+
+
+# operator -> the function that makes of Paddle's what is called in its place
+SERVED = {
+    **dict.fromkeys(op_names.ALL_GRADIENTS, all_learning), op_names.EINSUM: result_alone, op_names.PROGRAM: told_of,
+}  # fmt: skip
 
 
 def _half_name(tensors):
