@@ -224,6 +224,9 @@ def pad3d(original, args, kwargs):
     if any(sides[4:]):
         if any(sides[:4]) or min(sides) < 0 or mode == "constant" and value != 0:
             return NotImplemented
+        if x.shape[3:] == [1, 1]:  # of lines, as `F.pad` has them
+            result = _padded(with_axis(without_axis(without_axis(x, 4), 3), 2), (0, 0), tuple(sides[4:]), mode, value)
+            return result if result is NotImplemented else with_axis(with_axis(without_axis(result, 2), 3), 4)
         planes = _padding(x.shape[2], *sides[4:], mode)
         return NotImplemented if planes is None else _along_depth(x, planes)
     if x.shape[2] != 1:

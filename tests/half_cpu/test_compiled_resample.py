@@ -26,6 +26,9 @@ CALLS = {
     "pad nothing": lambda x: F.pad(x, [0] * 6),
     **{f"pad depth, {mode}": lambda x, mode=mode: F.pad(x, [0, 0, 0, 0, 2, 1], mode=mode, data_format="NCDHW")
        for mode in ("reflect", "replicate", "circular")},
+    **{f"pad lines, {mode}": lambda x, mode=mode: F.pad(x[:, 0], [2, 1], mode=mode, data_format="NCL")[:, :, 1:] * 2
+       for mode in ("constant", "reflect", "replicate", "circular")},
+    "pad lines of rows": lambda x: F.pad(x[:, 0].transpose([0, 2, 1]), [2, 0], data_format="NCL"),
 }  # fmt: skip
 
 
@@ -33,7 +36,7 @@ CALLS = {
 def test_volumes_are_pooled_and_padded_as_by_paddle(call):
     """In float32, but for the order in which the few numbers of a window are added."""
     paddle.seed(0)
-    x = paddle.randn([2, 3, 6, 5, 4])
+    x = paddle.randn([2, 3, 6, 5, 4][: 4 if "lines" in call else 5])
     expected = CALLS[call](x.clone())
     with half_cpu.dispatch():
         found = CALLS[call](x.clone())
