@@ -282,24 +282,32 @@ def _compile(program, runtime, flags, scratch):
 
 
 def _run(*commands):
-    """Return what the last of some commands says, which run at once; none is left running.
+    """Return what the last of some commands says. As many run at once as there are cores, or memory might not do; none
+    is left running.
 
     Raises:
         subprocess.SubprocessError, OSError: one failed, or took too long.
     """
-    deadline = time.monotonic() + LIMIT
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
-    running = [(command, subprocess.Popen(command, start_new_session=True, **pipes)) for command in commands]
+    deadline, cores, said = time.monotonic() + LIMIT, len(os.sched_getaffinity(0)), ""
+    waiting, running = [*commands], dict[subprocess.Popen, Any]()
     try:
-        ended = [process.communicate(timeout=max(deadline - time.monotonic(), 0.0)) for _, process in running]
-    except subprocess.TimeoutExpired:
-        raise OSError(f"{commands[0][0]} was not done after {LIMIT:.0f} s") from None
+        while waiting or running:
+            while waiting and len(running) < cores:
+                output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed below)
+                process = subprocess.Popen(waiting.pop(0), stdout=output, stderr=output, start_new_session=True)
+                running[process] = output
+            for process in [process for process in running if process.poll() is not None]:
+                with running.pop(process) as output:
+                    output.seek(0)
+                    said = output.read()
+                if process.returncode:
+                    raise subprocess.CalledProcessError(process.returncode, process.args, stderr=said)
+            if time.monotonic() > deadline:
+                raise OSError(f"{commands[0][0]} was not done after {LIMIT:.0f} s")
+            time.sleep(0.01)
     finally:  # whatever ends this: compilers and what they started
-        for _, process in running:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    for (command, process), (_, stderr) in zip(running, ended, strict=True):
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=stderr)
-    return ended[-1][0]
+        for process, output in running.items():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            output.close()
+    return said

@@ -60,8 +60,8 @@ def over(axis):
 @pytest.mark.parametrize("function", [over(-1), over(1), paddle.nn.functional.scaled_dot_product_attention],
                          ids=["rows", "columns", "attention"])  # fmt: skip
 def test_gradients_of_large_probabilities_are_not_lost_in_their_rounding(function, dtype):
-    """Rounded, they are not 1 together, which shows where the gradients that come in have much in common. Divided out it
-    is an error of 0.7u, before it was one of 3u, and of 29u in attention."""
+    """Rounded, they are not 1 together, which shows where the gradients that come in have much in common: by 29u in
+    attention, before it was divided out."""
     numbers = np.random.default_rng(0).standard_normal((4, 2, 50, 3, 64))
     numbers[0] *= 4  # scores
     numbers[2:] += 8

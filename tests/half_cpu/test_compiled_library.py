@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import logging
 import multiprocessing
 import os
@@ -83,17 +84,34 @@ def test_library_that_is_not_whole_is_built_anew(kept, zeros, tmp_path, monkeypa
     assert ctypes.CDLL(str(path)).one() == 1
 
 
-def test_compiler_that_fails_is_the_error_after_all_others_have_ended(tmp_path, monkeypatch):
+def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     (tmp_path / "cpp" / "two.cpp").write_text("")
-    fails = 'case "$*" in *one.cpp*) printf "no \\351 space" >&2; exit 1;; esac'  # in Latin-1
-    waits = f'case "$*" in *two.cpp*) sleep 0.3; : > "{tmp_path / "ended"}";; esac'
-    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", f"{fails}\n{waits}"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
+    other = tmp_path / "other"
+    fails = f'while [ ! -s "{other}" ]; do sleep 0.01; done; printf "no \\351 space" >&2; exit 1'  # in Latin-1
+    waits = f'echo $$ > "{other}"; exec sleep 60'
+    cases = f'case "$*" in *one.cpp*) {fails};; *two.cpp*) {waits};; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", cases))
     with pytest.raises(subprocess.CalledProcessError) as error:
         compiled_library.build(tmp_path / "cache")
     assert "space" in error.value.stderr
-    assert (tmp_path / "ended").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(other.read_text()), 0)
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_as_many_compilers_run_at_once_as_there_are_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    for name in ("two", "three", "four"):
+        (tmp_path / "cpp" / f"{name}.cpp").write_text("")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
+    log = tmp_path / "log"
+    noted = f'case "$*" in *" -c "*) echo begins >> "{log}"; sleep 0.1; "$REAL" "$@"; echo ends >> "{log}"; exit;; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", noted))
+    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).one() == 1
+    steps = [1 if line == "begins" else -1 for line in log.read_text().split()]
+    assert max(itertools.accumulate(steps)) == 2
 
 
 def test_processes_that_start_at_once_build_one_library(tmp_path, monkeypatch):
