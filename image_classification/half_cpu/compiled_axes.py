@@ -8,12 +8,13 @@ import functools
 import paddle
 
 from .compiled_library import load
-from .compiled_places import split_at
+from .compiled_places import Taken, split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
 from .linear_map import LinearMap
-from .onednn_memory import contiguous, new_like
+from .onednn_memory import as_images, as_rows, contiguous, is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
@@ -89,6 +90,36 @@ def _place(is_minimum):
     return kernel
 
 
+def largest_of_images(original, args, kwargs):
+    """Kernel of ``max_pool2d_with_index(x, kernel_size, strides, paddings, global_pooling, adaptive, ceil_mode)`` of
+    whole images: the first of equal numbers has the gradient."""
+    names = ("x", "kernel_size", "strides", "paddings", "global_pooling", "adaptive", "ceil_mode")
+    x, size, _, _, whole, adaptive, _ = bound(args, kwargs, names, ([1, 1], [0, 0], False, False, False))
+    if x.ndim != 4 or not pays(x, numel(x)) or not (whole or adaptive and list(size) == [1, 1]):
+        return NotImplemented
+    batch, channels, height, width = x.shape
+    if is_channels_last(x):
+        lines, axis = _reshaped(_viewed(x, as_rows, as_images), [batch, height * width, channels]), 1
+    else:
+        lines, axis = _reshaped(x, [batch, channels, height * width]), 2
+    index = _place(0)(original, (lines, axis, True), {})
+    if index is NotImplemented:
+        return NotImplemented
+    found = Taken.apply(lines, index, axis, index.shape, True)
+    result = [batch, channels, 1, 1]
+    return _reshaped(found, result), reshape(index, result).astype("int32")
+
+
+def _viewed(x, there, back):
+    """Return the view there(x), whose gradient back(...) makes one of x."""
+    return there(x) if x.stop_gradient else LinearMap.apply(x, there, back)
+
+
+def _reshaped(x, shape):
+    own = x.shape
+    return _viewed(x, lambda tensor: reshape(tensor, shape), lambda gradient: reshape(gradient, own))
+
+
 class Length(PyLayer):
     """The root of the sum of squares over neighbouring axes."""
 
@@ -151,6 +182,7 @@ KERNELS = {
     "argmin": _place(1),
     "cumsum": cumsum,
     "max": _extreme(0),
+    "max_pool2d_with_index": largest_of_images,
     "min": _extreme(1),
     "p_norm": norm,
 }

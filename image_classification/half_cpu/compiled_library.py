@@ -202,7 +202,7 @@ def compiler():
 
 
 def build(folder, flags=FLAGS):
-    """Return the path of the library in `folder`; it is compiled, in seconds, unless it is there and whole.
+    """Return the path of the library in `folder`; it is compiled, in about a minute, unless it is there and whole.
 
     Raises:
         OSError, subprocess.SubprocessError: it cannot be compiled or written.
@@ -225,7 +225,7 @@ def build(folder, flags=FLAGS):
         if not _is_whole(path):
             for left in folder.glob("tmp*"):  # by one that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            logger.info("half_cpu compiles its kernels for this machine, once: they will be in %s", folder)
+            logger.info("half_cpu compiles its kernels for this machine, once, in a minute: they will be in %s", folder)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = _compile(program, runtime, flags, Path(scratch))
                 with open(made, "ab") as file:

@@ -269,6 +269,26 @@ def test_place_without_an_axis_is_that_among_all_numbers(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 3, 1]], ids=["planes", "rows"])
+def test_largest_of_whole_images_is_paddles_and_the_first_of_equal_ones_has_the_gradient(order, dtype, monkeypatch):
+    values = np.random.default_rng(0).integers(-3, 3, (2, 19, 5, 7)).transpose(order).astype(FLOAT32)
+    values[0, 0, 0, 1:3] = np.nan, -np.inf
+    calls, results = Calls(monkeypatch, "max_pool2d_with_index"), []
+    for number_format, backend in (("float32", "reference"), (dtype, "counted")):
+        leaf = paddle.to_tensor(values).astype(number_format).transpose(np.argsort(order).tolist()).detach()
+        leaf.stop_gradient = False
+        with half_cpu.dispatch(backend=backend):
+            largest, places = F.adaptive_max_pool2d(leaf, 1, return_mask=True)
+        largest.backward(paddle.arange(38).reshape([2, 19, 1, 1]).astype(largest.dtype))
+        results.append((largest, places, leaf.grad))
+    assert calls.served
+    (largest, places, gradient), (found, found_places, found_gradient) = results
+    assert found_places.dtype == places.dtype and found.dtype == found_gradient.dtype == leaf.dtype
+    for one, other in ((found, largest), (found_places, places), (found_gradient, gradient)):
+        np.testing.assert_array_equal(one.astype(FLOAT32).numpy(), other.astype(FLOAT32).numpy())
+
+
+@pytest.mark.parametrize("dtype", ALL)
 def test_kernel_of_an_empty_index_or_mask_leaves_it_to_the_reference(dtype):
     kernels = half_cpu.kernels.find("onednn").kernels
     x, index = paddle.zeros([2, 3], dtype), paddle.zeros([0], "int64")

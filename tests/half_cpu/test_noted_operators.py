@@ -43,6 +43,7 @@ FUNCTIONS = {
     "images that others read": lambda x: gated(x.transpose([0, 3, 1, 2])),
     "einsum": lambda x: paddle.einsum("bhwc,bijc->bhwij", x, x * 2) * 0.1,
     "einsum by a kernel": lambda x: paddle.einsum("bhqc,bhkc->bhqk", x.detach(), x) + x.mean(3, keepdim=True),
+    "largest of images": lambda x: x * F.adaptive_max_pool2d(x.transpose([0, 3, 1, 2]), 1).transpose([0, 2, 3, 1]),
     "stack": lambda x: stacked(x.tile([20, 1, 1, 1])),
     "slopes": lambda x: sloped(x.tile([20, 1, 1, 1]), x.mean([0, 2, 3])),
 }

@@ -77,6 +77,7 @@ def cases(batch):
         "avg_pool 2x2 stride 2": (lambda x: F.avg_pool2d(x, 2), [(batch, 256, 56, 56)]),
         "avg_pool whole": (lambda x: F.adaptive_avg_pool2d(x, 1), [(batch, 2048, 7, 7)]),
         "avg_pool to 7x7": (lambda x: F.adaptive_avg_pool2d(x, 7), [pyramid]),
+        "max_pool whole": (lambda x: F.adaptive_max_pool2d(x, 1), [pyramid]),
         "gate of squeeze-and-excitation": (lambda x, gate: x * gate, [gated, one]),
         "sigmoid gate": (lambda x, y: x * F.sigmoid(y), [gated, gated]),
         "concat": (lambda x, y: paddle.concat([x, y], axis=1), [pyramid, (batch, 32, 28, 28)]),
