@@ -10,7 +10,7 @@ from .op_names import CAST, words
 EXACT = words(
     """
     cast assign full full_like full_with_tensor empty empty_like zeros ones zeros_like ones_like
-    reshape transpose squeeze unsqueeze flatten slice strided_slice split split_with_num unbind stack concat
+    reshape transpose squeeze unsqueeze flatten slice strided_slice diagonal split split_with_num unbind stack concat
     view_shape view_slice view_dtype contiguous shape shape64 numel is_empty
     cast_ assign_ assign_out_ assign_value_ full_ fill_ reshape_ squeeze_ unsqueeze_ flatten_ transpose_
     set_ share_data_ share_data copy_to memcpy memcpy_d2h memcpy_h2d coalesce_tensor coalesce_tensor_

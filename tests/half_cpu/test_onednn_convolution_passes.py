@@ -8,11 +8,11 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
-from image_classification.half_cpu import compiled, onednn_convolution_passes
+from image_classification.half_cpu import compiled, onednn_convolution_passes, onednn_library
 from image_classification.half_cpu.compiled_tiles import has_tiles
 from image_classification.half_cpu.onednn_convolution import conv2d_transpose
 from image_classification.half_cpu.onednn_convolution_passes import _describe, plan
-from image_classification.half_cpu.onednn_primitives import cache
+from image_classification.half_cpu.onednn_primitives import cache, servable
 from tests.helpers.onednn_cases import CASES
 from tests.helpers.onednn_runs import ALL, needs_onednn, run, tensors
 from tests.helpers.policies import Policy
@@ -189,12 +189,24 @@ def test_depthwise_convolution_and_its_gradients_are_those_of_float32(dtype, ima
     assert_is_paddles_float32(x, weight, stride=stride, padding=padding, dilation=dilation, groups=image[0])
 
 
-@pytest.mark.parametrize(("width", "served"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("width", "served"), [(1, False), (3, True)])
 def test_transposed_convolution_whose_gradient_needs_our_kernels_is_declined_without_them(monkeypatch, width, served):
+    x, filters = paddle.randn([2, 8, 1, width]).astype("bfloat16"), paddle.randn([8, 8, 4, 4]).astype("bfloat16")
+    if compiled.formats() - {onednn_library.FLOAT16} or not servable(x):
+        pytest.skip("bfloat16 is not oneDNN's here")
     monkeypatch.setattr(compiled, "formats", frozenset)
     with paddle.no_grad():
-        result = conv2d_transpose(None, (paddle.randn([2, 8, 1, width]), paddle.randn([8, 1, 4, 4]), [4, 4]), {})
+        result = conv2d_transpose(None, (x, filters, [4, 4]), {})
     assert (result is not NotImplemented) == served
+
+
+@pytest.mark.parametrize(("dtype", "channels", "served"), [
+    ("float32", 3, False), ("float16", 3, False), ("bfloat16", 1, False), ("float32", 8, True), ("bfloat16", 3, True),
+])  # fmt: skip
+def test_transposed_convolution_to_few_channels_is_left_to_paddle(dtype, channels, served):
+    x, filters = paddle.randn([2, 8, 6, 6]).astype(dtype), paddle.randn([8, channels, 4, 4]).astype(dtype)
+    if servable(x):
+        assert (conv2d_transpose(None, (x, filters, [2, 2]), {}) is not NotImplemented) == served
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
