@@ -69,8 +69,8 @@ def read_variants():
 
 
 def published(source):
-    """Return the Entry of a registry id, also where it is given as the hub's; None for any other source, None too."""
-    hub = HUB_ID.fullmatch(source or "")
+    """Return the Entry of a registry id, also where it is given as the hub's; None for other sources: paths, None."""
+    hub = HUB_ID.fullmatch(str(source))
     entry = read_registry().get(hub[1] if hub else source)
     return None if hub and entry and entry.url != hub_url(hub[1]) else entry
 
