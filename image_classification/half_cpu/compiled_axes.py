@@ -11,7 +11,7 @@ from .compiled_library import load
 from .compiled_places import Taken, split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
-from .linear_map import LinearMap
+from .linear_map import LinearMap, reshaped
 from .onednn_memory import as_images, as_rows, contiguous, is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 from .paddle_names import reshape
@@ -90,6 +90,9 @@ def _place(is_minimum):
     return kernel
 
 
+argmax = _place(0)
+
+
 def largest_of_images(original, args, kwargs):
     """Kernel of ``max_pool2d_with_index(x, kernel_size, strides, paddings, global_pooling, adaptive, ceil_mode)`` of
     whole images: the first of equal numbers has the gradient."""
@@ -99,25 +102,15 @@ def largest_of_images(original, args, kwargs):
         return NotImplemented
     batch, channels, height, width = x.shape
     if is_channels_last(x):
-        lines, axis = _reshaped(_viewed(x, as_rows, as_images), [batch, height * width, channels]), 1
+        lines, axis = reshaped(LinearMap.apply(x, as_rows, as_images), [batch, height * width, channels]), 1
     else:
-        lines, axis = _reshaped(x, [batch, channels, height * width]), 2
-    index = _place(0)(original, (lines, axis, True), {})
+        lines, axis = reshaped(x, [batch, channels, height * width]), 2
+    index = argmax(original, (lines, axis, True), {})
     if index is NotImplemented:
         return NotImplemented
     found = Taken.apply(lines, index, axis, index.shape, True)
     result = [batch, channels, 1, 1]
-    return _reshaped(found, result), reshape(index, result).astype("int32")
-
-
-def _viewed(x, there, back):
-    """Return the view there(x), whose gradient back(...) makes one of x."""
-    return there(x) if x.stop_gradient else LinearMap.apply(x, there, back)
-
-
-def _reshaped(x, shape):
-    own = x.shape
-    return _viewed(x, lambda tensor: reshape(tensor, shape), lambda gradient: reshape(gradient, own))
+    return reshaped(found, result), reshape(index, result).astype("int32")
 
 
 class Length(PyLayer):
@@ -178,7 +171,7 @@ def cumsum(original, args, kwargs):
 KERNELS = {
     "amax": _extreme(0),
     "amin": _extreme(1),
-    "argmax": _place(0),
+    "argmax": argmax,
     "argmin": _place(1),
     "cumsum": cumsum,
     "max": _extreme(0),

@@ -8,7 +8,7 @@ import paddle
 from .compiled_broadcast import in_order_of, new_small, operands, plan, sum_over, together
 from .compiled_library import load
 from .compiled_worth import asks_gradient, pays
-from .linear_map import LinearMap
+from .linear_map import reshaped
 from .onednn_memory import is_settled, new_like
 from .onednn_primitives import DATA_TYPES, bound, numel, servable
 from .paddle_names import reshape
@@ -96,8 +96,7 @@ def prelu(original, args, kwargs):
     """Kernel of ``prelu(x, weight, data_format, mode)`` with one slope, or one for each channel."""
     x, weight, data_format, mode = bound(args, kwargs, ("x", "alpha", "data_format", "mode"), ("NCHW", "all"))
     if mode == "channel" and data_format == "NCHW" and x.ndim > 1 and weight.shape == [x.shape[1]]:
-        column = [-1] + [1] * (x.ndim - 2)
-        weight = LinearMap.apply(weight, lambda row: reshape(row, column), lambda gradient: reshape(gradient, [-1]))
+        weight = reshaped(weight, [-1] + [1] * (x.ndim - 2))
     elif mode != "all" or numel(weight) != 1:
         return NotImplemented
     return _pair(b"prelu", x, weight)

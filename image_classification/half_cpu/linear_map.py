@@ -1,5 +1,6 @@
 """Linear functions that keep nothing of their argument, such as copies to another order; so is the gradient of each."""
 
+from .paddle_names import reshape
 from .recorded import PyLayer
 
 
@@ -16,3 +17,9 @@ class LinearMap(PyLayer):
     def backward(ctx, gradient):
         """Return back(gradient), the gradient of x."""
         return ctx.back(gradient)
+
+
+def reshaped(x, shape):
+    """Return the view of a tensor with another shape, which a recorded pass may read beside other readers of it."""
+    own = x.shape
+    return LinearMap.apply(x, lambda tensor: reshape(tensor, shape), lambda gradient: reshape(gradient, own))
