@@ -199,6 +199,7 @@ def test_folder_without_splits_is_split_by_a_fixed_fifth(tmp_path):
     assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == ([8, 4], [2, 1])
     names = [dataset.describe(index) for dataset in (train, val) for index in range(len(dataset))]
     assert sorted(names) == sorted(str(tmp_path / name) for name in written)
+    assert ["ab".index(os.path.basename(os.path.dirname(name))) for name in names] == [*train.labels, *val.labels]
 
 
 def test_stratified_split_takes_the_largest_remainders():
