@@ -188,13 +188,16 @@ def layer_norm(original, args, kwargs):
     """Kernel of ``layer_norm(x, scale, bias, epsilon, begin_norm_axis)``; a half x may have float32 parameters."""
     values = bound(args, kwargs, ("x", "scale", "bias", "epsilon", "begin_norm_axis"), (None, None, 1e-5, 1))
     x, scale, shift, epsilon, axis = values
-    if not servable(x) or scale is None or not 0 < axis < x.ndim:
+    if not servable(x) or not 0 < axis < x.ndim:
         return NotImplemented
-    shift = constant(paddle.zeros_like, scale) if shift is None else shift
-    if not scale.shape == shift.shape == [math.prod(x.shape[axis:])]:
+    given, shape = [tensor for tensor in (scale, shift) if tensor is not None], [math.prod(x.shape[axis:])]
+    dtype = given[0].dtype if given else _FLOAT32
+    if dtype not in DATA_TYPES or any(tensor.dtype is not dtype or tensor.shape != shape for tensor in given):
         return NotImplemented  # Paddle words the error
-    if scale.dtype is not shift.dtype or scale.dtype not in DATA_TYPES:
-        return NotImplemented
+    scale, shift = (
+        constant(paddle.full, shape, value, dtype) if tensor is None else tensor
+        for tensor, value in ((scale, 1.0), (shift, 0.0))
+    )
     return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)
 
 

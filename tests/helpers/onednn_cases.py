@@ -137,6 +137,9 @@ CASES = {
         "layer_norm", lambda x, w, b: F.layer_norm(x, [5, 33], w, b, 1e-6), [(3, 5, 33), (165,), (165,)], False),
     "layer_norm-without-shift": (
         "layer_norm", lambda x, w: F.layer_norm(x, 33, w, None, 1e-6), [(3, 5, 33), (33,)], False),
+    "layer_norm-without-scale": (
+        "layer_norm", lambda x, b: F.layer_norm(x, 33, None, b, 1e-6), [(3, 5, 33), (33,)], False),
+    "layer_norm-of-nothing-else": ("layer_norm", lambda x: F.layer_norm(x, 33, None, None, 1e-6), [(3, 5, 33)], False),
     "attention": ("attention", lambda qkv: layers.attention(qkv, 4, 0.25), [(2, 13, 3 * 4 * 16)], True),
     "attention-three-samples-a-token": ("attention", lambda qkv: layers.attention(qkv, 2, 0.5), [(12, 4, 96)], True),
     "attention-bias": (
