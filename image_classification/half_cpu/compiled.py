@@ -163,9 +163,9 @@ def layer_norm_backward(*key):
 
 
 def _batch_norm_constants(images, epsilon, flags):
-    batch, channels, height, width = images.shape
-    last = images.strides[1] == 1
-    shape = (batch * height * width, channels, 1) if last else (batch, channels, height * width)
+    batch, channels, *places = images.shape
+    pixels = math.prod(places)
+    shape = (batch * pixels, channels, 1) if images.strides[1] == 1 else (batch, channels, pixels)
     return images.data_type, *shape, epsilon, bool(flags & onednn.USE_GLOBAL_STATS)
 
 

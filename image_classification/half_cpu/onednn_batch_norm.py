@@ -1,4 +1,4 @@
-"""Batch normalisation of image batches [B, C, H, W], with float32 statistics; with what comes before or after it, too.
+"""Batch normalisation with float32 statistics; of image batches [B, C, H, W] with what comes before or after it, too.
 
 Where a convolution comes before and nothing is trained, normalisation, sum and activation are done on the convolution's
 float32 sums. Otherwise the sum with a residual and the activation are done in the pass that normalises, and in the one
@@ -11,6 +11,7 @@ import paddle
 from . import compiled, paddle_names
 from . import onednn_library as onednn
 from .composites import ACTIVATIONS
+from .linear_map import reshaped
 from .onednn_convolution import Convolution
 from .onednn_convolution_passes import plan, run, runs_in_float32
 from .onednn_memory import (
@@ -23,7 +24,7 @@ from .onednn_memory import (
     ordered_like,
     settled,
 )
-from .onednn_primitives import Layout, bound, cache, layout, new_tensor, servable
+from .onednn_primitives import Layout, bound, cache, layout, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
 from .scope import constant, made_once
@@ -149,16 +150,25 @@ def batch_norm(original, args, kwargs):
     values = bound(args, kwargs, _NAMES, ())
     x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, moves = values
     given = use_global_stats or is_test and not moves  # a norm may use its batch's in evaluation too
-    if shift is None and scale is not None:  # Paddle's own has no gradient for one alone
-        shift = constant(paddle.zeros_like, scale)
-    elif scale is None and shift is not None:
-        scale = constant(paddle.ones_like, shift)
-    return _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given)
+    is_image = x.ndim == 4 and data_format == "NCHW"
+    if not is_image and (x.ndim < 2 or x.dtype is _FLOAT32 or not compiled.formats()):
+        return NotImplemented  # in float32 Paddle's own takes no longer
+    channels = x.shape[-1 if data_format == "NHWC" else 1]
+    dtype = next((tensor.dtype for tensor in (scale, shift) if tensor is not None), _FLOAT32)
+    scale, shift = (  # Paddle's own has no gradient for one alone
+        constant(paddle.full, [channels], value, dtype) if tensor is None else tensor
+        for tensor, value in ((scale, 1.0), (shift, 0.0))
+    )
+    arguments = scale, shift, mean, variance, epsilon, momentum
+    if data_format != "NHWC" or not servable(x):
+        return _normalised(x, *arguments, data_format, given)
+    found = _normalised(reshaped(x, [numel(x) // channels, channels]), *arguments, "NCHW", given)
+    return found if found is NotImplemented else (reshaped(found[0], x.shape), *found[1:])
 
 
 def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format, given, activation=None, residual=None):
     """Return what the operator returns, its first result after the sum and the activation; nobody reads the last."""
-    if not servable(x) or x.ndim != 4 or not _are_served(x.shape[1], scale, shift, mean, variance, data_format):
+    if not servable(x) or not _are_served(x.shape[1], scale, shift, mean, variance, data_format):
         return NotImplemented
     momentum = None if given else float(momentum)
     out = BatchNorm.apply(x, scale, shift, mean, variance, float(epsilon), momentum, activation, residual)
@@ -189,6 +199,8 @@ def _fits(norm, activation, dtype, shape, residual):
     """Return whether the kernel has what follows images of a shape: a plain BatchNorm, a sum and an activation."""
     if not compiled.formats() or not paddle_names.is_plain(norm, paddle.nn.BatchNorm2D) or not _knows(activation):
         return False
+    if len(shape) != 4:
+        return False  # Paddle words the error
     if residual is None:
         return True
     is_alike = residual.dtype is dtype and tuple(residual.shape) == tuple(shape)

@@ -13,6 +13,7 @@ from tests.helpers.onednn_runs import (
     FLOAT32,
     HALVES,
     ROUNDING,
+    Calls,
     needs_onednn,
     run,
     statistics,
@@ -61,6 +62,40 @@ def test_batch_norm_updates_the_running_statistics_as_paddle_does(dtype):
         results.append((mean.numpy(), variance.numpy()))
     for actual, expected in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5)  # sums of 60 float32 terms
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("shape", "channels", "order", "alike"),
+    [
+        ((9, 24), 24, "NC", (9, 24, 1, 1)),
+        ((4, 24, 7), 24, "NCL", (4, 24, 7, 1)),
+        ((2, 24, 3, 2, 5), 24, "NCDHW", (2, 24, 6, 5)),
+        ((4, 7, 24), 24, "NLC", (4, 7, 1, 24)),
+        ((4, 5, 3, 24), 24, "NHWC", (4, 5, 3, 24)),
+    ],
+    ids=["rows", "lines", "volumes", "lines-channels-last", "channels-last"],
+)
+def test_batch_norm_of_other_axes_has_the_bits_of_images(shape, channels, order, alike, dtype, trains, monkeypatch):
+    def as_it_is(x, scale, shift):
+        return F.batch_norm(x, *statistics(channels), scale, shift, training=trains, data_format=order)
+
+    def as_images(x, scale, shift):
+        images = x.reshape(alike)
+        if order.endswith("C") and x.ndim > 2:
+            images = images.transpose([0, 3, 1, 2])
+        images = F.batch_norm(images, *statistics(channels), scale, shift, training=trains)
+        if order.endswith("C") and x.ndim > 2:
+            images = images.transpose([0, 2, 3, 1])
+        return images.reshape(shape)
+
+    calls = Calls(monkeypatch, "batch_norm")
+    inputs = tensors([shape, (channels,), (channels,)], dtype)
+    found, expected = (run(function, inputs, "counted") for function in (as_it_is, as_images))
+    assert calls.served == 2
+    for one, other in zip([found[0], *found[1]], [expected[0], *expected[1]], strict=True):
+        assert (one.astype(FLOAT32).numpy() == other.astype(FLOAT32).numpy()).all()
 
 
 def test_batch_norm_rounds_the_moved_statistics_as_single_operators_do_and_counts_as_a_write():

@@ -127,6 +127,8 @@ CASES = {
         True),
     "batch_norm-evaluation": (
         "batch_norm", lambda x, w, b: F.batch_norm(x, *statistics(8), w, b), [(4, 8, 5, 3), (8,), (8,)], False),
+    "batch_norm-without-parameters": (
+        "batch_norm", lambda x: F.batch_norm(x, *statistics(8), training=True), [(4, 8, 5, 3)], True),
     "batch_norm-after-conv": (
         "batch_norm", lambda x, w, s, b: F.batch_norm(F.conv2d(x, w), *statistics(8), s, b, training=True),
         [(4, 8, 5, 3), (8, 8, 1, 1), (8,), (8,)], True),
