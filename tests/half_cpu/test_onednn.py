@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu
@@ -17,6 +18,7 @@ from image_classification.half_cpu import (
 )
 from tests.helpers.onednn_cases import AFTER_ROUNDING, CASES, FEWER_ROUNDINGS
 from tests.helpers.onednn_runs import (
+    ALL,
     BFLOAT16,
     FLOAT32,
     HALVES,
@@ -72,6 +74,21 @@ def test_float32_kernel_against_paddle_agrees_to_float32_accuracy(case, monkeypa
     # 1e-5 of the largest value: sums of up to 165 float32 terms and oneDNN's erf and exp, good to 2^-20
     for one, other in zip([actual, *gradients], [expected, *expected_gradients], strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("case", [case for case, (_, _, shapes, _) in CASES.items() if len(shapes) > 1])
+def test_gradient_of_one_input_alone_is_that_among_all(case, monkeypatch):
+    """As of images for a saliency, or of a penalty; Paddle's engine refuses it of a PyLayer with several arguments."""
+    name, function, shapes, _ = CASES[case]
+    inputs = tensors(shapes, FLOAT32)
+    Calls(monkeypatch, name)
+    with half_cpu.dispatch(backend="counted"):
+        result = function(*inputs)
+        every = paddle.grad(result, inputs, retain_graph=True)
+        alone = [paddle.grad(result, tensor, retain_graph=True)[0] for tensor in inputs]
+    for found, expected in zip(alone, every, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    assert all(tensor.grad is None for tensor in inputs)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -161,3 +178,45 @@ def test_kernel_that_rounds_less_is_closer_to_float64_than_the_reference(case):
         for backend in ("onednn", "reference")
     )
     assert kernel < reference
+
+
+ROWS_OF_PIXELS = {  # what takes images as [B, H, W, C]
+    "conv2d": (lambda x, w, order: F.conv2d(x, w, padding=1, data_format=order), [(2, 8, 6, 7), (8, 8, 3, 3)]),
+    "conv2d-strided": (lambda x, w, order: F.conv2d(x, w, stride=2, data_format=order), [(2, 8, 6, 7), (8, 8, 3, 3)]),
+    "depthwise_conv2d": (
+        lambda x, w, order: F.conv2d(x, w, padding=1, groups=8, data_format=order), [(2, 8, 6, 7), (8, 1, 3, 3)]),
+    "conv2d_transpose": (
+        lambda x, w, order: F.conv2d_transpose(x, w, stride=2, data_format=order), [(2, 8, 6, 7), (8, 8, 3, 3)]),
+    "pool2d": (lambda x, order: F.max_pool2d(x, 3, 2, 1, data_format=order), [(2, 8, 6, 7)]),
+    "pool2d-means": (lambda x, order: F.avg_pool2d(x, 3, 2, 1, data_format=order), [(2, 8, 6, 7)]),
+    "pool2d-whole": (lambda x, order: F.adaptive_avg_pool2d(x, 1, data_format=order), [(2, 8, 6, 7)]),
+    "bilinear_interp": (
+        lambda x, order: F.interpolate(x, scale_factor=2, mode="bilinear", data_format=order), [(2, 8, 6, 7)]),
+    "bicubic_interp": (
+        lambda x, order: F.interpolate(x, size=[5, 9], mode="bicubic", data_format=order), [(2, 8, 6, 7)]),
+    "group_norm": (
+        lambda x, w, b, order: F.group_norm(x, 2, 1e-5, w, b, data_format=order), [(2, 8, 6, 7), (8,), (8,)]),
+    "prelu": (lambda x, w, order: F.prelu(x, w, data_format=order), [(2, 8, 6, 7), (8,)]),
+    "pixel_shuffle": (lambda x, order: F.pixel_shuffle(x, 2, data_format=order), [(2, 8, 6, 7)]),
+    "pixel_unshuffle": (lambda x, order: F.pixel_unshuffle(x, 2, data_format=order), [(2, 8, 6, 8)]),
+    "channel_shuffle": (lambda x, order: F.channel_shuffle(x, 2, data_format=order), [(2, 8, 6, 7)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("case", ROWS_OF_PIXELS)
+def test_images_with_their_channels_last_have_the_bits_of_others(case, dtype, monkeypatch):
+    function, shapes = ROWS_OF_PIXELS[case]
+    calls = Calls(monkeypatch, case.partition("-")[0])
+    rows, *others = tensors(shapes, dtype)
+    rows = rows.detach().transpose([0, 2, 3, 1]).contiguous()
+    rows.stop_gradient = False
+    inputs = [rows, *others]
+
+    def of_images(rows, *others):
+        return function(rows.transpose([0, 3, 1, 2]), *others, "NCHW").transpose([0, 2, 3, 1])
+
+    found, expected = run(lambda *each: function(*each, "NHWC"), inputs, "counted"), run(of_images, inputs, "counted")
+    assert calls.served == 2 or (case, dtype) == ("prelu", FLOAT32)  # small ones are left to Paddle
+    for one, other in zip([found[0], *found[1]], [expected[0], *expected[1]], strict=True):
+        np.testing.assert_array_equal(one.astype(FLOAT32).numpy(), other.astype(FLOAT32).numpy())
