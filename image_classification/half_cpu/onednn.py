@@ -9,6 +9,7 @@ import functools
 import platform
 
 from . import (
+    channels_last,
     compiled,
     compiled_activations,
     compiled_axes,
@@ -152,7 +153,11 @@ def _guarded(kernel):
 
 
 def _all_guarded(table):
-    return {operator: _guarded(kernel) for operator, kernel in table.items()}
+    """Return a table of kernels that decline by themselves, those of images in either format."""
+    return {
+        operator: _guarded(channels_last.of_rows(kernel) if operator in channels_last.OPERATORS else kernel)
+        for operator, kernel in table.items()
+    }
 
 
 def _first_of(first, second):
