@@ -12,7 +12,11 @@ from .runtime import UserError, progress_bar
 NO_IMAGE = "the evaluation has no image: all of them are corrupt, and DATA.SKIP_CORRUPT left them out"
 
 
-def evaluate(model, precision, loader, parallel, class_report=None):
+class EvaluationStopped(Exception):
+    """The evaluation was to stop before its last batch."""
+
+
+def evaluate(model, precision, loader, parallel, class_report=None, stop=lambda: False):
     """Return ``{"top1", "top5", "loss", "images", "non_finite", "seconds"}`` over every image exactly once.
 
     The same on all processes, which must hold the same weights and running statistics. Accuracies are fractions 0-1;
@@ -21,13 +25,14 @@ def evaluate(model, precision, loader, parallel, class_report=None):
 
     Raises:
         UserError: there was no image, or one that cannot be read, on every process, which can all go on.
+        EvaluationStopped: ``stop()`` was True on one of them before a batch; on every process, too.
     """
     model.eval()
-    start, failures = time.monotonic(), []
+    start, failures, stops = time.monotonic(), [], []
     accumulator = Accumulator()
     bar = progress_bar(loader.num_images, "evaluate", "img", parallel.is_main)
     with paddle.no_grad(), half_cpu.frozen(model), bar:
-        for images, labels in _readable(loader, parallel, failures):
+        for images, labels in _readable(loader, parallel, failures, stop, stops):
             with precision.forward_context():
                 logits = parallel.predict(model, paddle.to_tensor(images))
             logits = logits.astype("float32")
@@ -37,6 +42,8 @@ def evaluate(model, precision, loader, parallel, class_report=None):
             bar.update(len(labels))
     model.train()
     raise_together(parallel, failures[0] if failures else None)
+    if parallel.any(any(stops)):
+        raise EvaluationStopped
     total = Accumulator()
     total.merge(_sum(accumulator.sums, parallel))
     result = total.result()
@@ -47,9 +54,9 @@ def evaluate(model, precision, loader, parallel, class_report=None):
     return result | {"seconds": time.monotonic() - start}
 
 
-def _readable(loader, parallel, failures):
-    """Yield the batches up to the first that this process, or one that makes its passes with it, cannot read; why goes
-    into `failures` where it is this one."""
+def _readable(loader, parallel, failures, stop, stops):
+    """Yield the batches up to the first that this process, or one that makes its passes with it, cannot read, or before
+    which it is to stop; why goes into `failures` where it is this one, and what `stop` says of each into `stops`."""
     batches = iter(loader)
     while True:
         batch = None
@@ -57,7 +64,8 @@ def _readable(loader, parallel, failures):
             batch = next(batches, None)
         except UserError as error:
             failures.append(error)
-        if parallel.any_in_pass(bool(failures)) or batch is None:
+        stops.append(batch is not None and stop())
+        if parallel.any_in_pass(bool(failures) or stops[-1]) or batch is None:
             return
         yield batch
 

@@ -200,7 +200,7 @@ def train(trainer, parts, folder, report):
     trainer.add_hooks(folder_hooks(parts, folder, report))
     with stop_on_signal(trainer):
         trainer.fit()
-    if trainer.stopping and trainer.progress.epoch < epochs:
+    if trainer.progress.epoch < epochs or trainer.evaluation is None:
         logger.info(f"stopped by {trainer.stop_reason}; continue with {resume_word(folder.path)}")
     elif parts.parallel.is_main:
         logger.info(result_table(report))
@@ -208,13 +208,14 @@ def train(trainer, parts, folder, report):
 
 @contextlib.contextmanager
 def stop_on_signal(trainer):
-    """SIGTERM and the first Ctrl-C end the run after the running step, with a checkpoint; a second Ctrl-C at once."""
+    """SIGTERM and the first Ctrl-C end the run after the running step, or batch of an evaluation, with a checkpoint; a
+    second Ctrl-C at once."""
 
     def request_stop(number, frame):
         if trainer.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         trainer.request_stop("a signal")
-        get_logger().info(f"{signal.Signals(number).name}: stopping after this step")
+        get_logger().info(f"{signal.Signals(number).name}: stopping after this step or batch")
 
     check_interrupts()
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -20,7 +20,7 @@ import paddle
 from . import checkpoint, half_cpu
 from .amp import Precision, StepResult
 from .config import to_yaml
-from .evaluation import evaluate, raise_together
+from .evaluation import EvaluationStopped, evaluate, raise_together
 from .hooks import Hook
 from .metrics import ClassReport, num_correct
 from .optim import load_optimizer_state, optimizer_state
@@ -104,15 +104,16 @@ class Trainer:
             getattr(hook, event)(self)
 
     def request_stop(self, reason: str) -> None:
-        """End the run, on all processes, with the running step; `reason` is said at the end."""
+        """End the run, on all processes, with the running step or batch; `reason` is said at the end."""
         self.stop_requested, self.stop_reason = True, reason
 
     def fit(self) -> None:
-        """Train to the last epoch, or to the end of the step in which a stop was requested."""
+        """Train to the last epoch, or to the end of the step or batch in which a stop was requested."""
         start = time.monotonic() - self.progress.seconds
         self.call("before_train")
         if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:  # only what a kill left unwritten is left to do
-            self.evaluation = self._evaluate_classes()
+            with contextlib.suppress(EvaluationStopped):
+                self.evaluation = self._evaluate_classes()
         while self.progress.epoch < self.config.TRAIN.NUM_EPOCHS and not self.stopping:
             self.train_epoch(start)
             self.progress.seconds = time.monotonic() - start
@@ -163,10 +164,13 @@ class Trainer:
         if is_last or progress.epoch % self.config.VALIDATE_FREQ == 0:
             try:
                 self.evaluate()
-            except UserError:
+            except (UserError, EvaluationStopped) as error:
                 progress.epoch, progress.batch = progress.epoch - 1, num_batches  # a resume evaluates it first
                 self.call("on_unreadable")
-                raise
+                if isinstance(error, UserError):
+                    raise
+                self.stopping = True
+                return
             progress.seconds = time.monotonic() - start  # before the epoch's report and checkpoint
         self.stopping = self.parallel.any(self.stop_requested)
         self.call("after_epoch")
@@ -185,7 +189,6 @@ class Trainer:
         """Make one optimizer step of ``window`` micro-batches; the first of them took ``waited`` seconds before."""
         self.call("before_step")
         start = time.perf_counter()
-        num_images = 0
         self.optimizer.set_lr(self.schedule(self.progress.step))
         micro_batches = MicroBatches(batches, window, waited)
         undo = snapshot(self.model, self.parallel) if window > 1 else None  # the first batch has been read before
@@ -195,12 +198,11 @@ class Trainer:
             self._end_unreadable(micro_batches.failure)
         for loss, correct, count in results:
             self.mean.add(loss, correct, count)
-            num_images += count
         result = self.precision.step(self.optimizer)
         self.progress.batch += window
         self._count(result)
-        seconds = time.perf_counter() - start + waited
-        self.timer.add(seconds, micro_batches.reader_seconds, num_images * self.parallel.data_size)
+        num_images = sum(count for *_, count in results) * self.parallel.data_size
+        self.timer.add(time.perf_counter() - start + waited, micro_batches.reader_seconds, num_images)
 
     def _end_unreadable(self, failure: UserError | None) -> None:
         """Save the steps so far and end the run on all processes; the next step is the first of a resume."""
@@ -238,11 +240,14 @@ class Trainer:
         self.call("after_evaluation")
 
     def _evaluate_classes(self) -> dict[str, Any]:
-        if self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS:
-            self.class_report = ClassReport(self.config.MODEL.NUM_CLASSES)
+        is_last = self.progress.epoch >= self.config.TRAIN.NUM_EPOCHS
+        report = ClassReport(self.config.MODEL.NUM_CLASSES) if is_last else None
         average_statistics(self.parallel, self.model, self.ema.state_dict())
         with self.ema.applied(self.model):
-            return evaluate(self.model, self.precision, self.eval_loader, self.parallel, self.class_report)
+            parts = self.model, self.precision, self.eval_loader, self.parallel
+            result = evaluate(*parts, report, lambda: self.stop_requested)
+        self.class_report = report
+        return result
 
     def state(self) -> dict[str, Any]:
         """Return the complete state of the run; every process must call it.
@@ -271,9 +276,8 @@ class Trainer:
 
     def _of_run_folder(self) -> dict[str, Any]:
         run: dict[str, Any] = {}
-        if self.parallel.is_main:
-            for hook in self.hooks:
-                hook.on_save(self, run)
+        for hook in self.hooks if self.parallel.is_main else ():
+            hook.on_save(self, run)
         return run
 
     def load_state(self, state, path):

@@ -1,11 +1,13 @@
 """What an evaluation measures: the model in evaluation mode, in its precision's context, each image once."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import pytest
 
 from image_classification import amp, half_cpu
-from image_classification.evaluation import evaluate, raise_together
+from image_classification.evaluation import EvaluationStopped, evaluate, raise_together
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
 from image_classification.metrics import ClassReport
@@ -112,3 +114,14 @@ def test_process_says_its_own_failure_before_that_of_another(own, said):
 
     with pytest.raises(UserError, match=said):
         raise_together(OneOfTwo(), own and UserError(own))
+
+
+@pytest.mark.parametrize(("batches", "end"), [(2, pytest.raises(EvaluationStopped)), (3, contextlib.nullcontext())])
+def test_evaluation_that_is_to_stop_ends_at_its_next_batch_unless_it_was_the_last(batches, end):
+    precision = amp.build_precision("fp32")
+    model = model_of(precision)
+    seen = runs_of(model.fc)
+    with end:
+        evaluate(model, precision, LOADER, SingleProcess(), stop=lambda: len(seen) == batches)
+    assert seen == [4, 4, 2][:batches]
+    assert model.training

@@ -339,7 +339,7 @@ def test_run_ends_only_where_all_processes_agreed_on_it(moment):
     trainer.fit()
     assert agreed[-1] and not any(agreed[:-1])
     assert (trainer.progress.epoch, trainer.progress.batch) == {
-        "before_step": (0, 1), "after_step": (0, 2), "before_evaluation": (1, 0), "after_epoch": (1, 1),
+        "before_step": (0, 1), "after_step": (0, 2), "before_evaluation": (0, 3), "after_epoch": (1, 1),
     }[moment]  # fmt: skip
 
 

@@ -27,7 +27,8 @@ class Hook:
     def after_evaluation(self, trainer): ...
 
     def on_unreadable(self, trainer):
-        """Where a process cannot read an image of the next step, or of an evaluation, or an evaluation has none.
+        """Where a process cannot read an image of the next step, or of an evaluation, or an evaluation has none, or is
+        to stop.
 
         The run ends; a resume begins with that step or evaluation. Where a step came before, in the same epoch, that
         can be ``after_step`` of it instead, with ``trainer.stopping``.

@@ -16,9 +16,10 @@ from tests.helpers.small_runs import MODES, config_of, trainer_of
 # forgotten: the run is stopped between the two bad steps, where an epoch ends, and between the good ones, inside one.
 BAD_STEPS = (2, 3)
 STOPS = {
-    "mid-epoch": (5, "before_step"),
-    "epoch-end": (3, "after_evaluation"),
-    "last-step": (3, "before_step"),  # of an epoch, which is still to be evaluated
+    "mid-epoch": (5, "before_step", 4),
+    "epoch-end": (3, "after_evaluation", 0),
+    "last-step": (3, "before_step", 5),  # of an epoch, which is still to be evaluated
+    "evaluation": (3, "before_evaluation", 5),  # which does not begin
 }
 SCALING = {"init_scale": 2.0**10, "growth_interval": 3, "hysteresis": 2}
 
@@ -27,11 +28,11 @@ class Spoil(Hook):
     """Makes the loss of the bad steps infinite, notes what is said of each step, and stops the run after one of them.
 
     Args:
-        stop: how many steps are to be taken, and where the signal comes.
+        stop: how many steps are to be taken, where the signal comes, how many micro-batches of the epoch are done.
     """
 
-    def __init__(self, stop=(None, None)):
-        self.stop_after, self.moment = stop
+    def __init__(self, stop=(None, None, None)):
+        self.stop_after, self.moment, _ = stop
         self.losses, self.epochs = [], []
 
     def before_train(self, trainer):
@@ -47,9 +48,12 @@ class Spoil(Hook):
     def after_step(self, trainer):
         self.losses.append((taken(trainer), trainer.mean.loss, trainer.mean.top1, trainer.precision.loss_scale))
 
-    def after_evaluation(self, trainer):
-        if self.moment == "after_evaluation" and taken(trainer) == self.stop_after:
+    def before_evaluation(self, trainer, moment="before_evaluation"):
+        if self.moment == moment and taken(trainer) == self.stop_after:
             trainer.request_stop("the test")
+
+    def after_evaluation(self, trainer):
+        self.before_evaluation(trainer, "after_evaluation")
 
     def after_epoch(self, trainer):
         self.epochs.append((trainer.progress.epoch, trainer.mean.loss, trainer.mean.top1, trainer.evaluation["loss"]))
@@ -106,6 +110,7 @@ def test_resumed_run_has_the_bits_of_the_uninterrupted_one(mode, dtype, stop, tm
     path = tmp_path / "latest.pdparams"
     saved = checkpoint.load(path)
     assert saved["progress"]["step"] + saved["progress"]["skipped_steps"] == stop[0]
+    assert saved["progress"]["batch"] == stop[2]
     spoil = Spoil()
     second = make(mode, dtype, spoil)
     second.load_state(saved, path)
