@@ -4,12 +4,14 @@ import dataclasses
 import os
 import zlib
 
+import paddle
+
 from . import amp, data
 from .config import Config
 from .config.schema import Amp
 from .distillation import Distillation, Teacher
 from .ema import build_ema
-from .freeze import freeze
+from .freeze import freeze, names_to_freeze
 from .hooks import (
     CheckpointHook,
     EmaHook,
@@ -47,6 +49,7 @@ class Parts:
     teacher: Teacher | None = None  # of a training with distillation
     linears: frozenset = frozenset()  # names of linear layers' weights, for files in PyTorch's layout
     weights: str | None = None  # pretrained ones that the model was filled with; the file, where a folder was named
+    hooks: tuple[Hook, ...] = ()  # the user's own
 
     @property
     def class_names(self):
@@ -67,6 +70,7 @@ def build_parts(config, build_model, parallel):
         find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)
+    hooks = _try(config, build_model)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -100,7 +104,29 @@ def build_parts(config, build_model, parallel):
         train = config.TRAIN
         criterion = Distillation(criterion, train.DISTILLATION_TYPE, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
     loaders = train_loader, eval_loader
-    return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights)
+    return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights, hooks)
+
+
+def _try(config, build_model):
+    """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
+
+    Raises:
+        UserError: the model, TRAIN.FREEZE, HOOKS, the augmentation or the teacher cannot be as they are configured.
+    """
+    with paddle.LazyGuard():  # shapes only, no memory
+        names_to_freeze(make_model(config, build_model), config.TRAIN.FREEZE)
+    if config.EVAL:
+        return ()
+    data.build_train_transform(config)
+    kind, teacher = config.TRAIN.DISTILLATION_TYPE, config.MODEL.TEACHER
+    if kind != "none":
+        if teacher is None:
+            raise UserError(f"TRAIN.DISTILLATION_TYPE {kind}: needs MODEL.TEACHER, the weights")
+        try:
+            find_weights(teacher)
+        except UserError as error:
+            raise UserError(f"MODEL.TEACHER {teacher}: {error}") from None
+    return tuple(load_hooks(config.TRAIN.HOOKS))
 
 
 def _images_of(loaders):
@@ -131,13 +157,11 @@ def build_teacher(config, device, parallel):
     the student's size, and positions are resampled to it.
 
     Raises:
-        UserError: there is no teacher, nobody says what it is, its weights do not fit, or its classes are others.
+        UserError: nobody says what it is, its weights do not fit, or its classes are others.
     """
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return None
     weights, data = config.MODEL.TEACHER, config.DATA
-    if weights is None:
-        raise UserError(f"TRAIN.DISTILLATION_TYPE {config.TRAIN.DISTILLATION_TYPE}: needs MODEL.TEACHER, the weights")
     entry = published(weights)
     variant = entry.variant if entry else os.path.basename(weights).removesuffix(".pdparams")
     sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
@@ -194,7 +218,7 @@ def build_trainer(parts):
         optimizer=optimizer,
         schedule=build_schedule(config.TRAIN, steps, global_batch_size),
         ema=build_ema(config.TRAIN, precision.model_state_dict(model), config.TRAIN.NUM_EPOCHS * steps),
-        hooks=[EmaHook(), TotalBatchSizeHook(), LogHook(), *load_hooks(config.TRAIN.HOOKS)],
+        hooks=[EmaHook(), TotalBatchSizeHook(), LogHook(), *parts.hooks],
     )
 
 

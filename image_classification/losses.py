@@ -1,17 +1,14 @@
 """Training loss: cross entropy for hard and soft targets, with label smoothing, class weights and the focal factor."""
 
-import math
-
 import numpy as np
 import paddle
 from paddle.nn import functional
 
+from .config.schema import BALANCED
 from .runtime import UserError, some_of
 
 # Keeps the derivative of (1 - p) ** gamma finite for gamma < 1 where a prediction is certain; not 0 in float16 either.
 _SMALLEST_DOUBT = 1e-6
-
-BALANCED = "balanced"  # the one word that TRAIN.CLASS_WEIGHTS may be
 
 
 def build_criterion(config, dataset=None):
@@ -21,29 +18,18 @@ def build_criterion(config, dataset=None):
         dataset: the training images, whose labels are counted for balanced weights; None in an evaluation.
 
     Raises:
-        UserError: a value is out of range, there is not one weight per class, or nothing to count.
+        UserError: there is not one weight per class, or nothing to count.
     """
     train = config.TRAIN
     weights = train.CLASS_WEIGHTS
     if weights == BALANCED:
         weights = None if dataset is None else _balanced_weights(config, dataset)
-    if not 0 <= train.SMOOTHING < 1:
-        raise UserError(f"TRAIN.SMOOTHING: {train.SMOOTHING} is not at least 0 and below 1")
-    if not (math.isfinite(train.FOCAL_GAMMA) and train.FOCAL_GAMMA >= 0):
-        raise UserError(f"TRAIN.FOCAL_GAMMA: {train.FOCAL_GAMMA} is not a number >= 0")
-    if isinstance(weights, str):
-        raise UserError(f"TRAIN.CLASS_WEIGHTS: {weights!r}: allowed are a list of numbers and {BALANCED}")
-    if weights is not None:
-        if len(weights) != config.MODEL.NUM_CLASSES:
-            raise UserError(f"TRAIN.CLASS_WEIGHTS: {len(weights)} weights for {config.MODEL.NUM_CLASSES} classes")
-        if not all(math.isfinite(weight) and weight > 0 for weight in weights):
-            raise UserError("TRAIN.CLASS_WEIGHTS: every weight must be a number above 0")
+    if weights is not None and len(weights) != config.MODEL.NUM_CLASSES:
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {len(weights)} weights for {config.MODEL.NUM_CLASSES} classes")
     return Criterion(train.SMOOTHING, weights, train.FOCAL_GAMMA)
 
 
 def _balanced_weights(config, dataset):
-    if config.DATA.BALANCED:
-        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: DATA.BALANCED draws each class equally often already")
     if dataset.labels is None:
         raise UserError(
             f"TRAIN.CLASS_WEIGHTS: {BALANCED}: {config.DATA.DATASET} has its labels in the records, where they are not"

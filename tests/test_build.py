@@ -103,9 +103,17 @@ def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
         build_parts(config_of(MODEL=pretrained, EVAL=True), build_net, SingleProcess())
 
 
-@pytest.mark.parametrize("key", ["PRETRAINED", "RESUME"])
-def test_missing_weights_are_named_before_the_data_are_looked_for(key, tmp_path):
-    config = config_of(data={"DATASET": "folder", "DATA_PATH": str(tmp_path / "gone")},
-                       MODEL={key: str(tmp_path / "weights.pdparams")})  # fmt: skip
-    with pytest.raises(UserError, match=rf"-{key.lower()}: .*weights.pdparams: no such file"):
-        run(config, build_net, SingleProcess())
+@pytest.mark.parametrize(("sections", "message"), [
+    ({"MODEL": {"PRETRAINED": "gone.pdparams"}}, "-pretrained: .*gone.pdparams: no such file"),
+    ({"MODEL": {"RESUME": "gone.pdparams"}}, "-resume: .*gone.pdparams: no such file"),
+    ({"MODEL": {"TEACHER": "gone.pdparams"}, "train": {"DISTILLATION_TYPE": "soft"}}, "MODEL.TEACHER gone.*no such"),
+    ({"train": {"DISTILLATION_TYPE": "soft"}}, "TRAIN.DISTILLATION_TYPE soft: needs MODEL.TEACHER"),
+    ({"train": {"FREEZE": ["bm.*"]}}, "TRAIN.FREEZE: 'bm.*' matches no parameter"),
+    ({"train": {"HOOKS": ["nowhere:Mine"]}}, "TRAIN.HOOKS: 'nowhere:Mine'"),
+    ({"train": {"COLOR_JITTER": [0.1, 0.2]}}, "TRAIN.COLOR_JITTER"),
+    ({"data": {"IMAGE_CHANNELS": 2, "IMAGENET_MEAN": [0, 0], "IMAGENET_STD": [1, 1]}}, "IMAGE_CHANNELS: .*found 2"),
+])  # fmt: skip
+def test_what_a_configuration_has_wrong_is_said_before_the_data_are_looked_for(sections, message, tmp_path):
+    data = {"DATASET": "folder", "DATA_PATH": str(tmp_path / "gone")} | sections.pop("data", {})
+    with pytest.raises(UserError, match=message):
+        run(config_of(data=data, **sections), build_net, SingleProcess())

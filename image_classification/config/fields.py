@@ -25,9 +25,9 @@ def option(
 ) -> Any:
     """Return a dataclass field with its help text and limits.
 
-    ``minimum`` and ``maximum`` are included, ``above`` and ``below`` are not; a choice may be written in large or small
-    letters; ``meant`` has words that are none, in small letters, and what somebody wants who writes one; ``rising``
-    values go from the smallest to the largest.
+    ``minimum`` and ``maximum`` are included, ``above`` and ``below`` are not; a word beside numbers has no limits. A
+    choice may be written in large or small letters; ``meant`` has words that are none, in small letters, and what
+    somebody wants who writes one; ``rising`` values go from the smallest to the largest.
 
     ``recipe`` False: it belongs to one invocation, and is not handed on to the next one.
     """
@@ -76,7 +76,7 @@ def within(value: Any, limits: Mapping[str, Any]) -> Any:
         ("below", operator.ge, "less than"),
     ):
         bound = limits.get(name)
-        if bound is not None and fails(value, bound):
+        if bound is not None and not isinstance(value, str) and fails(value, bound):
             raise ValueError(f"expected {words} {bound}")
     return choices[value.lower()] if choices else value
 

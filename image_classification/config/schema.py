@@ -19,6 +19,7 @@ PRECISION_MODES = ("fp32", "auto", "O0", "O1", "O2", "O3", "naive")
 FLOAT32_MODES = ("fp32", "O0")  # those that have no half format
 HALF_DTYPES = ("float16", "bfloat16")
 HALF_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16"} | {name: name for name in HALF_DTYPES}
+BALANCED = "balanced"  # the one word that TRAIN.CLASS_WEIGHTS may be
 DISTILLATIONS = ("none", "soft", "hard")
 DATASETS = ("digits", "imagenet2012", "imagenet_tfrecord", "cifar10", "cifar100", "caltech101", "folder", "list",
             "tar_shards", "synthetic")  # fmt: skip
@@ -157,8 +158,8 @@ class Train:
     WEIGHT_DECAY: float = option(0.05, "weight decay; biases, norms and what the model names have none", minimum=0)
     GRAD_CLIP: float | None = option(None, "largest global gradient norm; none: no clipping", above=0)
     ACCUM_ITER: int = option(1, "micro-batches whose gradients make one step", minimum=1)
-    SMOOTHING: float = option(0.0, "label smoothing", minimum=0, maximum=1)
-    COLOR_JITTER: tuple[float, ...] = option((0.0,), "strength for brightness, contrast, saturation[, hue <= 0.5]")
+    SMOOTHING: float = option(0.0, "label smoothing", minimum=0, below=1)
+    COLOR_JITTER: tuple[float, ...] = option((0.0,), "brightness, contrast, saturation[, hue <= 0.5]", minimum=0)
     AUTO_AUGMENT: bool = option(False, "AutoAugment; at most one of AUTO_, RAND_, TRIVIAL_ and THREE_AUGMENT")
     AUTO_AUGMENT_POLICY: str = option("imagenet", "learned policy of AUTO_AUGMENT", choices=("imagenet", "cifar10"))
     RAND_AUGMENT: bool = option(False, "RandAugment")
@@ -182,7 +183,7 @@ class Train:
     MIXUP_SWITCH_PROB: float = option(0.5, "share of CutMix where both are on", minimum=0, maximum=1)
     FREEZE: tuple[str, ...] = option((), "patterns of parameters that stay as they are: layer1.*; !head*: all but it")
     CLASS_WEIGHTS: tuple[float, ...] | str | None = option(
-        None, "factor of each class in the loss; balanced: by its share of the training images; none: all alike"
+        None, "factor of each class in the loss; balanced: by its share of training images; none: all alike", above=0
     )
     FOCAL_GAMMA: float = option(0.0, "focal loss: exponent of (1 - p); 0: cross entropy", minimum=0)
     DISTILLATION_TYPE: str = option(
@@ -192,7 +193,7 @@ class Train:
     DISTILLATION_TAU: float = option(1.0, "soft: temperature of both", above=0)
     MAX_SKIPPED_STEPS: int = option(50, "non-finite steps in a row after which the run stops", minimum=1)
     MODEL_EMA: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
-    MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, maximum=1)
+    MODEL_EMA_DECAY: float = option(0.99996, "decay of the moving average", minimum=0, below=1)
     PROFILE_STEP: int | None = option(
         None, "first of ten steps that the profiler records, then the run ends; none: off", minimum=0, recipe=False
     )

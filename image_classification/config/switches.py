@@ -3,7 +3,7 @@
 import dataclasses
 
 from ..runtime import UserError
-from .schema import FLOAT32_MODES, PRECISION_MODES, WITHOUT_FOLDER, Config
+from .schema import BALANCED, FLOAT32_MODES, PRECISION_MODES, WITHOUT_FOLDER, Config
 
 
 def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
@@ -11,8 +11,9 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a folder of runs beside the run's own, a teacher that nobody asks, a profile of an evaluation,
-            no epoch that is left, epochs done beside a checkpoint, or a comparison of float32 with itself.
+            have none, a folder of runs beside the run's own, a teacher that nobody asks, classes that
+            are weighted by another word, or twice, a profile of an evaluation, no epoch that is left, epochs done
+            beside a checkpoint, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
@@ -27,6 +28,11 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
     if teacher and train.DISTILLATION_TYPE == "none" and not config.EVAL:
         raise UserError(f"-teacher_model_path={teacher}: TRAIN.DISTILLATION_TYPE is none: set it to soft or hard, or "
                         "leave the teacher out")  # fmt: skip
+    weights = train.CLASS_WEIGHTS
+    if isinstance(weights, str) and weights != BALANCED:
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {weights!r}: allowed are a list of numbers and {BALANCED}")
+    if weights == BALANCED and config.DATA.BALANCED and not config.EVAL:
+        raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: DATA.BALANCED draws each class equally often already")
     if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
         raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
     if config.EVAL and of_command_line.TRAIN.PROFILE_STEP is not None:

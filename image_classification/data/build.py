@@ -7,7 +7,6 @@ from ..runtime import UserError, cards_variable, cores, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes, given_classes, place_of
 from .dali import DaliLoader, check_supported
-from .decode import check_channels
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -116,8 +115,6 @@ def build_eval_transform(data):
 
 def _loader(config, dataset, transform, order, batch_size, world_size, training):
     data = config.DATA
-    if data.DATASET != "synthetic":  # whose arrays have as many channels as are asked for
-        check_channels(data.IMAGE_CHANNELS)
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(

@@ -11,6 +11,7 @@ from .caltech101 import has_caltech101, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
 from .classes import given_classes, wrong_number
 from .datasets import check_labels, require_folder
+from .decode import check_channels
 from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
 from .synthetic import SyntheticDataset
@@ -123,6 +124,8 @@ def build_dataset(config, split):
     Raises:
         UserError: a missing or malformed file, more classes than MODEL.NUM_CLASSES, or a label outside of it.
     """
+    if config.DATA.DATASET != "synthetic":  # whose arrays have as many channels as are asked for
+        check_channels(config.DATA.IMAGE_CHANNELS)
     name = config.DATA.DATASET
     if config.DATA.DOWNLOAD:
         if name not in DOWNLOADS:

@@ -141,6 +141,9 @@ def test_amp_switch_and_mode_combine(tmp_path, text, argv, mode):
         ("TRAIN: {NUM_EPOCHS: 1.5}", ["TRAIN.NUM_EPOCHS", "an integer", "1.5"]),
         ("TRAIN: {BASE_LR: fast}", ["TRAIN.BASE_LR", "a number", "'fast'"]),
         ("TRAIN: {ACCUM_ITER: 0}", ["TRAIN.ACCUM_ITER", "at least 1"]),
+        ("TRAIN: {SMOOTHING: 1}", ["TRAIN.SMOOTHING", "less than 1"]),
+        ("TRAIN: {CLASS_WEIGHTS: [1, 0]}", ["TRAIN.CLASS_WEIGHTS", "more than 0"]),
+        ("TRAIN: {COLOR_JITTER: [-0.1]}", ["TRAIN.COLOR_JITTER", "at least 0"]),
         ("TRAIN: 3", ["TRAIN", "section"]),
         ("DATA: {IMAGENET_MEAN: [0.5]}", ["DATA.IMAGENET_MEAN", "IMAGE_CHANNELS 3"]),
         ("AMP: {MODE: '01'}", ["AMP.MODE", "did you mean O1"]),
@@ -327,6 +330,8 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["-eval", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: AMP.MODE fp32 computes in float32: add -amp"),
         ("", ["-last_epoch=2", "-resume=run"], "-last_epoch=2: the checkpoint of -resume knows how many"),
         ("", ["-amp", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: compares evaluations: add -eval"),
+        ("TRAIN: {CLASS_WEIGHTS: even}", [], "CLASS_WEIGHTS: 'even': allowed are a list of numbers and balanced"),
+        ("TRAIN: {CLASS_WEIGHTS: balanced}", ["-opts", "DATA.BALANCED=True"], "balanced: DATA.BALANCED draws each"),
     ],
 )
 def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected):
