@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -189,16 +190,20 @@ def cache_folder():
 
 
 def compiler():
-    """Return the path of the C++ compiler: $CXX, or c++.
+    """Return the words of the C++ compiler, its path first: $CXX, which may have more, as `ccache g++`, or c++.
 
     Raises:
         OSError: there is none.
     """
-    name = os.environ.get("CXX") or "c++"
-    path = shutil.which(name)
+    name = os.environ.get("CXX", "").strip() or "c++"
+    try:
+        first, *words = [name] if shutil.which(name) else shlex.split(name)  # a path may have blanks
+    except ValueError as error:
+        raise OSError(f"no C++ compiler: {name}: {error}") from None
+    path = shutil.which(first)
     if path is None:
-        raise OSError(f"no C++ compiler: {name} not found")
-    return path
+        raise OSError(f"no C++ compiler: {first} not found")
+    return path, *words
 
 
 def build(folder, flags=FLAGS):
@@ -228,8 +233,10 @@ def build(folder, flags=FLAGS):
             logger.info("half_cpu compiles its kernels for this machine, once, in a minute: they will be in %s", folder)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = _compile(program, runtime, flags, Path(scratch))
-                with open(made, "ab") as file:
-                    file.write(hashlib.sha256(made.read_bytes()).digest())
+                content = made.read_bytes() if made.exists() else b""
+                if content[:4] != b"\x7fELF":
+                    raise OSError(f"{' '.join(program)}: ended without an error, and without a library")
+                made.write_bytes(content + hashlib.sha256(content).digest())
                 made.rename(path)
     return path
 
@@ -259,10 +266,10 @@ def _is_whole(path):
 
 
 def _fingerprint(program, runtime, flags):
-    version = _run([program, "--version"])
+    version = _run([*program, "--version"])
     with open("/proc/cpuinfo") as file:
         processor = next((line for line in file if line.startswith("flags")), "")
-    digest = hashlib.sha256("\0".join((program, version, processor, str(runtime), *flags)).encode())
+    digest = hashlib.sha256("\0".join((*program, version, processor, str(runtime), *flags)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:20]
@@ -273,11 +280,11 @@ def _compile(program, runtime, flags, scratch):
     objects, commands = [], []
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(scratch / f"{source.stem}.o")
-        commands.append([program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])])
+        commands.append([*program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])])
     _run(*commands)
     path = scratch / "kernels.so"
     # Without -fopenmp: it would link the compiler's own OpenMP runtime.
-    _run([program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)])
+    _run([*program, "-shared", *map(str, objects), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(path)])
     return path
 
 

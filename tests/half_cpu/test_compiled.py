@@ -359,7 +359,7 @@ def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
 def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
     """The processor here may have more; the compiler is told to use AVX2 only."""
     wrapper = tmp_path / "c++"
-    wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()}" "$@" -march=x86-64-v3\n')
+    wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()[0]}" "$@" -march=x86-64-v3\n')
     wrapper.chmod(0o755)
     environment = os.environ | {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["ONEDNN_MAX_CPU_ISA"] = "AVX2"

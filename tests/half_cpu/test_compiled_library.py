@@ -46,7 +46,7 @@ def test_kernels_compile_for_every_kind_of_processor(tmp_path, processor):
     """Those who test have one of them; another has other branches of the sources, such as AMX."""
     sources = sorted(compiled_library.SOURCES.iterdir())
     flags = [flag for flag in compiled_library.FLAGS if flag not in ("-O3", "-march=native")]
-    command = [compiled_library.compiler(), *flags, f"-march={processor}", "-w"]
+    command = [*compiled_library.compiler(), *flags, f"-march={processor}", "-w"]
     # The system's headers, which are most of what each source would be read with, are read once.
     lines = {line for path in sources for line in path.read_text().splitlines() if line.startswith("#include <")}
     header = tmp_path / "system.h"
@@ -68,7 +68,7 @@ def small_sources(folder):
 
 def small_compiler(path, commands):
     """Write a compiler that runs these commands of the shell first, with the real one as $REAL."""
-    path.write_text(f'#!/bin/sh\nREAL="{compiled_library.compiler()}"\n{commands}\nexec "$REAL" "$@"\n')
+    path.write_text(f'#!/bin/sh\nREAL="{compiled_library.compiler()[0]}"\n{commands}\nexec "$REAL" "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -99,6 +99,15 @@ def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypa
     with pytest.raises(ProcessLookupError):
         os.kill(int(other.read_text()), 0)
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_compiler_may_have_words_of_its_own_and_a_path_with_blanks(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    program = small_compiler(tmp_path / "my compiler", "")
+    monkeypatch.setenv("CXX", f"'{program}' -Done=two")
+    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).two() == 1
+    monkeypatch.setenv("CXX", program)
+    assert compiled_library.compiler() == (program,)
 
 
 def test_as_many_compilers_run_at_once_as_there_are_cores(tmp_path, monkeypatch):
@@ -138,6 +147,8 @@ def locked(cache, held):
 
 @pytest.mark.parametrize(("sources", "why"), [
     ("no compiler", "no C++ compiler: no-such-compiler not found"),
+    ("no words", "no C++ compiler: 'g++: No closing quotation"),
+    ("idle compiler", "compiler: ended without an error, and without a library"),
     ("no folder", "half_cpu: cannot be written to: Not a directory; XDG_CACHE_HOME may name another folder"),
     ("no home", "XDG_CACHE_HOME may name a folder for them"),
     ("full disk", "File size limit exceeded"),
@@ -150,7 +161,11 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why,
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if sources == "no compiler":
-        monkeypatch.setenv("CXX", "no-such-compiler")
+        monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    elif sources == "no words":
+        monkeypatch.setenv("CXX", "'g++")
+    elif sources == "idle compiler":
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "exit 0"))
     elif sources == "no folder":
         (tmp_path / "cache").write_text("a file where the folder should be")
     elif sources == "no home":  # a container's user without a name
