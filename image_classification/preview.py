@@ -1,6 +1,7 @@
 """Images as a model sees them, without a data set: for predictions, pictures and checks of exported models."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage, decode
 from .data.normalize import Normalize
 from .files.plain import read_plain, read_text
-from .runtime import UserError
+from .runtime import UserError, get_logger
+from .runtime.errors import some_of
 
 WORDNET_NUMBER = re.compile(r"n\d{8}")  # the names of ImageNet's class folders, in the order of its classes
 IMAGENET_CLASSES = Path(__file__).resolve().parent / "weights" / "imagenet_classes.txt"
@@ -69,4 +71,8 @@ def class_names(config, path=None):
             raise UserError(f"-class_names: {path}:{index + 1}: {what}")
     if len(names) != count:
         raise UserError(f"-class_names: {path}: has {len(names)} lines, the model has {count} classes")
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
+    if twice is not None:  # ImageNet has two cranes
+        where = some_of([index + 1 for index, name in enumerate(names) if name == twice])
+        get_logger().warning(f"-class_names: {path}: {twice} stands in lines {where}: nothing tells them apart")
     return names

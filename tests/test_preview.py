@@ -8,12 +8,14 @@ from image_classification.runtime import UserError
 from tests.helpers.model_tools import VARIANT
 
 
-def test_class_names_come_from_a_file_or_imagenet(tmp_path):
+def test_class_names_come_from_a_file_or_imagenet(tmp_path, caplog):
     _, config = zoo.load_model(VARIANT)
     (tmp_path / "names.txt").write_text("".join(f"{index} sign {index}\n" for index in range(10)))
     assert class_names(config, tmp_path / "names.txt")[3] == "sign 3"
+    assert not caplog.messages
     (tmp_path / "windows.txt").write_bytes("\ufeff".encode() + b"a sign\r\n" * 10 + b"\r\n\r\n")
     assert class_names(config, tmp_path / "windows.txt") == ["a sign"] * 10
+    assert "windows.txt: a sign stands in lines 1, 2, 3, 4, 5 and 5 more: nothing tells" in caplog.text
     with pytest.raises(UserError, match="^-class_names: .*hole.txt:2: is empty"):
         (tmp_path / "hole.txt").write_text("a\n \n" + "b\n" * 8)
         class_names(config, tmp_path / "hole.txt")

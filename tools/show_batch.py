@@ -3,7 +3,8 @@
     python tools/show_batch.py batch.png -cfg=image_classification/ViT/configs/vit_tiny_digits.yaml
     python tools/show_batch.py other.png -cfg=... -data_path=/dataset/imagenet -opts TRAIN.RAND_AUGMENT=True
 
-Takes every option of the training commands. Below each image stands its label; a mixed image has its two largest.
+Takes every option of the training commands but weights and precision. Below each image stands its label; a mixed image
+has its two largest.
 """
 
 import sys
@@ -16,12 +17,14 @@ import cv2
 import numpy as np
 
 from image_classification.config import make_parser, preview_config, refuse_run_options
+from image_classification.config.command_line import FLAGS
 from image_classification.runtime import Parser, UserError, atomic_write, command, refuse_existing
 
 MAX_IMAGES = 64
 FORMATS = (".png", ".jpg", ".webp")
 BORDER = 4
 CAPTION = 16
+UNREAD = ("amp", "pretrained", "teacher_model_path", *FLAGS["Precision"])
 SMALLEST_TILE = 96  # pixels; smaller images are enlarged so that the captions can be read
 
 
@@ -42,6 +45,9 @@ def main(arguments):
     refuse_existing(options.path, "PICTURE")
     config = preview_config([f"-cfg={options.cfg}", *options.words])
     refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
+    for word in options.words:
+        if word.partition("=")[0].lstrip("-") in UNREAD:
+            raise UserError(f"{word}: the first training batch is drawn, which does not depend on it; leave it out")
     from image_classification.data import build_train_loader
 
     loader = build_train_loader(config)

@@ -125,6 +125,11 @@ class Parser(argparse.ArgumentParser):
             UserError: an unknown option, with the nearest one, a missing or a wrong value.
         """
         found, unknown = self.parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.nargs in ("+", "*") and not action.option_strings:  # argparse takes those in a row alone
+                words = [word for word in unknown if word[:1] != "-"]
+                setattr(found, action.dest, [*getattr(found, action.dest), *words])
+                unknown = [word for word in unknown if word not in words]
         if unknown:
             self.refuse(unknown[0])
         return found

@@ -57,6 +57,10 @@ def test_option_given_twice_has_its_last_value_and_says_so_or_all_where_it_takes
     assert made.parse_args(["x"]).opts == []
 
 
+def test_words_of_a_list_may_have_options_between_them():
+    assert parser().parse_args(["x", "a", "-json=out", "b", "-num_workers=2", "c"]).images == ["a", "b", "c"]
+
+
 def test_words_behind_two_dashes_are_values():
     assert parser().parse_args(["x", "--", "-num_workers"]).images == ["-num_workers"]
 
