@@ -280,7 +280,7 @@ def _compile(program, runtime, flags, scratch):
     objects, commands = [], []
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(scratch / f"{source.stem}.o")
-        commands.append([*program, *flags, "-w", "-c", str(source), "-o", str(objects[-1])])
+        commands.append([*program, *flags, "-w", "-pipe", "-c", str(source), "-o", str(objects[-1])])
     _run(*commands)
     path = scratch / "kernels.so"
     # Without -fopenmp: it would link the compiler's own OpenMP runtime.

@@ -110,7 +110,7 @@ def temporary_home() -> Iterator[None]:
         OSError: names the home; there is no temporary folder that can be written to, either.
     """
     kept, home = os.environ.get("HOME"), Path(os.path.expanduser("~"))
-    if home.is_absolute() and not any(why_unwritable(home / name) for name in (".cache/paddle", ".visualdl")):
+    if home.is_absolute() and all(_takes(home / name) for name in (".cache/paddle", ".visualdl")):
         yield
         return
     try:
@@ -127,6 +127,18 @@ def temporary_home() -> Iterator[None]:
                 del os.environ["HOME"]
             else:
                 os.environ["HOME"] = kept
+
+
+def _takes(folder: Path) -> bool:
+    """Return whether something can be written into a folder, or where it would be made; full disks and NFS say it only
+    where something is."""
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+    except OSError:
+        return False
+    return True
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:

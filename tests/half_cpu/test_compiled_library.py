@@ -110,6 +110,18 @@ def test_compiler_may_have_words_of_its_own_and_a_path_with_blanks(tmp_path, mon
     assert compiled_library.compiler() == (program,)
 
 
+def test_compiler_that_is_killed_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
+    """Ctrl-C, or another one that failed, ends compilers by SIGKILL: what they write to a file stays."""
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    plan = f'case "$*" in *" -c "*) "$REAL" "$@" "-###" 2> "{tmp_path / "plan"}";; esac'
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", plan))
+    compiled_library.build(tmp_path / "cache")
+    plan = (tmp_path / "plan").read_text()
+    assert "one.cpp" in plan and "temporary" not in plan
+
+
 def test_as_many_compilers_run_at_once_as_there_are_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     for name in ("two", "three", "four"):

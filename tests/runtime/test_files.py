@@ -85,11 +85,16 @@ def test_home_when_it_can_be_written_to_stays(monkeypatch, tmp_path):
     assert tmp_path.exists()
 
 
-@pytest.mark.parametrize("file", ["home", "home/.cache", "home/.visualdl"])
+@pytest.mark.parametrize("file", ["home", "home/.cache", "home/.visualdl", "full"])
 def test_home_when_it_cannot_be_written_to_is_another_for_a_while(monkeypatch, tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("no folder, so that not even root can write into it")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if file == "full":  # permissions say yes
+        (tmp_path / "home").mkdir()
+        temporary = tempfile.TemporaryFile
+        full = lambda *words, dir=None: open("/dev/full", "wb") if dir else temporary(*words)  # noqa: E731, SIM115
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OSError), runtime.temporary_home():
         inside = Path.home()
         (inside / ".cache").mkdir()
