@@ -53,7 +53,8 @@ def recount(progress: Progress, units: dict[str, int], own: dict[str, int], batc
     if own | units == own:
         return
     images, accum_iter = progress.batch * units["images_per_batch"], own["images_per_step"] // own["images_per_batch"]
-    progress.batch = images // own["images_per_step"] * accum_iter
+    is_whole = images + units["images_per_batch"] > units.get("images", math.inf)  # only its evaluation is left
+    progress.batch = batches if is_whole else images // own["images_per_step"] * accum_iter
     if progress.batch > batches:
         raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")
     before, progress.step = progress.step, round(progress.step * own["steps_per_epoch"] / units["steps_per_epoch"])

@@ -167,6 +167,7 @@ class ReportHook(Hook):
         self.run.write_report(self.report)
 
     def _update(self, trainer):
+        self.report["images_per_second"] = trainer.timer.images_per_second or self.report.get("images_per_second", 0.0)
         if trainer.progress.batch or self.report.get("epochs") == trainer.progress.epoch:
             return  # nothing new since the last whole epoch
         loss = trainer.mean.loss
@@ -177,7 +178,6 @@ class ReportHook(Hook):
             loss_scale=trainer.precision.loss_scale,
             train_loss=loss if math.isfinite(loss) else None,
             best_top1=trainer.progress.best_top1,
-            images_per_second=trainer.timer.images_per_second,
             seconds=trainer.progress.seconds,
             peak_memory_bytes=peak_memory_bytes(self.report["device"]),
         )

@@ -55,9 +55,12 @@ def test_resumed_run_has_a_report_at_once_only_beside_its_checkpoint(tmp_path, i
     """A folder with a report is a run's: one where nothing was saved yet must be free for the same command again."""
     trainer, hook = EpochTrainer(Progress()), ReportHook(RunFolder(tmp_path), {"device": "cpu"})
     path = (tmp_path if is_own else tmp_path / "elsewhere") / "latest.pdparams"
-    trainer.resumed = Resumed(path, {"report": {"top1": 0.5}})
+    trainer.resumed = Resumed(path, {"report": {"top1": 0.5, "images_per_second": 64.0}})
     hook.before_train(trainer)
     assert hook.report["top1"] == 0.5 and (tmp_path / "report.json").exists() == is_own
+    trainer.progress.epoch, trainer.timer.images_per_second = 1, 0.0  # what was left was an evaluation
+    hook.after_epoch(trainer)
+    assert hook.report["images_per_second"] == 64.0
 
 
 def test_lines_behind_a_checkpoint_are_dropped_where_the_run_goes_on_from_it(tmp_path):
