@@ -118,6 +118,8 @@ def _try(config, build_model):
     if config.EVAL:
         return ()
     data.build_train_transform(config)
+    if config.MODEL.CLASSES_GIVEN:
+        build_criterion(config)
     kind, teacher = config.TRAIN.DISTILLATION_TYPE, config.MODEL.TEACHER
     if kind != "none":
         if teacher is None:

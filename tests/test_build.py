@@ -110,6 +110,7 @@ def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
     ({"train": {"DISTILLATION_TYPE": "soft"}}, "TRAIN.DISTILLATION_TYPE soft: needs MODEL.TEACHER"),
     ({"train": {"FREEZE": ["bm.*"]}}, "TRAIN.FREEZE: 'bm.*' matches no parameter"),
     ({"train": {"HOOKS": ["nowhere:Mine"]}}, "TRAIN.HOOKS: 'nowhere:Mine'"),
+    ({"train": {"CLASS_WEIGHTS": [1, 2]}}, "TRAIN.CLASS_WEIGHTS: 2 weights for 4 classes"),
     ({"train": {"COLOR_JITTER": [0.1, 0.2]}}, "TRAIN.COLOR_JITTER"),
     ({"data": {"IMAGE_CHANNELS": 2, "IMAGENET_MEAN": [0, 0], "IMAGENET_STD": [1, 1]}}, "IMAGE_CHANNELS: .*found 2"),
 ])  # fmt: skip

@@ -1,6 +1,7 @@
 """The points at which a hook is called, and hooks of the user's own."""
 
 import importlib
+import inspect
 
 from ..runtime import UserError
 
@@ -49,7 +50,7 @@ def load_hooks(names):
     """Return new instances of the user's hook classes, named ``module:Class``.
 
     Raises:
-        UserError: a name that does not lead to a subclass of :class:`Hook`.
+        UserError: a name that does not lead to a subclass of :class:`Hook`, or one that wants arguments.
     """
     hooks = []
     for name in names:
@@ -60,5 +61,9 @@ def load_hooks(names):
             raise UserError(f"TRAIN.HOOKS: {name!r}: expected module:Class that can be imported ({error})") from None
         if not (isinstance(kind, type) and issubclass(kind, Hook)):
             raise UserError(f"TRAIN.HOOKS: {name!r}: is not a subclass of image_classification.hooks.Hook")
+        try:
+            inspect.signature(kind).bind()
+        except TypeError as error:
+            raise UserError(f"TRAIN.HOOKS: {name!r}: is made without arguments ({error})") from None
         hooks.append(kind())
     return hooks

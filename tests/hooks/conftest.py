@@ -9,6 +9,7 @@ import pytest
 def user_module(tmp_path, monkeypatch):
     (tmp_path / "my_hooks.py").write_text(
         "from image_classification.hooks import Hook\nclass Mine(Hook):\n    priority = 3\nclass Other: pass\n"
+        "class Needs(Hook):\n    def __init__(self, run): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield

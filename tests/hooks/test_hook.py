@@ -11,7 +11,9 @@ def test_hook_of_the_user_is_made_from_its_name(user_module):
     assert isinstance(hook, Hook) and hook.priority == 3
 
 
-@pytest.mark.parametrize("name", ["my_hooks", "my_hooks:Nobody", "my_hooks:Other", "nowhere:Mine", ":Mine", ""])
+@pytest.mark.parametrize("name", [
+    "my_hooks", "my_hooks:Nobody", "my_hooks:Other", "my_hooks:Needs", "nowhere:Mine", ":Mine", "",
+])  # fmt: skip
 def test_hook_that_cannot_be_made_is_named(user_module, name):
     with pytest.raises(UserError, match="TRAIN.HOOKS"):
         load_hooks([name])
