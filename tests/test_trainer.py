@@ -313,6 +313,17 @@ def test_stop_requested_in_a_step_ends_the_run_after_it():
     assert trainer.progress.batch in (2, 3) and trainer.progress.epoch == 0
 
 
+def test_stop_in_the_evaluation_of_a_finished_run_leaves_no_figures_of_a_part_of_it():
+    """A resume makes it where a kill left something unwritten; pictures and tables of classes follow from it."""
+    trainer = make_trainer(make_batches(2, 4))
+    trainer.progress.epoch, trainer.stop_requested = 1, True
+    trainer.fit()
+    assert trainer.evaluation is None and trainer.class_report is None
+    trainer.stop_requested = False
+    trainer.fit()
+    assert trainer.evaluation["images"] == 10 and trainer.class_report is not None
+
+
 @pytest.mark.parametrize("moment", ["before_step", "after_step", "before_evaluation", "after_epoch"])
 def test_run_ends_only_where_all_processes_agreed_on_it(moment):
     """A signal reaches one process before and another after a vote: none may act on its own until the next."""
