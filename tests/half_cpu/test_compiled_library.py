@@ -157,6 +157,15 @@ def locked(cache, held):
         yield
 
 
+def test_process_that_waits_for_one_that_compiles_says_so(tmp_path, monkeypatch, caplog):
+    """It takes minutes, in which a second run would stand without a word."""
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiled_library, "LIMIT", 0.5)
+    with caplog.at_level(logging.INFO), locked(tmp_path, True), pytest.raises(OSError, match="another process has had"):
+        compiled_library.build(tmp_path / "half_cpu")
+    assert f"another process compiles: {tmp_path / 'half_cpu' / 'lock'}" in caplog.text
+
+
 @pytest.mark.parametrize(("sources", "why"), [
     ("no compiler", "no C++ compiler: no-such-compiler not found"),
     ("no words", "no C++ compiler: 'g++: No closing quotation"),
