@@ -1,11 +1,12 @@
 """A photograph with what a model says of it: the part that it saw, where it looked, and the classes in words."""
 
 import functools
-from pathlib import Path
 
 import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from .fonts import drawable, parts_of
 
 SMALLEST, LARGEST = 224, 1024  # pixels; sides of the photograph in the picture
 LONGEST = 4 * LARGEST  # of a strip, which SMALLEST alone would make longer than a file or the memory holds
@@ -50,24 +51,30 @@ def _with_heat(photo, box, heat):
 
 
 @functools.cache
-def _font():
-    import matplotlib  # its DejaVu has the letters that OpenCV's fonts lack
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", FONT_SIZE)
+def _font(path):
+    return ImageFont.truetype(path, FONT_SIZE)
 
 
 def _caption(lines, width):
-    font, step = _font(), FONT_SIZE + MARGIN
+    step = FONT_SIZE + MARGIN
     image = Image.new("RGB", (width, step * len(lines) + 2 * MARGIN))
     draw = ImageDraw.Draw(image)
-    for number, line in enumerate(lines):
-        draw.text((MARGIN, MARGIN + number * step), _cut(line, font, width - 2 * MARGIN), font=font)
+    for number, line in enumerate(drawable(lines)):
+        place = MARGIN
+        for path, part in parts_of(_cut(line, width - 2 * MARGIN)):
+            base = MARGIN + number * step + FONT_SIZE
+            draw.text((place, base), part, font=_font(path), anchor="ls")
+            place += _font(path).getlength(part)
     return np.asarray(image)
 
 
-def _cut(line, font, width):
-    if font.getlength(line) <= width:
+def _cut(line, width):
+    if _length(line) <= width:
         return line
-    while line and font.getlength(line + "…") > width:
+    while line and _length(line + "…") > width:
         line = line[:-1]
     return line + "…"
+
+
+def _length(line):
+    return sum(_font(path).getlength(part) for path, part in parts_of(line))

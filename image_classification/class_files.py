@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 
+from .fonts import drawable, families_for
 from .runtime import atomic_write
 
 NUM_WORST = 10
@@ -59,9 +60,10 @@ def draw_confusion(confusion, class_names, file):
     axes.set(xlabel="prediction", ylabel="label")
     figure.colorbar(axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, interpolation="nearest"), ax=axes)
     if count <= LARGEST_LABELLED:
-        names = [str(name)[:16] for name in class_names]
-        axes.set_xticks(range(count), names, rotation=90, parse_math=False)  # a $ in a name begins no formula
-        axes.set_yticks(range(count), names, parse_math=False)
+        names = [name if len(name) <= 16 else name[:15] + "…" for name in drawable(map(str, class_names))]
+        style = {"parse_math": False, "fontfamily": families_for(names)}  # a $ in a name begins no formula
+        axes.set_xticks(range(count), names, rotation=90, **style)
+        axes.set_yticks(range(count), names, **style)
     if count <= LARGEST_NUMBERED:
         for label, prediction in np.ndindex(confusion.shape):
             colour = "black" if shares[label, prediction] > 0.6 else "white"  # viridis ends bright

@@ -22,7 +22,7 @@ ORDER = [
     MODELS,
     ["optim", "losses", "distillation", "ema"],
     ["weights"],
-    ["checkpoint_schema", "saved_config"],
+    ["checkpoint_schema", "saved_config", "fonts"],
     ["checkpoint", "run_folder", "class_files", "curves"],
     ["evaluation", "hooks", "progress", "reading", "report", "freeze", "fold", "zoo"],
     ["trainer", "foreign"],
