@@ -11,7 +11,8 @@ from .runtime import atomic_write
 
 NUM_WORST = 10
 LARGEST_LABELLED = 40  # classes; beyond it names would overlap in the picture
-LARGEST_NUMBERED = 20  # classes; beyond it there is no room for a number in each cell
+LONGEST_NAME = 16  # letters
+MOST_DIGITS = 60  # in a row of cells; beyond it numbers would overlap
 
 
 def write_class_files(folder, report, class_names):
@@ -51,24 +52,34 @@ def write_summary(folder, values):
 
 def draw_confusion(confusion, class_names, file):
     """Write the confusion matrix as a picture: rows are labels, columns predictions, colours shares of the label."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     count = len(confusion)
-    figure = Figure(figsize=(8, 7), layout="constrained")
+    figure = Figure(figsize=(8, 7), dpi=120)
     axes = figure.add_subplot()
     axes.set(xlabel="prediction", ylabel="label")
-    figure.colorbar(axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, interpolation="nearest"), ax=axes)
+    room = 0.4  # inches of an axis's ticks and their numbers
     if count <= LARGEST_LABELLED:
-        names = [name if len(name) <= 16 else name[:15] + "…" for name in drawable(map(str, class_names))]
+        names = [_shortened(name) for name in drawable(map(str, class_names))]
         style = {"parse_math": False, "fontfamily": families_for(names)}  # a $ in a name begins no formula
         axes.set_xticks(range(count), names, rotation=90, **style)
         axes.set_yticks(range(count), names, **style)
-    if count <= LARGEST_NUMBERED:
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        room = 0.1 + max(label.get_window_extent(renderer).width for label in axes.get_yticklabels()) / figure.dpi
+    figure.subplots_adjust(left=(room + 0.4) / 8, right=0.99, bottom=(room + 0.4) / 7, top=0.98)
+    figure.colorbar(axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, interpolation="nearest"), ax=axes)
+    if count * len(str(confusion.max())) <= MOST_DIGITS:
         for label, prediction in np.ndindex(confusion.shape):
             colour = "black" if shares[label, prediction] > 0.6 else "white"  # viridis ends bright
             axes.text(prediction, label, str(confusion[label, prediction]), color=colour, ha="center", va="center")
-    figure.savefig(file, dpi=120, format="png")
+    figure.savefig(file, format="png")
+
+
+def _shortened(name):
+    """Return a name with its middle left out where it is long: what tells names apart is at their ends as often."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME // 2]}…{name[1 - LONGEST_NAME // 2 :]}"
 
 
 def _per_class(report, class_names):

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from .runtime import atomic_write
+
 
 def draw_curves(records, path):
     """Write a picture of loss, top-1, learning rate, and loss scale with skipped steps, over the steps taken.
@@ -10,7 +12,9 @@ def draw_curves(records, path):
         records: the lines of `metrics.jsonl` as dictionaries, in their order.
         path: of the picture.
     """
-    figure_of(records).savefig(path, dpi=120)
+    figure = figure_of(records)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def read_series(records):
@@ -30,17 +34,22 @@ def figure_of(records):
     from matplotlib.figure import Figure
 
     series = read_series(records)
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.subplots(2, 2).ravel()
+    figure = Figure(figsize=(11, 7))
+    figure.subplots_adjust(left=0.09, right=0.93, bottom=0.07, top=0.96, wspace=0.22, hspace=0.12)
+    axes = figure.subplots(2, 2, sharex=True).ravel()  # a loss that is no number any more ends before the others
     for axis, name in zip(axes, ("loss", "top1", "lr", "loss_scale"), strict=True):
-        for kind, marker in (("train", ""), ("eval", "o")):
+        for kind in ("train", "eval"):
             if f"{kind}/{name}" in series:
-                axis.plot(*series[f"{kind}/{name}"], marker=marker, markersize=3, label=kind)
-        axis.set(xlabel="step", ylabel=name)
+                steps, values = series[f"{kind}/{name}"]
+                marker = "o" if kind == "eval" or len(steps) == 1 else ""
+                axis.plot(steps, values, marker=marker, markersize=3, label=kind)
+        axis.set_ylabel(name)
         axis.grid(alpha=0.3)
     for axis in axes[:2]:
         if axis.get_lines():
             axis.legend()
+    for axis in axes[2:]:
+        axis.set_xlabel("step")
     axes[3].set_yscale("log", base=2)
     if "train/skipped_steps" in series:
         skipped = axes[3].twinx()

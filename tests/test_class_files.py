@@ -10,7 +10,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from image_classification.class_files import draw_confusion, summary, write_class_files, write_summary
+from image_classification.class_files import _shortened, draw_confusion, summary, write_class_files, write_summary
 from image_classification.metrics import ClassReport
 from image_classification.run_folder import RunFolder
 from image_classification.weights import export_tensors, write_weights
@@ -64,13 +64,14 @@ def test_picture_is_brightest_where_predictions_are(tmp_path):
     assert len(columns) and columns.min() > picture.shape[1] // 2  # first row, last column
 
 
-@pytest.mark.parametrize(("classes", "has_numbers"), [(20, True), (21, False)])
-def test_cells_have_numbers_where_there_is_room(tmp_path, classes, has_numbers):
-    draw_confusion(np.diag(np.full(classes, 888)), [""] * classes, tmp_path / "c.png")
+@pytest.mark.parametrize(("classes", "count", "has_numbers"), [(20, 888, True), (21, 888, False), (12, 888_888, False)])
+def test_cells_have_numbers_where_there_is_room(tmp_path, classes, count, has_numbers):
+    draw_confusion(np.diag(np.full(classes, count)), [""] * classes, tmp_path / "c.png")
     picture = np.asarray(Image.open(tmp_path / "c.png").convert("RGB")).astype(int)
+    picture = picture[:, : picture.shape[1] * 3 // 4]  # without the bar of colours
     yellow = (picture[:, :, 0] > 240) & (picture[:, :, 1] > 220) & (picture[:, :, 2] < 60)  # viridis at 1
-    cell = picture[yellow.any(axis=1)][:30, : picture.shape[1] * 3 // 4]  # the rows of the first cells
-    inside = cell[:, yellow[yellow.any(axis=1)][0, : cell.shape[1]]]
+    cell = picture[yellow.any(axis=1)][:30]  # the rows of the first cells
+    inside = cell[:, yellow[yellow.any(axis=1)][0]]
     assert (inside.max(axis=2) < 60).any() == has_numbers
 
 
@@ -79,9 +80,18 @@ def test_names_with_dollars_are_no_formulas(tmp_path):
     assert Image.open(tmp_path / "c.png").size == (960, 840)
 
 
-def test_picture_of_many_classes_has_no_names(tmp_path):
-    draw_confusion(np.eye(200, dtype=np.int64), [f"{index:050}" for index in range(200)], tmp_path / "c.png")
-    assert Image.open(tmp_path / "c.png").size == (960, 840)
+@pytest.mark.parametrize(("classes", "name"), [(200, 50 * "0"), (2, 50 * "W"), (2, "")])
+def test_nothing_of_the_picture_is_cut_at_its_edges(tmp_path, classes, name):
+    """200 classes have no names; the letters of "label" were cut in half."""
+    draw_confusion(np.eye(classes, dtype=np.int64), [name] * classes, tmp_path / "c.png")
+    picture = np.asarray(Image.open(tmp_path / "c.png").convert("L"))
+    assert picture.shape == (840, 960)
+    assert all((edge == 255).all() for edge in (picture[:3], picture[-3:], picture[:, :3], picture[:, -3:]))
+
+
+def test_long_names_that_differ_at_their_ends_are_told_apart():
+    assert [_shortened(name) for name in ("n02085620-chihuahua-long", "n02085620-chihuahua-short", "cat")] == [
+        "n0208562…ua-long", "n0208562…a-short", "cat"]  # fmt: skip
 
 
 def test_evaluation_in_mixed_precision_states_the_difference_to_float32(tmp_path):

@@ -32,6 +32,13 @@ def test_picture_has_a_line_of_each_kind_and_the_skipped_steps(tmp_path):
     assert Image.open(tmp_path / "curves.png").size == (1320, 840)
 
 
+def test_single_point_is_seen_and_all_curves_have_the_steps_of_the_run():
+    axes = {axis.get_ylabel(): axis for axis in figure_of([RECORDS[0], *RECORDS[2:]]).axes}
+    train, evaluated = axes["loss"].get_lines()
+    assert train.get_marker() == evaluated.get_marker() == "o"
+    assert axes["lr"].get_xlim() == axes["loss"].get_xlim()
+
+
 def test_picture_of_a_run_without_any_line_is_empty(tmp_path):
     draw_curves([], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").exists()

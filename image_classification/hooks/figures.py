@@ -2,7 +2,7 @@
 
 from ..class_files import write_class_files
 from ..curves import draw_curves
-from ..runtime import get_logger, writing_to
+from ..runtime import get_logger
 from .hook import Hook
 
 
@@ -21,8 +21,7 @@ class FiguresHook(Hook):
         self.class_names = class_names
 
     def after_train(self, trainer):
-        with writing_to(self.run.path):
-            draw_curves(self.run.read_metrics(), self.run.path / "curves.png")
+        draw_curves(self.run.read_metrics(), self.run.path / "curves.png")
         if trainer.class_report is not None:
             for line in write_class_files(self.run, trainer.class_report, self.class_names):
                 get_logger().info(line)
