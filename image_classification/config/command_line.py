@@ -8,8 +8,9 @@ from typing import Any
 from ..runtime import Parser, UserError
 from .catalogue import family_of, find_yaml, model_folders, module_of, name_of, shared, signature_of
 from .dialect import family_of_file, flattened, is_foreign, nested, translate
+from .meant import MEANT
 from .merge import Builder, Layer, build_config, read_yaml, split_smoke
-from .schema import HALF_NAMES, PRECISION_MODES, Config
+from .schema import Config
 from .switches import check_switches, with_one_source_of_weights
 from .unread import check_read, check_read_without_run
 from .values import shown
@@ -76,10 +77,6 @@ ALIASES = {
     "e": "eval",
     "evaluate": "eval",
 }
-
-# What stands behind -amp as if it took a value; the parser takes it for the data folder.
-MEANT = {word.lower(): f"-amp_mode={word}? A folder is -data_path={word}" for word in PRECISION_MODES}
-MEANT |= {word: f"-amp_dtype={name}? A folder is -data_path={word}" for word, name in HALF_NAMES.items()}
 
 EPILOG = """\
 every key of the configuration can be set:  -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.NAME=Momentum

@@ -104,14 +104,18 @@ def _read_yaml(path: Path, parents: tuple[Path, ...], layers: list[Layer]) -> No
     layers.append((str(path), mapping))
 
 
+def keys_of() -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Return {dotted key: (type, metadata)} of all that can be set, but for the arguments of models and modes."""
+    keys = dict(_flatten(Config))
+    hidden = ["MODEL.ARGUMENTS", "AMP.OPTIONS", *(key for key, (_, data) in keys.items() if "derived" in data)]
+    return {key: found for key, found in keys.items() if key not in hidden}
+
+
 class _Schema:
     """Dotted key -> (type, metadata), and the rules of the two open sections MODEL and AMP."""
 
     def __init__(self, build_model: Builder | None):
-        self.keys: dict[str, tuple[Any, Mapping[str, Any]]] = dict(_flatten(Config))
-        hidden = ["MODEL.ARGUMENTS", "AMP.OPTIONS", *(key for key, (_, data) in self.keys.items() if "derived" in data)]
-        for key in hidden:
-            del self.keys[key]
+        self.keys = keys_of()
         self.sections = {"": Config, **dict(_sections(Config))}
         self.argument_names: dict[str, str] = {}
         self.said: set[str] = set()  # keys of the layer that is merged, by dots or by sections

@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
     Args:
         aliases: {a word: the option that it stands for}, as words of their own: a short option would swallow what is
             typed wrongly.
-        meant: {a word that is no option, in small letters: what the answer says was meant}.
+        meant: {a word that is no option, in small letters, or -such_an_option: what the answer says was meant}.
     """
 
     def __init__(self, *args: Any, aliases: Mapping[str, str] = _NO_WORDS, meant: Mapping[str, str] = _NO_WORDS,
@@ -151,8 +151,9 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, word: str) -> NoReturn:
         """Raise the UserError about a word that is none of the options."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(f"-{_bare(word.partition('=')[0])}", flags, n=1) if word[:1] == "-" else []
-        meant = self.meant.get(word.lower()) or (f"{near[0]}?" if near else "")
+        name = f"-{_bare(word.partition('=')[0])}" if word[:1] == "-" else word
+        near = difflib.get_close_matches(name, flags, n=1) if word[:1] == "-" else []
+        meant = self.meant.get(name.lower()) or (f"{near[0]}?" if near else "")
         hint = "-h lists the options" if word[:1] == "-" else "a path with blanks needs quotes"
         raise UserError(f"unknown argument {word!r}; {f'did you mean {meant}' if meant else hint}")
 

@@ -10,6 +10,8 @@ import yaml
 from image_classification.config import build_config, invocation_yaml, load_config, to_yaml
 from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.config.dialect import nested
+from image_classification.config.meant import OF_TIMM
+from image_classification.config.merge import keys_of
 from image_classification.config.schema import DATASETS, Config
 from image_classification.config.unread import READ_WITH
 from image_classification.config.values import name_of
@@ -196,6 +198,8 @@ def test_key_like_no_other_lists_those_of_its_section_alone(tmp_path):
     ("argv", "expected"),
     [
         (["-batchsize=3"], "did you mean -batch_size?"),
+        (["--weight-decay", "0.05"], "unknown argument '--weight-decay'; did you mean -opts TRAIN.WEIGHT_DECAY=VALUE?"),
+        (["--min-lr=1e-5"], "unknown argument '--min-lr=1e-5'; did you mean -opts TRAIN.END_LR=VALUE?"),
         (["-batch_size=three"], "command line -batch_size: DATA.BATCH_SIZE: expected an integer"),
         (["-opts", "TRAIN.BASE_LR"], "KEY=VALUE"),
         (["-opts", "TRAIN.LR=1"], "TRAIN.LR is not a key"),
@@ -219,6 +223,13 @@ def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
     with pytest.raises(UserError, match="(?s)") as caught:
         load(tmp_path, "", *argv)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_option_of_timm_leads_to_one_that_there_is(tmp_path):
+    keys, flags = {*keys_of(), "MODEL.DROP_PATH"}, make_parser()._option_string_actions
+    assert all(option in flags or option.removeprefix("-opts ").removesuffix("=VALUE") in keys
+               for option in OF_TIMM.values())  # fmt: skip
+    assert load(tmp_path, "DATA: {DATASET: folder}", "data").DATA.DATA_PATH == "data"  # not --data
 
 
 def test_missing_configuration_file_is_named():
