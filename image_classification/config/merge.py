@@ -170,12 +170,12 @@ class _Schema:
 
     def _suggestion(self, name: str) -> str:
         names = [*self.keys, *filter(None, self.sections)]
-        near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(name.upper(), names, n=2)
         if not near:  # the right key in the wrong section
             leaves = {full.rsplit(".", 1)[-1]: full for full in names}
             near = [leaves[leaf] for leaf in difflib.get_close_matches(name.rsplit(".", 1)[-1].upper(), leaves, n=1)]
         if near:
-            return f"; did you mean {near[0]}?"
+            return f"; did you mean {' or '.join(near)}?"
         section = name.rpartition(".")[0]
         keys = [full for full in names if full.rpartition(".")[0] == section]
         return f"; {section or 'the top level'} has {', '.join(full.rsplit('.', 1)[-1] for full in keys)}"
