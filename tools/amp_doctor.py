@@ -55,7 +55,7 @@ def main(arguments):
         description=__doc__,
         epilog="every other option is one of the training commands: python main_single_gpu.py -h",
     )
-    parser.add_argument("-cfg", required=True, help="variant or YAML file")
+    parser.add_argument("-cfg", required=True, help="model, recipe, YAML file or run's folder")
     parser.add_argument("-steps", type="count", default=20, help="steps of each run (default: 20)")
     parser.add_argument("-rows", type="count", default=15, help="rows of each table (default: 15)")
     parser.add_argument("-report", type="new_folder", default="output/doctor",

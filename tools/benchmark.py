@@ -98,7 +98,7 @@ def main(arguments):
 def parse(words):
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("-cfg", default="vit_base_patch16_224", help="variant or YAML file (default: %(default)s)")
+    add("-cfg", default="vit_base_patch16_224", help="model, recipe, YAML file or run's folder (default: %(default)s)")
     add("-modes", type="names", default="fp32,auto,O1,O2,O3,naive",
         help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
     add("-dtypes", type="names", default="bfloat16", help=f"of {', '.join(HALF_DTYPES)} (default: %(default)s)")

@@ -67,7 +67,7 @@ def main(arguments):
 
 def parse_arguments(words):
     parser = Parser(description=__doc__)
-    parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
+    parser.add_argument("-cfg", required=True, help="model, recipe, YAML file or run's folder")
     parser.add_argument("-modes", type="names", default="fp32,auto",
                         help=f"of {', '.join(PRECISION_MODES)} (default: %(default)s)")  # fmt: skip
     parser.add_argument("-dtypes", type="names", default="float16,bfloat16", help="of these two (default: %(default)s)")

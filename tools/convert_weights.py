@@ -4,7 +4,7 @@
     python tools/convert_weights.py vit_base_patch16_224 output/train-.../best.pdparams vit.safetensors
     python tools/convert_weights.py output/train-.../config.yaml output/train-.../best.pdparams model.pth
 
-The first argument is the variant (or a YAML) that the weights belong to: its layers decide what is transposed, and
+The first argument is the model (or a YAML) that the weights belong to: its layers decide what is transposed, and
 every name and shape is checked. The source is whatever -pretrained takes. The ending of the target is its format:
 .safetensors and .pth are for timm and torchvision (their names and layout), .pdparams is for Paddle and this project.
 .safetensors also say which classes, model and preprocessing the weights are of.
@@ -25,8 +25,8 @@ from image_classification.runtime import Parser, UserError, command, log_to_stde
 def main(arguments):
     """Write the target and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument("cfg", help="variant or YAML file")
-    parser.add_argument("source", help="registry id, hub id, URL or file")
+    parser.add_argument("cfg", help="model, recipe, YAML file or run's folder")
+    parser.add_argument("source", help="registry id, hf-hub:owner/name, URL, file or run's folder")
     parser.add_argument("target", type="new_file", help="file to write: .safetensors, .pth, .pt or .pdparams")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys, as MODEL.NUM_CLASSES=10")
     options = parser.parse_args(arguments)

@@ -56,8 +56,8 @@ TOLERANCES = {"float32": 1e-4, "float16": 16 * 2.0**-11, "bfloat16": 16 * 2.0**-
 def main(arguments):
     """Write the files and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument("cfg", help="variant or YAML file")
-    parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
+    parser.add_argument("cfg", help="model, recipe, YAML file or run's folder")
+    parser.add_argument("-pretrained", required=True, help="registry id, hf-hub:owner/name, URL, file or run's folder")
     parser.add_argument("-output", type="new_folder", required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
     parser.add_argument("-fold", action="store_true", help="fold BatchNorms into the convolutions before them")

@@ -4,7 +4,7 @@
     python tools/predict.py resnet50 -pretrained=torchvision/resnet50.V2 photos/ "more/*.png" -top_k=3 -json
     python tools/predict.py output/train-.../config.yaml -pretrained=output/train-.../best photos/ -output=out -explain
 
-The first argument is a variant or a YAML, the others are images, folders or patterns. -output writes each picture with
+The first argument is a model or a YAML, the others are images, folders or patterns. -output writes each picture with
 its best class; with -explain next to it where the model looked, by Grad-CAM or attention rollout.
 """
 
@@ -38,9 +38,9 @@ CAPTIONS = 3  # classes below a picture
 def main(arguments):
     """Print the predictions and return the exit code: 0 all done, 1 some images cannot be read, 2 nothing was done."""
     parser = Parser(description=__doc__)
-    parser.add_argument("cfg", help="variant or YAML file")
+    parser.add_argument("cfg", help="model, recipe, YAML file or run's folder")
     parser.add_argument("images", nargs="+", help="images, folders, patterns")
-    parser.add_argument("-pretrained", required=True, help="registry id, hub id, URL or file")
+    parser.add_argument("-pretrained", required=True, help="registry id, hf-hub:owner/name, URL, file or run's folder")
     parser.add_argument("-top_k", type="count", default=5, help="classes an image (default: 5)")
     parser.add_argument("-batch_size", type="count", default=32, help="images at a time (default: 32)")
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")

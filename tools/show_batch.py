@@ -36,7 +36,7 @@ def main(arguments):
         epilog="every other option is one of the training commands: python main_single_gpu.py -h",
     )
     parser.add_argument("path", type="new_file", metavar="PICTURE", help=f"file to write: {', '.join(FORMATS)}")
-    parser.add_argument("-cfg", required=True, help="model, recipe or YAML file")
+    parser.add_argument("-cfg", required=True, help="model, recipe, YAML file or run's folder")
     parser.pass_on(make_parser())
     options = parser.parse_args(arguments)
     suffix = options.path.suffix.lower()

@@ -257,7 +257,7 @@ def make_parser() -> Parser:
         description="Train or evaluate an image classifier in float32 or mixed precision.",
         epilog=EPILOG, aliases=ALIASES, meant=MEANT,
     )  # fmt: skip
-    parser.add_argument("-cfg", metavar="CFG", help="model, recipe or YAML file (required)")
+    parser.add_argument("-cfg", metavar="CFG", help="model, recipe, YAML file or run's folder (required)")
     parser.add_argument("-arch", metavar="NAME", help="Apex: its recipe of this model (configs/recipes), for -cfg")
     parser.add_argument("data", nargs="?", help="Apex: folder of the data set, as -data_path")
     for title, flags in FLAGS.items():
