@@ -182,6 +182,7 @@ def plot(rows, path):
              "float32 / largest logit")  # fmt: skip
     for rounding in (2.0**-8, 2.0**-11):  # at most, of one number in bfloat16, in float16
         axis.axvline(rounding, color="grey", linewidth=0.8)
+    axis.margins(y=0.01)
     axis.invert_yaxis()
     axis.legend(fontsize="small")
     figure.tight_layout()
