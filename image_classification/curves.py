@@ -50,9 +50,11 @@ def figure_of(records):
             axis.legend()
     for axis in axes[2:]:
         axis.set_xlabel("step")
+    axes[0].locator_params(axis="x", integer=True, min_n_ticks=1)
     axes[3].set_yscale("log", base=2)
     if "train/skipped_steps" in series:
         skipped = axes[3].twinx()
         skipped.step(*series["train/skipped_steps"], where="post", color="tab:red")
         skipped.set_ylabel("skipped steps", color="tab:red")
+        skipped.locator_params(axis="y", integer=True, min_n_ticks=1)
     return figure

@@ -37,6 +37,7 @@ def test_single_point_is_seen_and_all_curves_have_the_steps_of_the_run():
     train, evaluated = axes["loss"].get_lines()
     assert train.get_marker() == evaluated.get_marker() == "o"
     assert axes["lr"].get_xlim() == axes["loss"].get_xlim()
+    assert all(tick == int(tick) for tick in axes["skipped steps"].get_yticks())
 
 
 def test_picture_of_a_run_without_any_line_is_empty(tmp_path):
