@@ -4,6 +4,8 @@ from collections import defaultdict
 
 from .runtime import atomic_write
 
+KINDS = ("train", "eval")
+
 
 def draw_curves(records, path):
     """Write a picture of loss, top-1, learning rate, and loss scale with skipped steps, over the steps taken.
@@ -21,6 +23,8 @@ def read_series(records):
     """Return {"kind/name": ([steps taken, applied or skipped], [values])}; text such as "inf" becomes a number."""
     series, skipped = defaultdict(lambda: ([], [])), 0
     for record in records:
+        if record["kind"] not in KINDS:  # a hook of the user's own may write others
+            continue
         skipped = record.get("skipped_steps", skipped)
         for name in record.keys() - {"kind", "epoch", "batch", "step"}:
             steps, values = series[f"{record['kind']}/{name}"]
@@ -38,7 +42,7 @@ def figure_of(records):
     figure.subplots_adjust(left=0.09, right=0.93, bottom=0.07, top=0.96, wspace=0.22, hspace=0.12)
     axes = figure.subplots(2, 2, sharex=True).ravel()  # a loss that is no number any more ends before the others
     for axis, name in zip(axes, ("loss", "top1", "lr", "loss_scale"), strict=True):
-        for kind in ("train", "eval"):
+        for kind in KINDS:
             if f"{kind}/{name}" in series:
                 steps, values = series[f"{kind}/{name}"]
                 marker = "o" if kind == "eval" or len(steps) == 1 else ""

@@ -13,6 +13,7 @@ RECORDS = [
     {"kind": "train", "epoch": 1, "batch": 4, "step": 3, "loss": "nan", "top1": 0.4, "lr": 0.2, "loss_scale": 2.0,
      "skipped_steps": 1},
     {"kind": "eval", "epoch": 1, "batch": 0, "step": 3, "loss": 1.5, "top1": 0.5, "top5": 1.0},
+    {"kind": "mine", "step": 3, "note": "a hook's"},
 ]  # fmt: skip
 
 
