@@ -24,6 +24,7 @@ DOWNLOADS = {
     "cifar100": (CIFAR["cifar100"].source, functools.partial(has_cifar, "cifar100")),
     "caltech101": (CALTECH101_SOURCE, has_caltech101),
 }
+OTHERWISE = {"train": ("training",), "val": ("validation", "valid", "test")}  # what else people call a split's folder
 
 
 def _imagenet2012(config, split):
@@ -37,10 +38,16 @@ def _imagenet2012(config, split):
     if split == "val" and os.path.isfile(os.path.join(root, imagenet_val.ARCHIVE)):
         return imagenet_val.read_imagenet_val(root)
     tar = f" nor {imagenet_val.ARCHIVE}" if split == "val" else ""
+    hint = "class folders alone are -dataset=folder, which takes a fifth for evaluation"
     raise UserError(
-        f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}; class folders alone are "
-        "-dataset=folder, which takes a fifth for evaluation"
+        f"DATA.DATA_PATH: {root} has neither {split}_list.txt nor a folder {split}/{tar}; {_link(root, split) or hint}"
     )
+
+
+def _link(root, split):
+    """Return what to do where a split's folder has another name than ``train`` or ``val``, "" where none has."""
+    found = next((name for name in OTHERWISE[split] if os.path.isdir(os.path.join(root, name))), None)
+    return f"is it {found}/? rename it, or link it as {split}" if found else ""
 
 
 def _classes_of_labels(config):
@@ -69,10 +76,8 @@ def _folder(config, split):
     if os.path.isdir(os.path.join(root, "train")) or os.path.isdir(os.path.join(root, "val")):
         if not os.path.isdir(os.path.join(root, split)):
             there = "val" if split == "train" else "train"
-            raise UserError(
-                f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: give both, or class folders alone, of which a "
-                "fixed fifth is for evaluation"
-            )
+            hint = "give both, or class folders alone, of which a fixed fifth is for evaluation"
+            raise UserError(f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: {_link(root, split) or hint}")
         return _class_folders(config, split)
     return read_class_folders(root, skip_corrupt=config.DATA.SKIP_CORRUPT).share(split)
 

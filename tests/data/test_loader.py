@@ -234,6 +234,14 @@ def test_missing_data_path_is_named(tmp_path):
     assert "neither train_list.txt nor a folder train/" in error_of(build_train_loader, folder_config(tmp_path))
 
 
+@pytest.mark.parametrize("data_set", ["imagenet2012", "folder"])
+def test_evaluation_folder_of_another_name_is_found_and_named(jpeg_folder, tmp_path, data_set):
+    (tmp_path / "train").symlink_to(jpeg_folder / "train")
+    (tmp_path / "validation").symlink_to(jpeg_folder / "val")
+    config = make_config(DATASET=data_set, DATA_PATH=str(tmp_path), BATCH_SIZE=2)
+    assert "is it validation/? rename it, or link it as val" in error_of(build_eval_loader, config)
+
+
 def test_empty_class_folder_is_named(tmp_path):
     (tmp_path / "train" / "empty").mkdir(parents=True)
     assert "empty: class folder has no images" in error_of(build_train_loader, folder_config(tmp_path))
