@@ -1,5 +1,6 @@
 """A photograph with what a model says of it: the part that it saw, where it looked, and the classes in words."""
 
+import bisect
 import functools
 
 import cv2
@@ -71,9 +72,8 @@ def _caption(lines, width):
 def _cut(line, width):
     if _length(line) <= width:
         return line
-    while line and _length(line + "…") > width:
-        line = line[:-1]
-    return line + "…"
+    fit = bisect.bisect_right(range(len(line)), width, key=lambda kept: _length(line[:kept] + "…"))
+    return line[: max(fit - 1, 0)] + "…"
 
 
 def _length(line):

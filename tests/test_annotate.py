@@ -20,7 +20,7 @@ def test_heat_lies_on_the_crop_alone_and_the_crop_is_outlined():
 def test_long_line_is_cut_at_its_end_and_every_letter_has_a_shape():
     photo = np.zeros((300, 300, 3), np.uint8)
     short = annotate(photo, (0, 0, 300, 300), None, ["93.1 %"])[300:]
-    long = annotate(photo, (0, 0, 300, 300), None, ["93.1 %" + 40 * " Œuvre"])[300:]
+    long = annotate(photo, (0, 0, 300, 300), None, ["93.1 %" + 10_000 * " Œuvre"])[300:]
     assert long.shape == short.shape and (long[:, :40] == short[:, :40]).all()
     shapes = {annotate(photo, (0, 0, 300, 300), None, [letter])[300:].tobytes() for letter in "éñжλ?"}
     assert len(shapes) == 5
