@@ -169,9 +169,12 @@ class _Schema:
             values[name] = value
 
     def _suggestion(self, name: str) -> str:
-        names = [*self.keys, *filter(None, self.sections)]
-        near = difflib.get_close_matches(name.upper(), names, n=2)
-        if not near:  # the right key in the wrong section
+        names = [full for full in (*self.keys, *self.sections) if full and not name.upper().startswith(f"{full}.")]
+        near = [full for full in names if full.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1].upper()]
+        if len(near) != 1:  # else the right key in the wrong section
+            close = functools.partial(difflib.get_close_matches, name.upper(), names)
+            near = close(n=1, cutoff=0.85) or close(n=2)  # a slip of the fingers, or another word
+        if not near:
             leaves = {full.rsplit(".", 1)[-1]: full for full in names}
             near = [leaves[leaf] for leaf in difflib.get_close_matches(name.rsplit(".", 1)[-1].upper(), leaves, n=1)]
         if near:
