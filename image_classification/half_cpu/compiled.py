@@ -24,13 +24,12 @@ _ARITHMETIC = {onednn.BINARY_ADD: b"add", onednn.BINARY_MUL: b"multiply"}
 
 
 class Primitive:
-    """A compiled kernel with its constants; call it with `arity` data pointers."""
+    """A compiled kernel with its constants; call it with data pointers. `sizes`: the bytes behind them, if need be."""
 
-    __slots__ = ("_call", "arity", "sizes", "implementation")
+    __slots__ = ("_call", "sizes", "implementation")
 
-    def __init__(self, call, arity, sizes=()):
+    def __init__(self, call, sizes=()):
         self._call = call
-        self.arity = arity
         self.sizes = sizes
         self.implementation = "compiled"
 
@@ -93,8 +92,8 @@ def move(data_type, axes, boxes, wide=False):
     elements become float32 ones where it is to be `wide`; there is no box of zeros then."""
     constants = numbers(*(number for box in boxes for number in box))
     if wide:
-        return Primitive(_partial("widen", data_type, len(boxes), axes, constants), 2)
-    return Primitive(_partial("move", onednn.ELEMENT_SIZE[data_type], len(boxes), axes, constants), 2)
+        return Primitive(_partial("widen", data_type, len(boxes), axes, constants))
+    return Primitive(_partial("move", onednn.ELEMENT_SIZE[data_type], len(boxes), axes, constants))
 
 
 def reorder(source, target):
@@ -106,7 +105,7 @@ def reorder(source, target):
         return move(source.data_type, len(source.shape), [box], wide=True)
     if source._replace(data_type=0) != target._replace(data_type=0):
         raise CompiledError(f"no conversion from {source} to {target}")
-    return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)), 2)
+    return Primitive(_partial("convert", source.data_type, target.data_type, math.prod(source.shape)))
 
 
 def sum_rows(matrix, format, pointer, out_pointer):
@@ -129,25 +128,25 @@ def _activation_constants(algorithm, flat):
 
 
 def activation(algorithm, flat):
-    return Primitive(_partial("activation", *_activation_constants(algorithm, flat)), 2)
+    return Primitive(_partial("activation", *_activation_constants(algorithm, flat)))
 
 
 def activation_backward(algorithm, flat):
-    return Primitive(_partial("activation_backward", *_activation_constants(algorithm, flat)), 3)
+    return Primitive(_partial("activation_backward", *_activation_constants(algorithm, flat)))
 
 
 def binary(algorithm, left, right):
     rows, columns = left.shape
     sizes, strides = numbers(1, 1, rows, columns), numbers(0, 0, columns, 1, 0, 0, columns * (right.shape[0] > 1), 1)
-    return Primitive(_partial("arithmetic", _ARITHMETIC[algorithm], left.data_type, sizes, strides), 3)
+    return Primitive(_partial("arithmetic", _ARITHMETIC[algorithm], left.data_type, sizes, strides))
 
 
 def softmax(rows):
-    return Primitive(_partial("softmax", rows.data_type, *rows.shape), 2)
+    return Primitive(_partial("softmax", rows.data_type, *rows.shape))
 
 
 def softmax_backward(rows):
-    return Primitive(_partial("softmax_backward", rows.data_type, *rows.shape), 3)
+    return Primitive(_partial("softmax_backward", rows.data_type, *rows.shape))
 
 
 def _layer_norm_constants(rows, result, statistics, epsilon, windows=None):
@@ -155,11 +154,12 @@ def _layer_norm_constants(rows, result, statistics, epsilon, windows=None):
 
 
 def layer_norm(*key):
-    return Primitive(_partial("layer_norm", *_layer_norm_constants(*key)), 6)
+    return Primitive(_partial("layer_norm", *_layer_norm_constants(*key)))
 
 
 def layer_norm_backward(*key):
-    return Primitive(_partial("layer_norm_backward", *_layer_norm_constants(*key)), 8)
+    call = _partial("layer_norm_backward", *_layer_norm_constants(*key))
+    return Primitive(lambda *pointers: call(*pointers[:-1]))  # the last one is oneDNN's
 
 
 def _batch_norm_constants(images, epsilon, flags):
@@ -172,7 +172,7 @@ def _batch_norm_constants(images, epsilon, flags):
 def batch_norm(images, epsilon, flags, activation=None, has_residual=False):
     name = (activation or "identity").encode()
     call = _partial("batch_norm", *_batch_norm_constants(images, epsilon, flags), name)
-    return Primitive(call, 7) if has_residual else Primitive(lambda *pointers: call(*pointers, None), 6)
+    return Primitive(call if has_residual else lambda *pointers: call(*pointers, None))
 
 
 def move_statistics(momentum, channels, *pointers):
@@ -184,9 +184,7 @@ def batch_norm_backward(images, epsilon, flags, activation=None, has_residual=Fa
     """With an activation of the sum with a residual it gets the result, and writes the residual's gradient."""
     name = (activation or "identity").encode()
     call = _partial("batch_norm_backward", *_batch_norm_constants(images, epsilon, flags), name)
-    if activation and has_residual:
-        return Primitive(call, 11)
-    return Primitive(lambda *pointers: call(*pointers, None, None), 9)
+    return Primitive(call if activation and has_residual else lambda *pointers: call(*pointers, None, None))
 
 
 def matmul(left, right, bias, out, post_ops):
@@ -223,7 +221,7 @@ def matmul(left, right, bias, out, post_ops):
         given = iter((*others, out) if adds_to_result else others)
         call(left, right, out, scale, bias and next(given), addend and next(given), gelu)
 
-    return Primitive(run, 3 + (bias is not None) + (addend is not None and not adds_to_result))
+    return Primitive(run)
 
 
 # where each axis of filters [group, output, input, height, width] goes
@@ -279,7 +277,7 @@ def convolution(name, *key):
             call(first, filters, last, factor, addend, residual)
 
     # Filters of a single tap are taken as they are.
-    return Primitive(run, 3, (0, size, 0) if math.prod(window) > 1 or inputs == 1 else ())
+    return Primitive(run, (0, size, 0) if math.prod(window) > 1 or inputs == 1 else ())
 
 
 def _pooling_constants(algorithm, source, target, window):
@@ -294,12 +292,12 @@ def _pooling_constants(algorithm, source, target, window):
 def pooling(kind, algorithm, source, target, window):
     call = _partial("pooling", *_pooling_constants(algorithm, source, target, window))
     if algorithm == onednn.POOL_MAX and kind == onednn.FORWARD_TRAINING:
-        return Primitive(call, 3, (0, 0, math.prod(target.shape)))
-    return Primitive(lambda source, target: call(source, target, None), 2)
+        return Primitive(call, (0, 0, math.prod(target.shape)))
+    return Primitive(lambda source, target: call(source, target, None))
 
 
 def pooling_backward(algorithm, source, target, window):
     call = _partial("pooling_backward", *_pooling_constants(algorithm, source, target, window))
     if algorithm == onednn.POOL_MAX:
-        return Primitive(call, 3)
-    return Primitive(lambda gradient, target: call(gradient, target, None), 2)
+        return Primitive(call)
+    return Primitive(lambda gradient, target: call(gradient, target, None))

@@ -42,7 +42,7 @@ def describe(library, builder, name, *key):
     def run(images, filters, out, factor=None, addend=None, residual=None):
         call(images, filters, out, factor, addend, residual)
 
-    return Primitive(run, 3, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * math.prod(key[1].shape), 0))
+    return Primitive(run, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * math.prod(key[1].shape), 0))
 
 
 def describe_filters(library, builder, plain_type, name, *key):
@@ -54,4 +54,4 @@ def describe_filters(library, builder, plain_type, name, *key):
         reorder(plain, ordered.data_ptr())
         load().dot_filters(inputs, outputs, ordered.data_ptr(), out)
 
-    return Primitive(run, 2)
+    return Primitive(run)

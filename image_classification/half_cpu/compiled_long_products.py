@@ -49,4 +49,4 @@ def is_long(left, right, bias, out, post_ops):
 def long_product(left, right, bias, out, post_ops):
     """The primitive of such a key."""
     steps = left.strides[1], right.strides[0], out.strides[0]
-    return Primitive(functools.partial(load().long_product, out.data_type, right.shape[0], *out.shape, *steps), 3)
+    return Primitive(functools.partial(load().long_product, out.data_type, right.shape[0], *out.shape, *steps))

@@ -48,7 +48,7 @@ def describe(library, builder, name, *key):
 
     outputs, inputs, rows, columns = key[1].shape
     terms = rows * (PANEL if inputs % PANEL else inputs * columns)
-    return Primitive(run, 3, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * outputs * terms, 0))
+    return Primitive(run, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * outputs * terms, 0))
 
 
 def describe_filters(library, builder, plain_type, name, *key):
@@ -61,4 +61,4 @@ def describe_filters(library, builder, plain_type, name, *key):
         reorder(plain, ordered.data_ptr())
         load().tiled_filters(constants, ordered.data_ptr(), out)
 
-    return Primitive(run, 2)
+    return Primitive(run)

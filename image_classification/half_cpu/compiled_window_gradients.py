@@ -31,4 +31,4 @@ def pays(name, source, filters, target, geometry, post_ops=()):
 def describe(library, builder, plain_type, name, *key):
     """The primitive of a pass, which writes plain filters of a format, rounded to bfloat16."""
     constants = convolution_constants(name, *key)[2]
-    return Primitive(functools.partial(load().window_gradient, plain_type, constants), 3)
+    return Primitive(functools.partial(load().window_gradient, plain_type, constants))

@@ -64,7 +64,7 @@ def _convolution(name, *key):
         else:
             call(first, filters, last, factor, addend, residual, size)
 
-    return Primitive(run, 3, (0, 4 * size + plain, 0))
+    return Primitive(run, (0, 4 * size + plain, 0))
 
 
 @counterpart(_convolution)
@@ -85,7 +85,7 @@ def _filters(plain_type, name, *key):
         reorder(plain, out + behind)
         transform(out + behind, out)
 
-    return Primitive(run, 2)
+    return Primitive(run)
 
 
 @counterpart(_filters)

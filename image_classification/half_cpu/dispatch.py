@@ -252,8 +252,7 @@ def _references():
     for make, names in ((_arithmetic_method, op_names.ARITHMETIC_METHODS), (_index_method, op_names.INDEX_METHODS)):
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
     name = paddle_names.AS_ANOTHER_OBJECT
-    if hasattr(paddle_names.Tensor, name):
-        methods[name] = itself(getattr(paddle_names.Tensor, name))
+    methods[name] = itself(getattr(paddle_names.Tensor, name))
     return References(tables, methods)
 
 

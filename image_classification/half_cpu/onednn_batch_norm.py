@@ -70,10 +70,7 @@ def _describe_backward(library, builder, images, epsilon, flags, activation=None
         "batch_normalization_backward", onednn.BACKWARD, md, md, md, epsilon, flags, hint, None
     )
     numbers = [onednn.SRC, onednn.MEAN, onednn.VARIANCE, onednn.SCALE, onednn.DIFF_DST]
-    numbers += [onednn.DIFF_SRC, onednn.DIFF_SCALE, onednn.DIFF_SHIFT]
-    if library.number_of_inputs(description) == 6:
-        numbers.append(onednn.SHIFT)
-    return description, numbers
+    return description, numbers + [onednn.DIFF_SRC, onednn.DIFF_SCALE, onednn.DIFF_SHIFT]
 
 
 class BatchNorm(PyLayer):
@@ -113,13 +110,14 @@ class BatchNorm(PyLayer):
         out = statistics.pop() if ctx.masks else None
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
-        operands = [scale, gradient, *results, shift]
+        operands = [scale, gradient, *results]
+        if compiled.formats():
+            operands.append(shift)  # which oneDNN does not read
         if ctx.masks:
             gradient = new_like(x)
             operands += [ordered_like(out, x), gradient]
-        primitive = cache.get(_describe_backward, layout(x), *ctx.key)
         pointers = [x.data_ptr(), *_places(statistics), *[tensor.data_ptr() for tensor in operands]]
-        primitive(*pointers[: primitive.arity])
+        cache.get(_describe_backward, layout(x), *ctx.key)(*pointers)
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         results.append(gradient)
         gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=False)]

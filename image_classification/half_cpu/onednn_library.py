@@ -37,7 +37,7 @@ WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE, SCRATCHPAD = 33, 41, 49,
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
 POST_OP = 1 << 15  # times the post operation's number from 1, plus SRC_1: the second operand of a binary one
 
-QUERY_NUMBER_OF_INPUTS, QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 3, 8, 255
+QUERY_IMPLEMENTATION, QUERY_EXEC_ARGUMENT = 8, 255
 QUERY_STRIDES, QUERY_NUMBER_OF_AXES, QUERY_DATA_TYPE, QUERY_PADDED_SHAPE, QUERY_FORMAT = 14, 256, 258, 260, 262
 QUERY_NUMBER_OF_BLOCKS, QUERY_BLOCKS, QUERY_BLOCKED_AXES = 263, 264, 265
 BLOCKED = 2
@@ -75,14 +75,7 @@ class OneDNNError(RuntimeError):
 
 
 class _Version(ctypes.Structure):
-    _fields_ = [
-        ("major", c_int),
-        ("minor", c_int),
-        ("patch", c_int),
-        ("commit", c_char_p),
-        ("cpu_runtime", c_uint),
-        ("gpu_runtime", c_uint),
-    ]
+    _fields_ = [("major", c_int), ("minor", c_int)]  # and more behind them
 
 
 class _Argument(ctypes.Structure):
@@ -149,7 +142,6 @@ class Library:
     def __init__(self, path):
         self._dll = ctypes.CDLL(path)
         version = self._bind_version().contents
-        self.version = (version.major, version.minor, version.patch)
         if version.major != 3:
             raise OneDNNError(f"oneDNN {version.major}.{version.minor} found, the binding is for oneDNN 3")
         self._check_names()
@@ -248,12 +240,6 @@ class Library:
         for argument, pointer in zip(arguments, pointers, strict=False):
             self.memory_set_data_handle(argument.memory, pointer)
         return self.primitive_execute(primitive, self.stream, len(arguments), arguments)
-
-    def number_of_inputs(self, description):
-        """Return how many input arguments the primitive takes."""
-        number = c_int()
-        self.check(self.primitive_desc_query(description, QUERY_NUMBER_OF_INPUTS, 0, byref(number)), "query")
-        return number.value
 
     def implementation(self, description):
         """Return the name of the implementation that oneDNN chose, such as ``brg_matmul:avx512_core_bf16``."""

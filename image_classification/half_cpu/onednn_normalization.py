@@ -140,9 +140,7 @@ def _describe_layer_norm_backward(library, builder, rows, result, statistics, ep
     )
     numbers = [onednn.SRC, onednn.MEAN, onednn.VARIANCE, onednn.SCALE, onednn.DIFF_DST]
     numbers += [onednn.DIFF_SRC, onednn.DIFF_SCALE, onednn.DIFF_SHIFT]
-    if library.number_of_inputs(description) == 6:
-        numbers.append(onednn.SHIFT)  # oneDNN 3.6 counts the shift as an input and does not read it
-    return description, numbers
+    return description, [*numbers, onednn.SHIFT]  # which oneDNN 3.6 counts as an input and does not read
 
 
 class LayerNorm(PyLayer):
@@ -175,11 +173,8 @@ class LayerNorm(PyLayer):
         x, scale, mean, variance = saved(ctx)
         gradient = contiguous(gradient)
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (x, scale, scale)]
-        primitive = cache.get(_describe_layer_norm_backward, *ctx.key)
-        pointers = [tensor.data_ptr() for tensor in (x, mean, variance, scale, gradient, *results)]
-        if primitive.arity > len(pointers):
-            pointers.append(scale.data_ptr())
-        primitive(*pointers)
+        pointers = [tensor.data_ptr() for tensor in (x, mean, variance, scale, gradient, *results, scale)]
+        cache.get(_describe_layer_norm_backward, *ctx.key)(*pointers)
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
 

@@ -213,11 +213,6 @@ class Primitive:
         """Return the compiled function that is this call with an array of pointers, and its arguments."""
         return self._run.func, *self._run.args[:-1], pointers
 
-    @property
-    def arity(self):
-        """The number of pointers that a call takes."""
-        return len(self._memories)
-
     def __del__(self):
         library = self._library
         for memory in filter(None, (*(self._memories or ()), self._scratchpad)):

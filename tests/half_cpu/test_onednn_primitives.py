@@ -197,7 +197,7 @@ def test_convolution_with_a_scratchpad_has_the_same_bits_in_another_thread():
 
 def test_threads_that_let_the_cache_drop_primitives_get_theirs():
     def build(loaded, builder, number):
-        return compiled.Primitive(lambda: number, 0)
+        return compiled.Primitive(lambda: number)
 
     cache, failures, interval = primitives.Cache(4), [], sys.getswitchinterval()
 

@@ -14,7 +14,6 @@ LEFT = {
     "image_classification/config/schema.py": TYPED | DALI,
     "image_classification/data/build.py": DALI | {"gpu"},
     "image_classification/data/dali.py": DALI,
-    "image_classification/half_cpu/onednn_library.py": {"gpu_runtime"},  # a field of a structure of oneDNN
     "image_classification/half_cpu/paddle_names.py": {"_use_gpudnn"},  # a method of Paddle's tensors on a CPU, too
     "image_classification/config/switches.py": {"NGPUS", "-ngpus="},  # what a user typed
     "image_classification/config/unread.py": {"DATA.DALI_GPU"},
