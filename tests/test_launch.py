@@ -21,7 +21,7 @@ from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, hold_interrupts
 from image_classification.ViT.vit import build_model
 from image_classification.zoo import load_model
-from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_well, start
+from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_here, run_well, start
 
 REPORT_KEYS = [
     "mode", "model", "dataset", "device", "precision", "world_size", "epochs", "steps", "skipped_steps", "loss_scale",
@@ -101,7 +101,7 @@ def test_evaluation_takes_the_weights_of_the_command_line_whatever_the_file_says
     words = [f"-cfg={tmp_path / 'old.yaml'}", "-eval", f"-output={tmp_path / 'eval'}"]
     assert_one_line(["-pretrained", "nowhere"], *words, "-pretrained=nowhere")
     assert not (tmp_path / "eval").exists()
-    assert f"weights: {trained[0]}/epoch_0001" in run_well(*words, f"-pretrained={trained[0]}/epoch_0001")
+    assert f"weights: {trained[0]}/epoch_0001" in run_well(*words, f"-pretrained={trained[0]}/epoch_0001", run=run_here)
     assert report_of(tmp_path / "eval")["checkpoint"] == f"{trained[0]}/epoch_0001"
 
 
@@ -139,7 +139,8 @@ def test_dry_run_writes_nothing_and_prints_the_configuration(tmp_path):
 
 
 def test_dry_run_with_more_accumulation_than_batches_says_the_step_that_a_run_would_make(tmp_path):
-    out = run_well(*SMALL_VIT, "-dry_run", "-num_epochs", 3, "-accum_iter", 100)  # the epoch has 11 batches
+    words = "-dry_run", "-num_epochs", 3, "-accum_iter", 100  # the epoch has 11 batches
+    out = run_well(*SMALL_VIT, *words, run=run_here)
     assert "one step of 11 x 128 images" in out and "a run would make 3 steps, 1 an epoch" in out
 
 
@@ -147,15 +148,15 @@ def test_epochs_already_done_leave_the_schedule_of_those_to_come(tmp_path):
     """Warm-up and decay of epoch 3 are those of a run that trained all three."""
     rates = []
     for name, done in (("whole", 0), ("rest", 2)):
-        run_well(*SMALL_VIT, "-num_epochs", 3, "-last_epoch", done, "-output", tmp_path / name)
+        run_well(*SMALL_VIT, "-num_epochs", 3, "-last_epoch", done, "-output", tmp_path / name, run=run_here)
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         rates.append([(line["step"], line["lr"]) for line in lines if line["kind"] == "train" and line["epoch"] == 3])
     assert rates[0] == rates[1] and len(rates[0]) == 3
 
 
 def test_default_output_is_a_new_dated_folder(tmp_path):
-    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
-    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1)
+    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1, run=run_here)
+    run_well(*SMALL_VIT, f"SAVE={tmp_path}", "-num_epochs", 1, run=run_here)
     folders = sorted(path.name for path in tmp_path.iterdir())
     assert len(folders) == 2 and all(name.startswith("train-20") for name in folders)
 
@@ -214,16 +215,18 @@ def test_sigterm_saves_at_the_next_step_and_resume_continues(tmp_path):
 
 def test_checkpoint_continues_in_another_precision(trained, tmp_path):
     """auto -> fp32 -> auto: a checkpoint does not depend on the mode it was trained in."""
-    first = run_well(*SMALL_VIT, "-num_epochs", 3, "-resume", trained[0] / "latest", "-output", tmp_path / "fp32")
-    assert "trained as auto/bfloat16; continuing as fp32/float32" in first
-    run_well(*SMALL_VIT, "-amp", "-num_epochs", 4, "-resume", tmp_path / "fp32/latest", "-output", tmp_path / "auto")
+    last = trained[0]
+    for name, *words in (("fp32", "-num_epochs", 3), ("auto", "-amp", "-num_epochs", 4)):
+        out = run_well(*SMALL_VIT, *words, "-resume", last / "latest", "-output", tmp_path / name, run=run_here)
+        assert name == "auto" or "trained as auto/bfloat16; continuing as fp32/float32" in out
+        last = tmp_path / name
     assert report_of(tmp_path / "auto")["epochs"] == 4
 
 
 def test_float16_from_an_absurd_loss_scale_skips_counts_and_recovers(tmp_path):
     """2^40 overflows float16 gradients at once; the scale halves with each skip until they fit."""
     argv = [*SMALL_VIT, "-amp", "-amp_dtype", "float16", "-num_epochs", 6]
-    run_well(*argv, "-opts", "AMP.INIT_SCALE=1099511627776", "-output", tmp_path / "run")
+    run_well(*argv, "-opts", "AMP.INIT_SCALE=1099511627776", "-output", tmp_path / "run", run=run_here)
     report = report_of(tmp_path / "run")
     assert report["skipped_steps"] >= 10
     assert report["steps"] + report["skipped_steps"] == 66
@@ -275,7 +278,7 @@ def corrupt(root):
 
 def test_corrupt_image_with_permission_is_skipped_and_counted(folders):
     corrupt(folders)
-    out = run_well(*on_folders(folders), "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True")
+    out = run_well(*on_folders(folders), "-opts", "DATA.NUM_WORKERS=1", "DATA.SKIP_CORRUPT=True", run=run_here)
     assert "1 " in out and "corrupt" in out
     assert report_of(folders.parent / "out")["eval_images"] == 5
 
@@ -296,7 +299,7 @@ def test_evaluation_that_cannot_read_its_images_fails_and_a_resume_begins_with_i
         assert_one_line(expected, *words, elsewhere, "-eval", f"-pretrained={latest}", *more)
     for path, content in broken.items():
         path.write_bytes(content)
-    out = run_well(*words, f"-resume={latest}")
+    out = run_well(*words, f"-resume={latest}", run=run_here)
     assert "Validation Acc@1" in out and "Step[" not in out  # every step had been saved
     report = report_of(folders.parent / "out")
     assert (report["epochs"], report["steps"], report["eval_images"]) == (1, 3, 6)
@@ -331,8 +334,12 @@ def test_bad_data_is_one_line_and_a_code(folders, damage, expected):
     assert_one_line(expected, *on_folders(folders))
 
 
-def assert_one_line(expected, *argv, code=2, **options):
-    actual, out, err = run(*argv, **options)
+def words_of(value):
+    return " ".join(map(str, value[-2:])) if isinstance(value, list) else None
+
+
+def assert_one_line(expected, *argv, code=2, run=run_here):
+    actual, out, err = run(*argv)
     lines = err.strip().splitlines()
     assert actual == code, f"{actual}\n{out}\n{err}"
     assert "Traceback" not in out + err
@@ -347,24 +354,34 @@ def assert_one_line(expected, *argv, code=2, **options):
         (["-cfg=nowhere.yaml"], ["-cfg", "nowhere.yaml"]),
         ([*SMALL_VIT, "-datset=digits"], ["-datset", "-dataset"]),
         ([*SMALL_VIT, "MODEL.EMBED_DIMM=3"], ["MODEL.EMBED_DIMM", "MODEL.EMBED_DIM"]),
-        ([*SMALL_VIT, "MODEL.NUM_HEADS=5"], ["5"]),
-        ([*SMALL_VIT, "-image_size=30"], ["30"]),
         ([*SMALL_VIT, "-dataset=digit"], ["digit", "digits"]),
-        ([*SMALL_VIT, "-resume=nowhere"], ["-resume", "nowhere"]),
-        ([*SMALL_VIT, "-eval"], ["-eval", "-pretrained"]),
-        ([*SMALL_VIT, "-eval", "-pretrained=nowhere"], ["-pretrained", "nowhere"]),
         ([*SMALL_VIT, "-amp_mode=01"], ["AMP.MODE", "O1"]),
-        ([*SMALL_VIT, "AMP.INIT_SCAL=3", "-amp"], ["init_scal", "auto"]),
         ([*SMALL_VIT, "-amp", "SEED=3"], ["-opts SEED=3"]),
         ([*SMALL_VIT, "PARALLEL.TENSOR=2"], ["PARALLEL.TENSOR=2", "main_multi_gpu.py"]),
         ([*SMALL_VIT, "-device=gpu"], ["DEVICE", "no GPU"]),
         ([*SMALL_VIT, "TRAIN.OPTIMIZER.NAME=adamx", "-data_path=nowhere"], ["OPTIMIZER.NAME", "Adam,", "RMSProp"]),
-        ([*SMALL_VIT, "TRAIN.HOOKS=[nowhere:Hook]"], ["TRAIN.HOOKS", "nowhere:Hook"]),
     ],
-    ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else None,
+    ids=words_of,
 )
 def test_wrong_command_is_one_line_and_a_code(argv, expected):
-    assert_one_line(expected, *argv)
+    assert_one_line(expected, *argv, run=run)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["MODEL.NUM_HEADS=5"], ["5"]),
+        (["-image_size=30"], ["30"]),
+        (["-resume=nowhere"], ["-resume", "nowhere"]),
+        (["-eval"], ["-eval", "-pretrained"]),
+        (["-eval", "-pretrained=nowhere"], ["-pretrained", "nowhere"]),
+        (["AMP.INIT_SCAL=3", "-amp"], ["init_scal", "auto"]),
+        (["TRAIN.HOOKS=[nowhere:Hook]"], ["TRAIN.HOOKS", "nowhere:Hook"]),
+    ],
+    ids=words_of,
+)
+def test_mistake_that_is_seen_behind_the_command_line_is_one_line_and_a_code(argv, expected):
+    assert_one_line(expected, *SMALL_VIT, *argv)
 
 
 def test_resume_of_another_architecture_is_one_line(trained):
@@ -384,7 +401,7 @@ def test_dry_run_of_a_resume_within_an_epoch_says_its_own_loss_and_the_steps_tha
     path = tmp_path / "within.pdparams"
     checkpoint.save(path, state)
     words = [*SMALL_VIT, "-amp", "-dry_run", "-num_epochs", 3]
-    within, whole = (run_well(*words, "-resume", each) for each in (path, trained[0] / "epoch_0001"))
+    within, whole = (run_well(*words, "-resume", each, run=run_here) for each in (path, trained[0] / "epoch_0001"))
     losses = [re.search(r"one step of 1 x 128 images: (loss [\d.]+)", out)[1] for out in (within, whole)]
     assert losses[0] == losses[1]
     assert "a run would make 17 steps, 11 an epoch" in within and "a run would make 22 steps" in whole
@@ -401,7 +418,7 @@ def test_resume_of_a_finished_run_in_its_own_folder_writes_what_a_kill_left_unwr
     shutil.copytree(trained[0], folder)
     for name in ("best.pdparams", "report.json"):
         (folder / name).unlink()
-    out = run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-resume", folder / "latest", "-output", folder)
+    out = run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-resume", folder / "latest", "-output", folder, run=run_here)
     before, after = report_of(trained[0]), report_of(folder)
     assert after == before | {"checkpoint": str(folder / "latest.pdparams")}
     assert f"top-1             {before['top1']:.4f}" in out
@@ -429,12 +446,12 @@ def test_resume_of_a_finished_run_with_another_recipe_changes_nothing(trained, t
 
 def test_resume_with_another_recipe_says_every_difference(trained, tmp_path):
     words = ["-amp", "-dry_run", "-num_epochs", 3, "-resume", trained[0]]
-    out = run_well(*SMALL_VIT, "TRAIN.BASE_LR=1e-4", "DATA.NUM_WORKERS=1", *words)
+    out = run_well(*SMALL_VIT, "TRAIN.BASE_LR=1e-4", "DATA.NUM_WORKERS=1", *words, run=run_here)
     (line,) = [line for line in out.splitlines() if "another recipe" in line]
     assert "warning: -resume: " in line and "TRAIN.BASE_LR was 0.003, now it is 0.0001" in line
     assert "TRAIN.NUM_EPOCHS was 2, now it is 3" in line
     assert line.count(", now it is ") == 2  # how images are fetched changes nothing
-    same = run_well(f"-cfg={trained[0]}", "-dry_run", "-resume", trained[0] / "epoch_0001")
+    same = run_well(f"-cfg={trained[0]}", "-dry_run", "-resume", trained[0] / "epoch_0001", run=run_here)
     assert "another recipe" not in same
 
 
