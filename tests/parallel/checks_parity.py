@@ -1,4 +1,4 @@
-"""Steps under a topology against the same steps of one process with the whole batch: 20 in float32, 8 in the others."""
+"""Steps under a topology against the same steps of one process with the whole batch."""
 
 import functools
 
@@ -13,7 +13,7 @@ from image_classification.parallel.topology import resolve_degrees
 from image_classification.ResNet.resnet import build_model as build_resnet
 from image_classification.ViT.vit import build_model as build_vit
 
-SEED, STEPS, HALF_STEPS, BATCH, CLASSES, WINDOW = 7, 20, 8, 8, 8, 4
+SEED, STEPS, BATCH, CLASSES, WINDOW = 7, 8, 8, 8, 4
 TINY_VIT = {"image_size": 16, "patch_size": 4, "num_classes": CLASSES, "embed_dim": 32, "depth": 4, "num_heads": 4,
             "mlp_ratio": 2.0}  # fmt: skip
 TINY_RESNET = {"block": "basic", "layers": (2, 2), "num_classes": CLASSES, "base_width": 8, "small_stem": True}
@@ -84,7 +84,7 @@ def run(mode, dtype, parallel, window, family="vit"):
     """Return losses over the whole batch, gradient norms, and the whole final weights (rank 0)."""
     model, precision, optimizer = build(mode, dtype, 0.5, parallel, family)
     losses, norms = [], []
-    for step in range(STEPS if mode == "fp32" else HALF_STEPS):
+    for step in range(STEPS):
         done = forward_backward(parallel, model, precision, share(parallel, step, window))
         local = sum(float(loss) for loss, _, _ in done) / window
         losses.append(parallel.sum([local])[0] / parallel.data_size)
@@ -154,7 +154,7 @@ def _gradients(parallel, mode, dtype):
     """Return the whole gradients of the first weights on some batches, float64."""
     model, precision, optimizer = build(mode, dtype, None, parallel)
     result = []
-    for step in range(HALF_STEPS):
+    for step in range(STEPS):
         forward_backward(parallel, model, precision, share(parallel, step, 1))
         own = {name: param.grad.astype("float32") for name, param in precision.master_params(model)}
         whole = parallel.merge(own)

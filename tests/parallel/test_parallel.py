@@ -63,7 +63,8 @@ def test_float32_training_equals_plain_paddle_in_one_process(results, size, topo
     assert result["loss"] <= 1e-5
     assert result["norm"] <= 1e-5
     # Adam divides by the root of the second moment: where a gradient is almost 0 its rounding moves the weight.
-    assert result["weights"] <= 2e-4
+    # Measured: 2e-6.
+    assert result["weights"] <= 2e-5
 
 
 @pytest.mark.check("checks_parity:parity:{name}")
@@ -134,7 +135,7 @@ def test_state_saved_under_one_topology_continues_under_another(results, size, n
     losses, averages = results[0]
     assert losses <= ROUNDING.get(name.rsplit(":", 1)[1], 1e-5)
     if name.endswith("fp32"):
-        assert averages <= 2e-4  # as the weights of test_float32_training_...
+        assert averages <= 2e-4  # for the reason of test_float32_training_...
 
 
 @pytest.mark.parametrize("topology", ["tp2", pytest.param("dp2", marks=pytest.mark.slow)])
