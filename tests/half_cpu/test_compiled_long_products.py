@@ -1,8 +1,5 @@
 """Products of the columns of two matrices of many rows: compared with float64, and when they are chosen."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -13,7 +10,7 @@ from image_classification.half_cpu import compiled_library, compiled_long_produc
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_memory import new_channels_last
 from image_classification.half_cpu.onednn_primitives import Layout
-from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, FLOAT32, ROUNDING, needs_onednn, run, tensors
+from tests.helpers.onednn_runs import BFLOAT16, FLOAT16, FLOAT32, ROUNDING, by_threads, needs_onednn, run, tensors
 
 library = compiled_library.load()
 has_amx = library is not None and library.has_amx
@@ -90,13 +87,7 @@ def test_product_of_numbers_that_are_not_finite_has_them_in_their_rows_and_colum
 @pytest.mark.parametrize("sizes", [(8200, 64, 96), (1300, 800, 700)], ids=str)
 def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(sizes, dtype):
     left, right = (factor(sizes[0], columns, columns, dtype)[0] for columns in sizes[1:])
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 3):
-        openmp.omp_set_num_threads(count)
-        results.append(product(left, right, *sizes)[0])
-    openmp.omp_set_num_threads(threads)
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*by_threads((1, 3), lambda: product(left, right, *sizes)[0]))
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -1,8 +1,5 @@
 """A residual sum and its layer norm in one pass, against the two operators one after the other."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
@@ -11,7 +8,7 @@ from paddle import nn
 from image_classification import amp, half_cpu
 from image_classification.half_cpu import compiled_library, compiled_residual_norm
 from image_classification.layers import DropPath, residual_norm
-from tests.helpers.onednn_runs import HALVES, ROUNDING, needs_onednn
+from tests.helpers.onednn_runs import HALVES, ROUNDING, by_threads, needs_onednn
 from tests.helpers.policies import Policy
 
 pytestmark = [needs_onednn, pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler")]
@@ -146,15 +143,11 @@ def test_strided_operands_are_read_where_they_lie(calls):
 
 
 def test_other_numbers_of_threads_give_the_same_bits(calls):
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 2, 3):
-        openmp.omp_set_num_threads(count)
-        scale = layer_scale([96])
-        results.append(
-            outcome(residual_norm, *operands((5, 130, 96), HALVES[-1]), HALVES[-1], DropPath(0.5), scale=scale)
-        )
-    openmp.omp_set_num_threads(threads)
+    def compute():
+        given = *operands((5, 130, 96), HALVES[-1]), HALVES[-1], DropPath(0.5)
+        return outcome(residual_norm, *given, scale=layer_scale([96]))
+
+    results = by_threads((1, 2, 3), compute)
     assert len(calls) == 3
     for other in results[1:]:
         for one, first in zip(other, results[0], strict=True):

@@ -1,8 +1,6 @@
 """float16 products by AMX: of every kind of number, compared with float64, and what no row may depend on."""
 
-import ctypes
 import math
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -13,6 +11,7 @@ from image_classification import half_cpu
 from image_classification.half_cpu import compiled, compiled_library
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout
+from tests.helpers.onednn_runs import by_threads
 
 library = compiled_library.load()
 pytestmark = pytest.mark.skipif(library is None or not library.has_amx, reason="needs a C++ compiler and AMX")
@@ -169,16 +168,8 @@ def test_image_beside_one_that_is_not_finite_has_the_same_bits():
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    threads = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    before = threads.omp_get_max_threads()
     products = [(draw(rows, terms), draw(terms, columns, seed=1), kind)
                 for rows, columns, terms in SIZES[-5:] for kind in KINDS[:3]]  # fmt: skip
-    results = []
-    try:
-        for count in (1, 3):
-            threads.omp_set_num_threads(count)
-            results.append([multiply(*product) for product in products])
-    finally:
-        threads.omp_set_num_threads(before)
+    results = by_threads((1, 3), lambda: [multiply(*product) for product in products])
     for one, three in zip(*results, strict=True):
         np.testing.assert_array_equal(one, three)

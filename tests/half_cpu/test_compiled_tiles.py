@@ -1,8 +1,5 @@
 """Products of large bfloat16 matrices by AMX: compared with float64, and when they are chosen."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -14,7 +11,7 @@ from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_convolution_products import PIXELS, is_product
 from image_classification.half_cpu.onednn_primitives import Layout
 from image_classification.layers import linear_gelu
-from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, run, tensors
+from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, by_threads, run, tensors
 
 library = compiled_library.load()
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
@@ -113,14 +110,9 @@ def test_numbers_that_are_not_finite_stay_in_their_rows_and_columns(orders):
 def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(sizes):
     rows, columns, terms = sizes
     left, right = factor(rows, terms, False), factor(terms, columns, False)
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 2, 5):
-        openmp.omp_set_num_threads(count)
-        results.append(product(sizes, left, right)[0])
-    openmp.omp_set_num_threads(threads)
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
+    one, two, five = by_threads((1, 2, 5), lambda: product(sizes, left, right)[0])
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, five)
 
 
 @needs_tiles

@@ -1,8 +1,5 @@
 """Gradients of filters by AMX: compared with float64, and when they are chosen."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -14,7 +11,7 @@ from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_convolution import Convolution
 from image_classification.half_cpu.onednn_convolution_passes import plan
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
-from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING, assert_within_one_rounding, run, tensors
+from tests.helpers.onednn_runs import BFLOAT16, FLOAT32, ROUNDING, assert_within_one_rounding, by_threads, run, tensors
 
 needs_tiles = pytest.mark.skipif(not compiled_tiles.has_tiles(), reason="needs AMX")
 FORMATS = {BFLOAT16: onednn.BFLOAT16, FLOAT32: onednn.FLOAT32}
@@ -131,13 +128,7 @@ def test_nothing_but_nan_gives_nothing_but_nan_and_one_pixel_of_it_the_taps_that
 @needs_tiles
 @pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=str)
 def test_gradient_on_other_numbers_of_threads_is_the_same_bit_for_bit(case):
-    (runtime,) = Path(paddle.__file__).parent.glob("libs/libiomp5*")
-    openmp, results = ctypes.CDLL(str(runtime)), []
-    threads = openmp.omp_get_max_threads()
-    for count in (1, 2, 3):
-        openmp.omp_set_num_threads(count)
-        results.append(gradient(*operands(*case), *case[5:]))
-    openmp.omp_set_num_threads(threads)
+    results = by_threads((1, 2, 3), lambda: gradient(*operands(*case), *case[5:]))
     assert all((one == results[0]).all() for one in results)
 
 

@@ -1,10 +1,5 @@
 """Convolutions by tiles, compared with float64 and with the kernels without tiles, and when they are chosen."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -22,6 +17,7 @@ from tests.helpers.onednn_runs import (
     FLOAT32,
     HALVES,
     ROUNDING,
+    by_threads,
     needs_bfloat16_of_onednn,
     needs_onednn,
     run,
@@ -165,35 +161,17 @@ def test_norm_sum_and_activation_follow_the_tiles_before_the_rounding(activation
     np.testing.assert_array_equal(actual[0], actual[1])
 
 
-THREADS = """
-import sys
-sys.path.insert(0, {root!r})
-import numpy as np
-import paddle
-from image_classification import half_cpu
-
-paddle.seed(0)
-x, weight = paddle.randn([2, 40, 22, 19]).astype({dtype!r}), paddle.randn([150, 40, 3, 3]).astype({dtype!r})
-x.stop_gradient = weight.stop_gradient = False
-with half_cpu.dispatch():
-    y = paddle.nn.functional.conv2d(x, weight, padding=1)
-y.backward(paddle.randn(y.shape).astype({dtype!r}))
-np.savez({path!r}, *(tensor.astype("float32").numpy() for tensor in (y, x.grad, weight.grad)))
-"""
-
-
-def test_results_of_tiles_do_not_depend_on_the_number_of_threads(tmp_path):
-    key = key_of(FLOAT16, (2, 40, 22, 19), (150, 40, 3, 3))
+def test_results_of_tiles_do_not_depend_on_the_number_of_threads():
+    shapes = [(2, 40, 22, 19), (150, 40, 3, 3)]
+    key = key_of(FLOAT16, *shapes)
     assert all(compiled_winograd.pays(True, name, *key) for name in ("forward", "backward_data", "backward_weights"))
-    results = []
-    for threads in ("1", "3"):
-        path = str(tmp_path / f"{threads}.npz")
-        program = THREADS.format(root=str(Path(__file__).parents[2]), path=path, dtype=FLOAT16)
-        environment = os.environ | {"OMP_NUM_THREADS": threads}
-        subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
-        results.append(np.load(path))
-    for name in results[0].files:
-        np.testing.assert_array_equal(results[0][name], results[1][name])
+
+    def compute():
+        result, gradients = run(lambda x, weight: F.conv2d(x, weight, padding=1), tensors(shapes, FLOAT16), "onednn")
+        return [tensor.astype(FLOAT32).numpy() for tensor in (result, *gradients)]
+
+    for one, three in zip(*by_threads((1, 3), compute), strict=True):
+        np.testing.assert_array_equal(one, three)
 
 
 def key_of(dtype, images, filters, padding=1, stride=1):

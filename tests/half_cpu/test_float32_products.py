@@ -13,7 +13,7 @@ import pytest
 
 from image_classification import half_cpu
 from image_classification.half_cpu import compiled_library, onednn, onednn_matmul
-from tests.helpers.onednn_runs import FLOAT32, needs_onednn, run, tensors
+from tests.helpers.onednn_runs import FLOAT32, by_threads, needs_onednn, run, tensors
 
 library = compiled_library.load()
 pytestmark = [needs_onednn, pytest.mark.skipif(library is None, reason="needs a C++ compiler")]
@@ -72,7 +72,6 @@ def test_recorded_pass_with_a_product_of_columns_reads_the_images_of_each_call()
 START = """
 from image_classification.runtime import prepare_process
 prepare_process()
-import hashlib
 import signal
 import time
 import numpy as np
@@ -82,15 +81,6 @@ from image_classification import half_cpu
 random = np.random.default_rng(0)
 def normal(*sizes):
     return paddle.to_tensor(random.standard_normal(sizes).astype("float32"))
-"""
-
-THREADS = """
-bits = hashlib.sha256()
-for *columns, rows in ((2, 3, 8192), (7, 89, 6699), (64, 64, 3136), (1000, 8, 64), (8, 1, 9000)):
-    left, right = (normal(rows, n) for n in columns)
-    with half_cpu.dispatch():
-        bits.update(paddle.matmul(left, right, transpose_x=True).numpy().tobytes())
-print(bits.hexdigest())
 """
 
 
@@ -108,9 +98,17 @@ def in_a_process(script, **environment):
     return stdout.splitlines()[-1]
 
 
-def test_columns_of_two_matrices_have_the_same_bits_with_any_number_of_threads():
+@pytest.mark.parametrize("sizes", [(2, 3, 8192), (7, 89, 6699), (64, 64, 3136), (1000, 8, 64), (8, 1, 9000)], ids=str)
+def test_columns_of_two_matrices_have_the_same_bits_with_any_number_of_threads(sizes):
     """Of two or more of the left one: to sum up a vector oneDNN's threads take shares."""
-    assert len({in_a_process(THREADS, OMP_NUM_THREADS=count) for count in "123"}) == 1
+    *columns, rows = sizes
+    left, right = (paddle.randn([rows, count]) for count in columns)
+
+    def multiply():
+        with half_cpu.dispatch():
+            return paddle.matmul(left, right, transpose_x=True).numpy().tobytes()
+
+    assert len({*by_threads((1, 2, 3), multiply)}) == 1
 
 
 UNDER_SIGNALS = """

@@ -1,8 +1,5 @@
 """Convolutions of bfloat16 images in an evaluation, with what follows them, and what they are exactly."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -12,7 +9,7 @@ from image_classification import half_cpu
 from image_classification.half_cpu import compiled_library
 from image_classification.half_cpu.scope import active
 from image_classification.layers import ConvNorm
-from tests.helpers.onednn_runs import BFLOAT16, ROUNDING
+from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, by_threads
 
 
 def layer(inputs, outputs, window=1, stride=1, activation=F.relu):
@@ -94,16 +91,10 @@ def input_channels(monkeypatch, name):
 
 def assert_depends_on_nothing_else(made, x):
     """Assert that what a layer makes of five images is the same for several numbers of threads, and of one alone."""
-    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
-    threads, results = openmp.omp_get_max_threads(), []
-    for count in (1, 2, 5):
-        openmp.omp_set_num_threads(count)
-        results.append(evaluated(made, x))
-        results.append(evaluated(made, x[3:4]))
-    openmp.omp_set_num_threads(threads)
-    for result in results[2:]:
-        np.testing.assert_array_equal(result, results[0] if len(result) == 5 else results[1])
-    np.testing.assert_array_equal(results[1], results[0][3:4])
+    results = by_threads((1, 2, 5), lambda: (evaluated(made, x), evaluated(made, x[3:4])))
+    for five, one in results:
+        np.testing.assert_array_equal(five, results[0][0])
+        np.testing.assert_array_equal(one, results[0][0][3:4])
 
 
 def replayed_residuals(calls):

@@ -1,5 +1,8 @@
 """Runs of one operator by the oneDNN kernels and by the reference, and how far apart their results may be."""
 
+import ctypes
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -49,6 +52,19 @@ def tensors(shapes, dtype=BFLOAT16, seed=0, scale=1.0):
     for tensor in result:
         tensor.stop_gradient = False
     return result
+
+
+def by_threads(counts, compute):
+    """Return what `compute()` gives by each of these numbers of threads."""
+    openmp = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so"))
+    threads, results = openmp.omp_get_max_threads(), []
+    try:
+        for count in counts:
+            openmp.omp_set_num_threads(count)
+            results.append(compute())
+    finally:
+        openmp.omp_set_num_threads(threads)
+    return results
 
 
 def statistics(channels):
