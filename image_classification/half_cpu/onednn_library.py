@@ -141,6 +141,8 @@ class Library:
 
     def __init__(self, path):
         self._dll = ctypes.CDLL(path)
+        # Paddle loads it first, so it has the threads; the one that the library is linked to, GNU's, starts none.
+        self._openmp = ctypes.CDLL(os.path.join(os.path.dirname(path), "libiomp5.so"))
         version = self._bind_version().contents
         if version.major != 3:
             raise OneDNNError(f"oneDNN {version.major}.{version.minor} found, the binding is for oneDNN 3")
@@ -194,7 +196,7 @@ class Library:
 
     def threads(self):
         """Return how many threads a primitive may use."""
-        return self._dll.omp_get_max_threads()  # of the OpenMP runtime that the library is linked to
+        return self._openmp.omp_get_max_threads()
 
     def address(self, name):
         """Return where a function of the library begins."""

@@ -19,7 +19,7 @@ from image_classification.half_cpu import onednn_primitives as primitives
 from image_classification.half_cpu.dispatch import _references
 from image_classification.half_cpu.onednn_scratch import Scratch
 from image_classification.Swin.swin import SwinBlock
-from tests.helpers.onednn_runs import needs_bfloat16_of_onednn, needs_onednn
+from tests.helpers.onednn_runs import by_threads, needs_bfloat16_of_onednn, needs_onednn
 
 pytestmark = needs_onednn
 
@@ -79,6 +79,11 @@ def test_wheel_without_onednn_leaves_the_reference_alone(monkeypatch):
     monkeypatch.setattr(kernels, "_BACKENDS", dict(kernels._BACKENDS))
     onednn.register()
     assert kernels.find("auto").name == kernels.REFERENCE
+
+
+def test_threads_are_those_of_the_runtime_that_paddle_and_the_kernels_have():
+    """The one that the library names as its own is another, which starts none."""
+    assert by_threads((1, 3), library.load().threads) == [1, 3]
 
 
 @needs_bfloat16_of_onednn
