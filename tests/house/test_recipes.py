@@ -15,7 +15,7 @@ from image_classification.optim import build_schedule
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
 from tests.helpers.data_samples import cifar10_members, encoded, photo, write_class_folders
-from tests.helpers.entry import report_of, run_well
+from tests.helpers.entry import report_of, run_here, run_well
 from tests.helpers.model_zoo import PACKAGE, ROOT, builder
 
 LARGE_BATCH = "vit_base_patch32_32k"
@@ -274,7 +274,7 @@ def test_two_processes_of_the_same_global_batch_give_the_same_weights(data_paths
         "TRAIN.NUM_EPOCHS=2",
     ]
     one, two = tmp_path / "one", tmp_path / "two"
-    run_well(*command[:4], "-batch_size=32", "-accum_iter=1", f"-output={one}", *command[4:])
+    run_well(*command[:4], "-batch_size=32", "-accum_iter=1", f"-output={one}", *command[4:], run=run_here)
     split = ["-ngpus=2", "-batch_size=4", "-accum_iter=4", f"-output={two}"]
     run_well(*command[:4], *split, *command[4:], script="main_multi_gpu.py")
     assert report_of(two)["world_size"] == 2
