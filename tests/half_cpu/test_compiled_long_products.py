@@ -90,37 +90,23 @@ def test_product_on_other_numbers_of_threads_is_the_same_bit_for_bit(sizes, dtyp
     np.testing.assert_array_equal(*by_threads((1, 3), lambda: product(left, right, *sizes)[0]))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("sizes", [(2050, 64, 96), (2048, 96, 40)], ids=str)
-def test_gradient_of_a_linear_layer_is_the_references(sizes, dtype, monkeypatch):
-    rows, columns, features = sizes
-    calls = count_calls(monkeypatch)
-    inputs = tensors([(2, rows // 2, columns), (columns, features)], dtype)
-    _, gradients = run(F.linear, inputs, "onednn")
-    _, expected = run(F.linear, inputs, "reference")
-    assert calls == built(dtype, (rows, columns, features))
-    assert_like(gradients[1], expected[1])
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_gradient_of_a_strided_view_of_a_projection_is_the_references(dtype, monkeypatch):
+def by_columns(x, weight):
     """The gradient of a transposed weight is written by its columns: the factors change places."""
-    calls = count_calls(monkeypatch)
-    inputs = tensors([(2200, 40), (64, 40)], dtype)
-    multiply = lambda x, weight: paddle.matmul(x, weight, transpose_y=True)  # noqa: E731
-    _, gradients = run(multiply, inputs, "onednn")
-    _, expected = run(multiply, inputs, "reference")
-    assert calls == built(dtype, (2200, 64, 40))
-    assert_like(gradients[1], expected[1])
+    return paddle.matmul(x, weight, transpose_y=True)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_gradient_of_the_filters_of_single_pixels_is_the_references(dtype, monkeypatch):
-    calls = count_calls(monkeypatch)
-    images, filters = tensors([(8, 48, 17, 16), (33, 48, 1, 1)], dtype)
-    _, gradients = run(F.conv2d, [images, filters], "onednn")
-    _, expected = run(F.conv2d, [images, filters], "reference")
-    assert calls == built(dtype, (8 * 17 * 16, 33, 48))
+@pytest.mark.parametrize(("function", "shapes", "sizes"), [
+    (F.linear, [(2, 1025, 64), (64, 96)], (2050, 64, 96)),
+    (F.linear, [(2, 1024, 96), (96, 40)], (2048, 96, 40)),
+    (by_columns, [(2200, 40), (64, 40)], (2200, 64, 40)),
+    (F.conv2d, [(8, 48, 17, 16), (33, 48, 1, 1)], (8 * 17 * 16, 33, 48)),
+])  # fmt: skip
+def test_gradient_of_weights_is_the_references(function, shapes, sizes, dtype, monkeypatch):
+    calls, inputs = count_calls(monkeypatch), tensors(shapes, dtype)
+    _, gradients = run(function, inputs, "onednn")
+    _, expected = run(function, inputs, "reference")
+    assert calls == built(dtype, sizes)
     assert_like(gradients[1], expected[1])
 
 

@@ -57,19 +57,6 @@ def evaluate(model, precision, batches):
     return results
 
 
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
-def test_results_of_frozen_weights_are_the_same_bits(mode, dtype):
-    paddle.seed(0)
-    precision = amp.build_precision(mode, dtype)
-    model = precision.convert_model(Net())
-    model.eval()
-    batches = [paddle.randn([size, 3, 8, 8]) for size in (160, 160, 3)]  # the last one is small, as in an evaluation
-    expected = evaluate(model, precision, batches)
-    with half_cpu.frozen(model):
-        found = evaluate(model, precision, batches)
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
-
-
 class Views(nn.Layer):
     """Reads its weight whole, transposed, and its first rows: all of them begin at the same place in memory."""
 
@@ -82,27 +69,23 @@ class Views(nn.Layer):
         return F.linear(x @ self.weight[:, :32], self.weight[:32], self.weight[0])
 
 
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
-def test_views_of_a_frozen_weight_are_not_taken_for_each_other(mode, dtype):
-    paddle.seed(0)
-    precision = amp.build_precision(mode, dtype)
-    model = precision.convert_model(Views())
-    batches = [paddle.randn([160, 64])] * 2
-    expected = evaluate(model, precision, batches)
-    with half_cpu.frozen(model):
-        found = evaluate(model, precision, batches)
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
-def test_filters_of_two_frozen_convolutions_are_not_taken_for_each_other(mode, dtype):
+def two_convolutions():
     """What is rearranged for one call lies where the next one's does; what is kept must not."""
+    return nn.Sequential(*[nn.Conv2D(48, 48, window, stride=2, padding=window // 2) for window in (5, 3)])
+
+
+@pytest.mark.parametrize(("mode", "dtype"), FORMATS)
+@pytest.mark.parametrize(("make", "shapes"), [
+    (Net, [[160, 3, 8, 8], [160, 3, 8, 8], [3, 3, 8, 8]]),  # the last one is small, as in an evaluation
+    (Views, [[160, 64]] * 2),
+    (two_convolutions, [[2, 48, 17, 17]] * 3),
+], ids=["net", "views", "convolutions"])  # fmt: skip
+def test_results_of_frozen_weights_are_the_same_bits(make, shapes, mode, dtype):
     paddle.seed(0)
     precision = amp.build_precision(mode, dtype)
-    layers = [nn.Conv2D(48, 48, window, stride=2, padding=window // 2) for window in (5, 3)]
-    model = precision.convert_model(nn.Sequential(*layers))
+    model = precision.convert_model(make())
     model.eval()
-    batches = [paddle.randn([2, 48, 17, 17])] * 3
+    batches = [paddle.randn(shape) for shape in shapes]
     expected = evaluate(model, precision, batches)
     with half_cpu.frozen(model):
         found = evaluate(model, precision, batches)

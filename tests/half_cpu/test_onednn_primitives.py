@@ -19,7 +19,7 @@ from image_classification.half_cpu import onednn_primitives as primitives
 from image_classification.half_cpu.dispatch import _references
 from image_classification.half_cpu.onednn_scratch import Scratch
 from image_classification.Swin.swin import SwinBlock
-from tests.helpers.onednn_runs import by_threads, needs_bfloat16_of_onednn, needs_onednn
+from tests.helpers.onednn_runs import by_threads, in_threads, needs_bfloat16_of_onednn, needs_onednn
 
 pytestmark = needs_onednn
 
@@ -168,11 +168,7 @@ def test_threads_that_share_a_primitive_get_their_own_results(function):
                 if (function(inputs[index]).astype("float32").numpy() != expected[index]).any():
                     wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=[index]) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(len(inputs)))
     assert not wrong
 
 
@@ -183,7 +179,7 @@ def test_convolution_with_a_scratchpad_has_the_same_bits_in_another_thread():
     arrays = [numbers(shape).astype("float32") for shape in ((4, 39, 12, 20), (38, 39, 3, 3))]
     found = []
 
-    def work():
+    def work(_):
         images, filters = (paddle.to_tensor(array).astype("bfloat16").detach() for array in arrays)
         images.stop_gradient = filters.stop_gradient = False
         with half_cpu.dispatch():
@@ -191,10 +187,8 @@ def test_convolution_with_a_scratchpad_has_the_same_bits_in_another_thread():
         result.backward(paddle.ones_like(result))
         found.append([tensor.astype("float32").numpy() for tensor in (result, images.grad, filters.grad)])
 
-    work()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    work(0)
+    in_threads(work, [1])
     assert len(found) == 2
     for expected, actual in zip(*found, strict=True):
         np.testing.assert_array_equal(actual, expected)
@@ -213,13 +207,9 @@ def test_threads_that_let_the_cache_drop_primitives_get_theirs():
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(6))
     finally:
         sys.setswitchinterval(interval)
     assert not failures

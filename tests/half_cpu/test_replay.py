@@ -5,7 +5,6 @@ import itertools
 import logging
 import random
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from image_classification.half_cpu import arena, onednn, paddle_names
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.replay import KEPT, RECORDED
 from image_classification.half_cpu.scope import active
+from tests.helpers.onednn_runs import in_threads
 from tests.helpers.replays import FORMATS, bits, images, passes
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
@@ -522,11 +522,7 @@ def test_threads_that_record_at_once_get_their_own_results():
                     results[number].append(bits(half_cpu.replay(model, given)) == bits(model(given)))
                 results[number].append(callable(passes()[0]))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(2))
     assert results == [[True] * 5 * (RECORDED + 3)] * 2
 
 

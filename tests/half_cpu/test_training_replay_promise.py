@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import paddle
@@ -15,6 +14,7 @@ from image_classification import half_cpu
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.training_replay import RECORDED
 from image_classification.layers import DropPath
+from tests.helpers.onednn_runs import in_threads
 from tests.helpers.replays import bits
 from tests.helpers.trainings import both
 
@@ -465,11 +465,7 @@ def test_threads_that_record_at_once_each_get_their_gradients():
         finished.append(seed)
 
     finished = []
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(train, range(2))
     assert sorted(finished) == [0, 1]
 
 

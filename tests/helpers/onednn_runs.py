@@ -1,6 +1,7 @@
 """Runs of one operator by the oneDNN kernels and by the reference, and how far apart their results may be."""
 
 import ctypes
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,15 @@ def by_threads(counts, compute):
     finally:
         openmp.omp_set_num_threads(threads)
     return results
+
+
+def in_threads(work, arguments):
+    """Call `work(argument)` for all arguments at once, each in a thread of its own, to the end of all."""
+    threads = [threading.Thread(target=work, args=[argument]) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def statistics(channels):
