@@ -1,8 +1,10 @@
 """Activations and x * a + b in one pass over memory, on all formats; float32 arithmetic, rounded once."""
 
+import functools
+
 from .compiled_library import load
 from .onednn_memory import new_like, ordered_like, settled
-from .onednn_primitives import bound, data_type, numel, servable
+from .onednn_primitives import CACHE_SIZE, bound, data_type, numel, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
 
@@ -11,15 +13,15 @@ class Activation(PyLayer):
     """An elementwise function that keeps its input, its result or, being linear, nothing."""
 
     @staticmethod
-    def forward(ctx, x, name, alpha, beta, keeps):
-        """Return f(x) in the dtype and memory order of x."""
+    def forward(ctx, x, there, back, keeps):
+        """Return f(x) in the dtype and memory order of x: `there` takes pointers to x and the result, `back` to what is
+        kept, the result's gradient and that of x."""
         x = settled(x)
         out = new_like(x)
-        ctx.constants = (name, data_type(x), numel(x), alpha, beta)
-        load().activation(*ctx.constants, x.data_ptr(), out.data_ptr())
+        there(x.data_ptr(), out.data_ptr())
         if keeps != "nothing":
             save(ctx, own_result(out) if keeps == "result" else x)
-        ctx.keeps = keeps
+        ctx.back, ctx.keeps = back, keeps
         return out
 
     @staticmethod
@@ -31,8 +33,18 @@ class Activation(PyLayer):
             (data,) = saved(ctx)
             gradient = ordered_like(gradient, data)
         out = new_like(data)
-        load().activation_backward(*ctx.constants, data.data_ptr(), gradient.data_ptr(), out.data_ptr())
+        ctx.back(data.data_ptr(), gradient.data_ptr(), out.data_ptr())
         return out
+
+
+def _applied(x, name, alpha, beta, keeps):
+    """Return the function of this name in `cpp/activations.h`."""
+    return Activation.apply(x, *_ways(name, data_type(x), numel(x), alpha, beta), keeps)
+
+
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def _ways(*constants):
+    return functools.partial(load().activation, *constants), functools.partial(load().activation_backward, *constants)
 
 
 def _kernel(name, parameters=(), keeps="input"):
@@ -49,7 +61,7 @@ def _kernel(name, parameters=(), keeps="input"):
             if not isinstance(value, (int, float)):
                 return NotImplemented
             constants[index] = float(value)
-        return Activation.apply(values[0], function, *constants, keeps)
+        return _applied(values[0], function, constants[0], constants[1], keeps)
 
     return kernel
 
@@ -59,7 +71,7 @@ def scale(original, args, kwargs):
     x, factor, addend, after = bound(args, kwargs, ("x", "scale", "bias", "bias_after_scale"), (1.0, 0.0, True))
     if not servable(x) or not all(isinstance(v, (int, float)) for v in (factor, addend, after)):
         return NotImplemented
-    return Activation.apply(x, b"scale", float(factor), float(addend if after else addend * factor), "nothing")
+    return _applied(x, b"scale", float(factor), float(addend if after else addend * factor), "nothing")
 
 
 def power(original, args, kwargs):
@@ -71,7 +83,7 @@ def power(original, args, kwargs):
         return squared(original, (x,), {})
     if abs(exponent) > 8 or exponent * 4 % 1 or exponent in (0, 1):
         return NotImplemented
-    return Activation.apply(x, b"power", float(exponent), 0.0, "input")
+    return _applied(x, b"power", float(exponent), 0.0, "input")
 
 
 def clip(original, args, kwargs):
@@ -81,7 +93,7 @@ def clip(original, args, kwargs):
         return NotImplemented
     if not all(isinstance(value, (int, float)) for value in (low, high)) or not low <= high:
         return NotImplemented  # Paddle words the error
-    return Activation.apply(x, b"clip", float(low), float(high), "input")
+    return _applied(x, b"clip", float(low), float(high), "input")
 
 
 squared = _kernel("square")

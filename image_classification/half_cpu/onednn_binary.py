@@ -75,52 +75,36 @@ def is_row_of(row, x):
     return first is not None and row_shape[first:] == shape[first:]
 
 
-class AddRow(PyLayer):
-    """The sum of a settled tensor and a row that is added to all of its rows."""
-
-    @staticmethod
-    def forward(ctx, x, row):
-        """Return x + row in the memory order of x."""
-        ctx.needs = (not x.stop_gradient, not row.stop_gradient)
-        ctx.order = contiguous if x.is_contiguous() else channels_last
-        ctx.row_shape = row.shape
-        return _combine(onednn.BINARY_ADD, x, contiguous(row))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of the tensor, which is that of the sum, and of the row, its column sums."""
-        gradient = ctx.order(gradient)
-        x_gradient = passed_on(gradient) if ctx.needs[0] else None
-        return x_gradient, _row_sum(gradient, ctx.row_shape) if ctx.needs[1] else None
-
-
 def _row_sum(tensor, shape):
     """Return the sum of the rows of a settled tensor, in the shape of the row."""
     columns = math.prod(shape)
     return sum_rows(tensor, numel(tensor) // columns, columns, tensor.dtype).reshape(shape)
 
 
-class MultiplyRow(PyLayer):
-    """The product of each row of a settled tensor with a row."""
+class WithRow(PyLayer):
+    """Each row of a settled tensor plus a row, which keeps nothing, or times a row."""
 
     @staticmethod
-    def forward(ctx, x, row):
-        """Return x * row in the memory order of x."""
+    def forward(ctx, x, row, algorithm):
+        """Return the result in the memory order of x."""
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
-        keep(ctx, x, row)
-        return _combine(onednn.BINARY_MUL, x, contiguous(row))
+        ctx.row_shape, ctx.multiplies = row.shape, algorithm == onednn.BINARY_MUL
+        if ctx.multiplies:
+            keep(ctx, x, row)
+        return _combine(algorithm, x, contiguous(row))
 
     @staticmethod
     def backward(ctx, gradient):
-        """Return the gradients of the tensor and of the row."""
-        x, row = saved(ctx)
+        """Return the gradients of the tensor and of the row, the column sums of what reaches its elements."""
         gradient = ctx.order(gradient)
+        x, row = saved(ctx) if ctx.multiplies else (None, None)
         x_gradient = row_gradient = None
         if ctx.needs[0]:
-            x_gradient = _combine(onednn.BINARY_MUL, gradient, contiguous(row))
+            x_gradient = passed_on(gradient) if row is None else _combine(onednn.BINARY_MUL, gradient, contiguous(row))
         if ctx.needs[1]:
-            row_gradient = _row_sum(_combine(onednn.BINARY_MUL, gradient, x), row.shape)
+            reaching = gradient if x is None else _combine(onednn.BINARY_MUL, gradient, x)
+            row_gradient = _row_sum(reaching, ctx.row_shape)
         return x_gradient, row_gradient
 
 
@@ -129,7 +113,7 @@ def add(original, args, kwargs):
     left, right = bound(args, kwargs, ("x", "y"), ())
     if not servable(left, right):
         return NotImplemented
-    return Add.apply(left, right) if left.shape == right.shape else _with_row(AddRow, left, right)
+    return Add.apply(left, right) if left.shape == right.shape else _with_row(onednn.BINARY_ADD, left, right)
 
 
 def multiply(original, args, kwargs):
@@ -139,14 +123,14 @@ def multiply(original, args, kwargs):
         return NotImplemented
     if left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0] == 1:
         return matmul(original, (left, right), {})
-    return _with_row(MultiplyRow, left, right)
+    return _with_row(onednn.BINARY_MUL, left, right)
 
 
-def _with_row(function, left, right):
-    """Return a function of the tensor and the row among two tensors."""
+def _with_row(algorithm, left, right):
+    """Return the sum or product of the tensor and the row among two tensors."""
     for x, row in ((left, right), (right, left)):
         if row.ndim <= x.ndim and is_settled(x) and is_row_of(row, x):
-            return function.apply(x, row)
+            return WithRow.apply(x, row, algorithm)
     return NotImplemented
 
 

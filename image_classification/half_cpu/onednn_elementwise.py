@@ -2,10 +2,8 @@
 
 from . import compiled
 from . import onednn_library as onednn
-from .onednn_memory import new_like, ordered_like, settled
+from .compiled_activations import Activation
 from .onednn_primitives import bound, cache, dense, numel, servable
-from .recorded import PyLayer
-from .saved import own_result, save, saved
 
 
 def _is_compiled(algorithm, flat):
@@ -31,29 +29,13 @@ def _describe_activation_backward(library, builder, algorithm, flat):
     return description, (data, onednn.DIFF_DST, onednn.DIFF_SRC)
 
 
-class Activation(PyLayer):
-    """An elementwise function. ReLU keeps its output, which the next layer keeps anyway, the others their input."""
+def _applied(x, algorithm, keeps):
+    key = algorithm, dense(x.dtype, numel(x))
 
-    @staticmethod
-    def forward(ctx, x, algorithm):
-        """Return f(x) in the dtype and memory order of x."""
-        x = settled(x)
-        out = new_like(x)
-        cache.get(_describe_activation, algorithm, dense(x.dtype, numel(x)))(x.data_ptr(), out.data_ptr())
-        ctx.algorithm = algorithm
-        save(ctx, own_result(out) if algorithm == onednn.RELU_USE_DST else x)
-        return out
+    def back(*pointers):
+        cache.get(_describe_activation_backward, *key)(*pointers)
 
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x."""
-        (data,) = saved(ctx)
-        gradient = ordered_like(gradient, data)
-        out = new_like(data)
-        cache.get(_describe_activation_backward, ctx.algorithm, dense(data.dtype, numel(data)))(
-            data.data_ptr(), gradient.data_ptr(), out.data_ptr()
-        )
-        return out
+    return Activation.apply(x, cache.get(_describe_activation, *key), back, keeps)
 
 
 def gelu(original, args, kwargs):
@@ -61,12 +43,10 @@ def gelu(original, args, kwargs):
     x, approximate = bound(args, kwargs, ("x", "approximate"), (False,))
     if not servable(x):
         return NotImplemented
-    return Activation.apply(x, onednn.GELU_TANH if approximate in (True, "tanh") else onednn.GELU_ERF)
+    return _applied(x, onednn.GELU_TANH if approximate in (True, "tanh") else onednn.GELU_ERF, "input")
 
 
 def relu(original, args, kwargs):
-    """Kernel of ``relu(x)``."""
-    values = bound(args, kwargs, ("x",), ())
-    if not servable(values[0]):
-        return NotImplemented
-    return Activation.apply(values[0], onednn.RELU_USE_DST)
+    """Kernel of ``relu(x)``, which keeps its result, as the next layer does anyway."""
+    (x,) = bound(args, kwargs, ("x",), ())
+    return _applied(x, onednn.RELU_USE_DST, "result") if servable(x) else NotImplemented
