@@ -1,6 +1,8 @@
 """TFRecord files against the format's description, protocol buffers by Google, and files of the tfrecord package."""
 
 import base64
+import contextlib
+import io
 import os
 import signal
 import struct
@@ -25,6 +27,7 @@ from image_classification.data.tfrecord import (
 )
 from image_classification.runtime import UserError
 from tests.helpers.data_samples import encoded, make_config, photo, write_class_folders
+from tools import make_tfrecord
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,8 +224,9 @@ def test_cut_file_names_the_offset(tmp_path):
 
 
 def run_tool(*arguments):
-    command = [sys.executable, str(ROOT / "tools" / "make_tfrecord.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = make_tfrecord.main([*map(str, arguments)])
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def test_make_tfrecord_writes_what_the_folders_hold_and_resumes(tmp_path):

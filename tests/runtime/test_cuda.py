@@ -10,7 +10,8 @@ import pytest
 
 from image_classification.runtime import UserError, cuda, devices
 
-# What `select_device` does in a Paddle for CUDA 12.6 whose first operator fails as that of a missing architecture does.
+# What `select_device` does in a Paddle for CUDA 12.6 with a GPU of each capability, whose first operator may fail as
+# that of a missing architecture does.
 SELECT = """
 import paddle
 from image_classification.runtime import UserError, select_device
@@ -22,11 +23,16 @@ paddle.is_compiled_with_cuda = lambda: True
 paddle.version.cuda = lambda: "12.6"
 paddle.version.cuda_archs = lambda: [80, 86, 90]
 paddle.device.cuda.device_count = lambda: 1
-paddle.device.cuda.get_device_capability = lambda: {capability}
 paddle.device.cuda.get_device_name = lambda: "GeForce"
 paddle.set_device = lambda name: None
-paddle.ones = no_image if {fails} else paddle.ones
-print(select_device("{device}"))
+ones = paddle.ones
+for device, capability, fails in {cases}:
+    paddle.device.cuda.get_device_capability = lambda: capability
+    paddle.ones = no_image if fails else ones
+    try:
+        print(select_device(device))
+    except UserError as error:
+        print(error)
 """
 
 
@@ -40,26 +46,24 @@ def driver_of(folder, version):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def select(environment, device="gpu", capability=(8, 6), fails=False):
-    code = SELECT.format(device=device, capability=capability, fails=fails)
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+def select(environment, *cases):
+    """Return a line for each (device, capability, whether the first operator fails): what is selected, or the error."""
+    command = [sys.executable, "-c", SELECT.format(cases=cases)]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize("device", ["gpu", "gpu:0", "auto"])
-def test_driver_older_than_paddles_cuda_is_refused_with_both_versions(tmp_path, device):
-    done = select(driver_of(tmp_path, 11040), device)
-    assert done.returncode != 0
-    assert "runs CUDA up to 11.4, this Paddle is built for CUDA 12.6" in done.stderr.splitlines()[-1]
-    assert "-device cpu" in done.stderr.splitlines()[-1]
+def test_driver_older_than_paddles_cuda_is_refused_with_both_versions(tmp_path):
+    said = select(driver_of(tmp_path, 11040), *((device, (8, 6), False) for device in ("gpu", "gpu:0", "auto")))
+    assert len(said) == 3
+    for line in said:
+        assert "runs CUDA up to 11.4, this Paddle is built for CUDA 12.6" in line and "-device cpu" in line
 
 
 def test_gpu_without_code_is_refused_and_one_that_runs_all_the_same_is_not(tmp_path):
     environment = driver_of(tmp_path, 12020)  # of the same first number: it runs 12.6 too
-    assert select(environment).stdout == "gpu\n"
-    assert select(environment, capability=(12, 0)).stdout == "gpu\n"
-    done = select(environment, capability=(12, 0), fails=True)
-    assert done.returncode != 0
-    assert "has compute capability 12.0, this Paddle is built for 80, 86, 90" in done.stderr.splitlines()[-1]
+    *runs, refused = select(environment, ("gpu", (8, 6), False), ("gpu", (12, 0), False), ("gpu", (12, 0), True))
+    assert runs == ["gpu", "gpu"]
+    assert "has compute capability 12.0, this Paddle is built for 80, 86, 90" in refused
 
 
 @pytest.mark.parametrize(
