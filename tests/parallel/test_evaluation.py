@@ -12,6 +12,7 @@ from PIL import Image
 from image_classification.parallel.env import free_port
 from image_classification.weights import export_tensors, write_weights
 from image_classification.zoo import load_model
+from tests.helpers.entry import run_here, run_well
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "image_classification" / "ViT"
@@ -32,12 +33,10 @@ def make_images(folder):
     return folder
 
 
-def evaluate(weights, images, folder, *words):
-    """Return (evaluation.json, confusion.csv) of an evaluation in new processes."""
-    command = [sys.executable, *words, "-cfg=./configs/vit_tiny_digits.yaml", "-eval", f"-pretrained={weights}"]
-    command += ["-dataset=imagenet2012", f"-data_path={images}", "-opts", f"OUTPUT={folder}", "DATA.BATCH_SIZE_EVAL=4"]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+def evaluate(weights, images, folder, *words, **options):
+    """Return (evaluation.json, confusion.csv) of an evaluation."""
+    words = *words, "-cfg=./configs/vit_tiny_digits.yaml", "-eval", f"-pretrained={weights}", "-dataset=imagenet2012"
+    run_well(*words, f"-data_path={images}", "-opts", f"OUTPUT={folder}", "DATA.BATCH_SIZE_EVAL=4", **options)
     return json.loads((folder / "evaluation.json").read_text()), (folder / "confusion.csv").read_text()
 
 
@@ -46,8 +45,8 @@ def test_evaluation_on_several_processes_equals_one(tmp_path, num_processes):
     model, _ = load_model("vit_tiny_digits")
     write_weights(tmp_path / "w.safetensors", export_tensors(model, "torch"))
     files = tmp_path / "w.safetensors", make_images(tmp_path / "images")
-    alone = evaluate(*files, tmp_path / "1", "main_single_gpu.py")
-    together = evaluate(*files, tmp_path / "n", "main_multi_gpu.py", f"-ngpus={num_processes}")
+    alone = evaluate(*files, tmp_path / "1", run=run_here)
+    together = evaluate(*files, tmp_path / "n", f"-ngpus={num_processes}", script="main_multi_gpu.py")
     # A batch of another size may be summed in another order: 1e-5 is some hundred roundings of float32.
     for name in ("loss", "expected_calibration_error"):
         assert together[0].pop(name) == pytest.approx(alone[0].pop(name), rel=1e-5)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.entry import run_here, run_well
+
 from .conftest import WORKER
 from .harness import PATIENCE, ROOT, clean_environment, free_port, openmpi_variables, run_ranks, slurm_variables
 from .program import FOLDER, SMALL, Program, command, is_alive, report
@@ -64,9 +66,7 @@ def test_killed_and_terminated_runs_continue_in_other_topologies(start, tmp_path
     assert "stopped by a signal" in program.text()
     assert os.path.exists(f"{stopped}/step.pdparams")
 
-    program = start(command(*SMALL, "-eval", f"-resume={stopped}/latest", f"-output={evaluated}",
-                            script="main_single_gpu.py"))  # fmt: skip
-    finish(program)
+    run_well(*SMALL, "-eval", f"-resume={stopped}/latest", f"-output={evaluated}", run=run_here)
     assert report(evaluated)["eval_images"] == 360
 
 
@@ -148,7 +148,7 @@ def test_ranks_that_resume_from_copies_of_one_checkpoint_go_on_together_and_from
     """Copies on two hosts. The run's folder is rank 0's, which alone says whether the best checkpoint is there already;
     once the other copy is an epoch older nothing else would tell that the replicas have other weights."""
     small = [*SMALL, "VALIDATE_FREQ=1", "SAVE_FREQ=1", "PARALLEL.TIMEOUT=150"]
-    finish(start(command(*small, "-num_epochs=1", f"-output={tmp_path / 'a'}", script="main_single_gpu.py")))
+    run_well(*small, "-num_epochs=1", f"-output={tmp_path / 'a'}", run=run_here)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
 
     def resumed(*more):
