@@ -138,7 +138,7 @@ def activation_backward(algorithm, flat):
 def binary(algorithm, left, right):
     rows, columns = left.shape
     sizes, strides = numbers(1, 1, rows, columns), numbers(0, 0, columns, 1, 0, 0, columns * (right.shape[0] > 1), 1)
-    return Primitive(_partial("arithmetic", _ARITHMETIC[algorithm], left.data_type, sizes, strides))
+    return Primitive(_partial("pair", _ARITHMETIC[algorithm], left.data_type, sizes, strides))
 
 
 def softmax(rows):

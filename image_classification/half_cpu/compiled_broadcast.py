@@ -83,11 +83,11 @@ def repeated_strides(runs):
     return tuple(size for size, _ in runs), tuple(reversed(strides))
 
 
-def _arithmetic(name, large, small, runs):
+def combined(name, large, small, runs):
     """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
     out = new_like(large)
     pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
-    load().arithmetic(name, data_type(large), *operands(runs), *pointers)
+    load().pair(name, data_type(large), *operands(runs), *pointers)
     return out
 
 
@@ -148,7 +148,7 @@ class Broadcast(PyLayer):
         ctx.constants = (name, runs, small.shape, ordered)
         if name in (b"multiply", b"divide"):
             keep(ctx, large, aligned)
-        return _arithmetic(name, large, aligned, runs)
+        return combined(name, large, aligned, runs)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -159,7 +159,7 @@ class Broadcast(PyLayer):
         large_gradient = small_gradient = None
         if ctx.needs[0]:
             large_gradient = (
-                _scaled(gradient, SIGNS[name][0]) if small is None else _arithmetic(name, gradient, small, runs)
+                _scaled(gradient, SIGNS[name][0]) if small is None else combined(name, gradient, small, runs)
             )
         if ctx.needs[1]:
             small_gradient = _small_gradient(gradient, large, small, runs, small_shape, SIGNS[name][1])
@@ -181,13 +181,13 @@ def _scaled(tensor, factor):
 def _small_gradient(gradient, large, small, runs, shape, sign):
     """Return the gradient of the smaller tensor: a sum over what repeats it."""
     if gradient.shape == shape:
-        return _scaled(gradient, sign) if large is None else _arithmetic(b"multiply", gradient, large, runs)
+        return _scaled(gradient, sign) if large is None else combined(b"multiply", gradient, large, runs)
     if sign == 1 or large is None:
         return sum_over(gradient, large, runs, new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
     total = sum_over(gradient, large, runs, new_small(gradient, shape, _FLOAT32), sign)
     divisor, dense = in_dtype(small, _FLOAT32), ((numel(small), False),)
-    total = _arithmetic(b"divide", _arithmetic(b"divide", total, divisor, dense), divisor, dense)
+    total = combined(b"divide", combined(b"divide", total, divisor, dense), divisor, dense)
     return in_dtype(total, gradient.dtype)
 
 
@@ -211,7 +211,7 @@ class OuterSum(PyLayer):
         (sizes, left_strides), (_, right_strides) = map(repeated_strides, runs)
         constants = numbers(*sizes), numbers(*left_strides, *right_strides)
         pointers = left.data_ptr(), right.data_ptr(), out.data_ptr()
-        load().arithmetic(b"add", data_type(left), *constants, *pointers)
+        load().pair(b"add", data_type(left), *constants, *pointers)
         return out
 
     @staticmethod

@@ -41,7 +41,6 @@ _SIGNATURES = {
     "join_rows": (_L, _I, _P, _L, _P, _P, _I),
     "activation": (_S, _I, _L, _F, _F, _P, _P),
     "activation_backward": (_S, _I, _L, _F, _F, _P, _P, _P),
-    "arithmetic": (_S, _I, _P, _P, _P, _P, _P),
     "pair": (_S, _I, _P, _P, _P, _P, _P),
     "slope": (_S, _I, _I, _P, _P, _P, _P, _P, _P),
     "pick": (_L, _P, _P, _P, _L, _P, _L, _P, _P),

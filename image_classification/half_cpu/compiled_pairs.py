@@ -5,7 +5,7 @@ What a gradient is summed over, because it repeats the small tensor, is float32 
 
 import paddle
 
-from .compiled_broadcast import in_order_of, new_small, operands, plan, sum_over, together
+from .compiled_broadcast import combined, in_order_of, new_small, operands, plan, sum_over, together
 from .compiled_library import load
 from .compiled_worth import asks_gradient, pays
 from .linear_map import reshaped
@@ -38,10 +38,7 @@ class Pair(PyLayer):
         large, ordered, aligned = together(large, small)
         ctx.constants = (name, runs, small.shape, ordered)
         keep(ctx, large, aligned)
-        out = new_like(large)
-        pointers = large.data_ptr(), aligned.data_ptr(), out.data_ptr()
-        load().pair(name, DATA_TYPES[large.dtype], *operands(runs), *pointers)
-        return out
+        return combined(name, large, aligned, runs)
 
     @staticmethod
     def backward(ctx, gradient):

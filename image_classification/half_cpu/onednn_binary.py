@@ -89,9 +89,11 @@ class WithRow(PyLayer):
         """Return the result in the memory order of x."""
         ctx.needs = (not x.stop_gradient, not row.stop_gradient)
         ctx.order = contiguous if x.is_contiguous() else channels_last
-        ctx.row_shape, ctx.multiplies = row.shape, algorithm == onednn.BINARY_MUL
+        ctx.multiplies = algorithm == onednn.BINARY_MUL
         if ctx.multiplies:
             keep(ctx, x, row)
+        else:
+            ctx.row_shape = row.shape
         return _combine(algorithm, x, contiguous(row))
 
     @staticmethod
@@ -104,7 +106,7 @@ class WithRow(PyLayer):
             x_gradient = passed_on(gradient) if row is None else _combine(onednn.BINARY_MUL, gradient, contiguous(row))
         if ctx.needs[1]:
             reaching = gradient if x is None else _combine(onednn.BINARY_MUL, gradient, x)
-            row_gradient = _row_sum(reaching, ctx.row_shape)
+            row_gradient = _row_sum(reaching, ctx.row_shape if row is None else row.shape)
         return x_gradient, row_gradient
 
 

@@ -47,7 +47,7 @@ def test_calls_of_all_kinds_are_made_in_their_order(made_by):
         functools.partial(library.activation, b"scale", FLOAT32, 8, 0.5, 3.0, place(x), place(y)),
         functools.partial(relu(8), place(y), place(z)),
         functools.partial(lambda: z.__imul__(2)),
-        functools.partial(library.arithmetic, b"add", FLOAT32, numbers(1, 1, 1, 8), numbers(0, 0, 0, 1, 0, 0, 0, 1),
+        functools.partial(library.pair, b"add", FLOAT32, numbers(1, 1, 1, 8), numbers(0, 0, 0, 1, 0, 0, 0, 1),
                           place(z), place(x), place(y)),
     ])  # fmt: skip
     calls.make(0, len(calls))

@@ -7,11 +7,24 @@ namespace {
 
 constexpr long GRAIN = 16384;  // elements: less is not worth a thread
 
+// Call f(row, at) for each row of the last of four axes; at(strides) is where it begins in a tensor.
+template <class F>
+void for_rows_of(const long* sizes, F f) {
+    long second = sizes[1], third = sizes[2];
+    for_ranges(sizes[0] * second * third, GRAIN / sizes[3], [=](long first, long last) {
+        const F own = f;  // in registers: a store might change what others can reach
+        for (long r = first; r < last; r++) {
+            long i = r / (second * third), j = r / third % second, k = r % third;
+            own(r, [=](const long* strides) { return i * strides[0] + j * strides[1] + k * strides[2]; });
+        }
+    });
+}
+
 // Rows of the last of four axes; a stride of 0 repeats an element, other strides of the last axis are 1. f gets a vector of
 // each tensor, and where in the result it begins. Where only the right one repeats fewer loops are compiled.
 template <bool ANY, class T, class Out, class F>
 void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, Out* out, F f) {
-    long rows = sizes[0] * sizes[1] * sizes[2], columns = sizes[3];
+    long columns = sizes[3];
     auto row = [&](const T* x, const T* y, long at, long n) {
         Out* z = out + at;
         auto fill = [&](auto first, auto second) {
@@ -25,19 +38,11 @@ void combine(const long* sizes, const long* left, const long* right, const T* a,
         if (right[3]) fill(many(x), many(y));
         else fill(many(x), same(y));
     };
-    if (rows == 1) {
+    if (sizes[0] * sizes[1] * sizes[2] == 1)
         for_ranges(columns, GRAIN, [&](long first, long last) {
             row(a + first * left[3], b + first * right[3], first, last - first);
         });
-        return;
-    }
-    for_ranges(rows, GRAIN / columns, [&](long first, long last) {
-        for (long r = first; r < last; r++) {
-            long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
-            row(a + i * left[0] + j * left[1] + k * left[2], b + i * right[0] + j * right[1] + k * right[2], r * columns,
-                columns);
-        }
-    });
+    else for_rows_of(sizes, [&](long r, auto at) { row(a + at(left), b + at(right), r * columns, columns); });
 }
 
 }  // namespace

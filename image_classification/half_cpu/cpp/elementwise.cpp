@@ -1,4 +1,4 @@
-// Conversions, activations, and arithmetic of two tensors with broadcasting: float32 inside, rounded once.
+// Conversions, activations, and elements that are repeated: float32 inside, rounded once.
 #include "activations.h"
 #include "broadcast.h"
 
@@ -9,17 +9,6 @@ void convert(long n, const From* from, To* to) {
     for_ranges(n, GRAIN, [&](long first, long last) {
         map(last - first, to + first, [&](long i, long count) { return take(from + first + i, count); });
     });
-}
-
-template <class F>
-int for_arithmetic(const char* name, F f) {
-    if (!strcmp(name, "add")) f([](Vector a, Vector b) { return a + b; });
-    else if (!strcmp(name, "subtract")) f([](Vector a, Vector b) { return a - b; });
-    else if (!strcmp(name, "subtract_from")) f([](Vector a, Vector b) { return b - a; });
-    else if (!strcmp(name, "multiply")) f([](Vector a, Vector b) { return a * b; });
-    else if (!strcmp(name, "divide")) f([](Vector a, Vector b) { return a / b; });
-    else return 1;
-    return 0;
 }
 
 }  // namespace
@@ -66,29 +55,13 @@ EXPORT int activation_backward(const char* name, int format, long n, float alpha
     });
 }
 
-// sizes: four axes of the dense result; strides: those of left, then of right, in elements.
-EXPORT int arithmetic(const char* name, int format, const long* sizes, const long* strides, const void* left,
-                      const void* right, void* out) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        return for_arithmetic(name, [&](auto f) {
-            combine<true>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
-                    [f](Vector a, Vector b, long, long) { return f(a, b); });
-        });
-    });
-}
-
 // factor times an element that is repeated along the axes whose stride is 0; sizes and strides: four numbers each.
 EXPORT int expand(int from_format, int to_format, const long* sizes, const long* strides, float factor, const void* x,
                   void* out) {
     if (from_format == to_format && factor == 1 && strides[3]) {
-        long rows = sizes[0] * sizes[1] * sizes[2], bytes = from_format == FLOAT32 ? 4 : 2, row = sizes[3] * bytes;
-        for_ranges(rows, GRAIN / sizes[3], [&](long first, long last) {
-            for (long r = first; r < last; r++) {
-                long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
-                long at = i * strides[0] + j * strides[1] + k * strides[2];
-                memcpy((char*)out + r * row, (const char*)x + at * bytes, row);
-            }
+        long bytes = from_format == FLOAT32 ? 4 : 2, row = sizes[3] * bytes;
+        for_rows_of(sizes, [=](long r, auto at) {
+            memcpy((char*)out + r * row, (const char*)x + at(strides) * bytes, row);
         });
         return 0;
     }

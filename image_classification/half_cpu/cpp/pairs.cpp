@@ -1,4 +1,5 @@
-// Functions of a dense tensor and of one that may be repeated, and their gradients: float32 inside, rounded once.
+// Arithmetic of two tensors, functions of a dense one and of one that may be repeated, and the gradients of these: float32
+// inside, rounded once.
 #include "broadcast.h"
 #include "functions.h"
 
@@ -9,6 +10,17 @@ constexpr float IGNORED = -100.0f;  // the label that counts for no loss
 // 0 where the condition is not above 0; NaN hides in neither.
 inline Vector where_positive(Vector condition, Vector result) {
     return choose(less(condition, all(0.0f)), all(0.0f), choose(equal(condition, all(0.0f)), all(0.0f), result));
+}
+
+template <class F>
+int for_arithmetic(const char* name, F f) {
+    if (!strcmp(name, "add")) f([](Vector a, Vector b) { return a + b; });
+    else if (!strcmp(name, "subtract")) f([](Vector a, Vector b) { return a - b; });
+    else if (!strcmp(name, "subtract_from")) f([](Vector a, Vector b) { return b - a; });
+    else if (!strcmp(name, "multiply")) f([](Vector a, Vector b) { return a * b; });
+    else if (!strcmp(name, "divide")) f([](Vector a, Vector b) { return a / b; });
+    else return 1;
+    return 0;
 }
 
 template <class T, class F>
@@ -58,15 +70,18 @@ int for_slope(const char* name, F f) {
 
 }  // namespace
 
-// sizes: four axes of the dense result; strides: those of the dense tensor, then of the other one, in elements.
+// sizes: four axes of the dense result; strides: those of the left tensor, which arithmetic alone may repeat, then of the
+// right one, in elements.
 EXPORT int pair(const char* name, int format, const long* sizes, const long* strides, const void* left, const void* right,
                 void* out) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        return for_pair<T>(name, [&](auto f) {
-            combine<false>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
-                           [f](Vector a, Vector b, long, long) { return f(a, b); });
-        });
+        auto run = [&](auto any, auto f) {
+            combine<any.value>(sizes, strides, strides + 4, (const T*)left, (const T*)right, (T*)out,
+                               [f](Vector a, Vector b, long, long) { return f(a, b); });
+        };
+        return int(for_arithmetic(name, [&](auto f) { run(std::true_type(), f); }) &&
+                   for_pair<T>(name, [&](auto f) { run(std::false_type(), f); }));
     });
 }
 

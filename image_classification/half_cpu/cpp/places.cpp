@@ -1,8 +1,7 @@
 // Numbers that are read from places which an index or a mask names, bit for bit, and sums of what comes back to them.
 #include <vector>
 
-#include "interface.h"
-#include "parallel.h"
+#include "broadcast.h"
 
 namespace {
 
@@ -150,15 +149,9 @@ EXPORT int pick(long bytes, const long* sizes, const long* strides, const uint8_
             else if (b_step) fill(one(p), many(q));
             else fill(one(p), one(q));
         };
-        long rows = sizes[0] * sizes[1] * sizes[2], columns = sizes[3];
-        if (rows == 1)
-            for_ranges(columns, 16384, [&](long first, long last) { run(mask + first * strides[3], first, last - first); });
-        else
-            for_ranges(rows, 16384 / columns, [&](long first, long last) {
-                for (long r = first; r < last; r++) {
-                    long i = r / (sizes[1] * sizes[2]), j = r / sizes[2] % sizes[1], k = r % sizes[2];
-                    run(mask + i * strides[0] + j * strides[1] + k * strides[2], r * columns, columns);
-                }
-            });
+        long columns = sizes[3];
+        if (sizes[0] * sizes[1] * sizes[2] == 1)
+            for_ranges(columns, GRAIN, [&](long first, long last) { run(mask + first * strides[3], first, last - first); });
+        else for_rows_of(sizes, [=](long r, auto at) { run(mask + at(strides), r * columns, columns); });
     });
 }
