@@ -6,6 +6,8 @@ Pillow's pixels in OpenCV's steps.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -87,6 +89,7 @@ def center_crop(pixels, size, library="cv2"):
     return pixels[top : top + size, left : left + size]
 
 
+@dataclass(eq=False)
 class TrainTransform:
     """Random crop, flip, augmentation of one image; everything random comes from the generator of that sample.
 
@@ -96,36 +99,23 @@ class TrainTransform:
         pixel_steps: likewise for uint8 [H, W, C], last of all: random erasing.
     """
 
-    def __init__(
-        self,
-        image_size,
-        channels=3,
-        crop="random_resized",
-        crop_scale=(0.08, 1.0),
-        crop_ratio=(3 / 4, 4 / 3),
-        crop_padding=4,
-        hflip=0.5,
-        interpolation="bilinear",
-        library="cv2",
-        scaled_decode=True,
-        upright=False,
-        image_steps=(),
-        pixel_steps=(),
-    ):
-        self.image_size = image_size
-        self.channels = channels
-        self.upright = upright
+    image_size: int
+    channels: int = 3
+    crop: str = "random_resized"
+    crop_scale: Sequence = (0.08, 1.0)
+    crop_ratio: Sequence = (3 / 4, 4 / 3)
+    crop_padding: int = 4
+    hflip: float = 0.5
+    interpolation: str = "bilinear"
+    library: str = "cv2"
+    scaled_decode: bool = True
+    upright: bool = False
+    image_steps: Sequence = ()
+    pixel_steps: Sequence = ()
+
+    def __post_init__(self):
         # the size in a JPEG's header, by which the scale is chosen, is that of the photograph as it lies
-        self.scaled_decode = scaled_decode and library == "cv2" and not upright
-        self.image_steps = tuple(image_steps)
-        self.pixel_steps = tuple(pixel_steps)
-        self.crop = crop
-        self.crop_scale = tuple(crop_scale)
-        self.crop_ratio = tuple(crop_ratio)
-        self.crop_padding = crop_padding
-        self.hflip = hflip
-        self.interpolation = interpolation
-        self.library = library
+        self.scaled_decode = self.scaled_decode and self.library == "cv2" and not self.upright
 
     def __call__(self, content, rng):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""
@@ -183,6 +173,7 @@ class TrainTransform:
         return resize(pixels, self.image_size, self.image_size, self.interpolation, self.library)
 
 
+@dataclass(eq=False)
 class EvalTransform:
     """Short side to floor(size / crop_pct), then the central square; nothing random.
 
@@ -191,23 +182,16 @@ class EvalTransform:
         upright: turn photographs by their EXIF orientation first; see :func:`.decode.decode`.
     """
 
-    def __init__(
-        self,
-        image_size,
-        channels=3,
-        crop_pct=0.875,
-        interpolation="bilinear",
-        library="cv2",
-        keep_aspect=True,
-        upright=False,
-    ):
-        self.image_size = image_size
-        self.channels = channels
-        self.resize_size = math.floor(image_size / crop_pct)
-        self.interpolation = interpolation
-        self.library = library
-        self.keep_aspect = keep_aspect
-        self.upright = upright
+    image_size: int
+    channels: int = 3
+    crop_pct: float = 0.875
+    interpolation: str = "bilinear"
+    library: str = "cv2"
+    keep_aspect: bool = True
+    upright: bool = False
+
+    def __post_init__(self):
+        self.resize_size = math.floor(self.image_size / self.crop_pct)
 
     def __call__(self, content, rng=None):
         """Return uint8 [image_size, image_size, channels] for encoded bytes or uint8 pixels."""

@@ -1,14 +1,19 @@
 """The collectives inside one optimizer step: one finite check for all, averaged gradients, one global norm."""
 
 import math
+from dataclasses import dataclass
 
 import paddle
 
 from image_classification.amp import Reduction
 
+from .group import Group
+from .tensor import Cut
+
 BUCKET_ELEMENTS = 2**23  # 32 MiB of float32: large enough to hide latency, small beside a model
 
 
+@dataclass(eq=False)
 class ParallelReduction(Reduction):
     """Reduction over the groups of a run.
 
@@ -25,14 +30,13 @@ class ParallelReduction(Reduction):
         counts: whether this process's parameters are counted at all; False on all but one replica of a ZeRO group.
     """
 
-    def __init__(self, world, data, model, cuts, counts_whole, counts):
-        self.world = world
-        self.data = data
-        self.model = model
-        self.cuts = cuts
-        self.counts_whole = counts_whole
-        self.counts = counts
-        self.bucket_elements = BUCKET_ELEMENTS
+    world: Group
+    data: Group
+    model: Group
+    cuts: dict[str, Cut]
+    counts_whole: bool
+    counts: bool
+    bucket_elements: int = BUCKET_ELEMENTS
 
     def found_inf(self, flag):
         return bool(self.world.vote([int(flag)])[0])
