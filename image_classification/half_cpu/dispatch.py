@@ -38,32 +38,21 @@ class _Operator:
         self.inplace = op_names.is_inplace(name)
         self.writes = self.inplace or name == op_names.SET_ITEM  # the history of what is written is that tensor's
         self.norm = name in op_names.NORMS
-        self.rule = _rule(name)
+        self.rule = _RULES.get(name, inplace.compute_inplace if self.inplace else reference.compute)
 
 
-def _rule(name):
-    """Return the function that computes operator `name` for half tensors."""
-    if name == op_names.CAST:
-        return reference.compute_cast
-    if name in op_names.BATCH_NORMS:
-        return inplace.compute_batch_norm
-    if name in op_names.NORMS:
-        return reference.compute_norm
-    if name in op_names.FLOAT32_RESULTS:
-        return reference.compute_without_rounding
-    if name == op_names.EMBEDDING:
-        return reference.compute_embedding
-    if name == op_names.CUSTOM:
-        return reference.refuse_custom
-    if name == op_names.PROGRAM:
-        return reference.refuse_program
-    if name == op_names.SET_ITEM:
-        return inplace.compute_set_item
-    if name == op_names.GET_ITEM:
-        return reference.compute_get_item
-    if op_names.is_inplace(name):
-        return inplace.compute_inplace
-    return reference.compute
+# operator -> the function that computes it for half tensors, where it is one of its own
+_RULES = {
+    op_names.CAST: reference.compute_cast,
+    **dict.fromkeys(op_names.NORMS, reference.compute_norm),
+    **dict.fromkeys(op_names.BATCH_NORMS, inplace.compute_batch_norm),
+    **dict.fromkeys(op_names.FLOAT32_RESULTS, reference.compute_without_rounding),
+    op_names.EMBEDDING: reference.compute_embedding,
+    op_names.CUSTOM: reference.refuse_custom,
+    op_names.PROGRAM: reference.refuse_program,
+    op_names.SET_ITEM: inplace.compute_set_item,
+    op_names.GET_ITEM: reference.compute_get_item,
+}
 
 
 def _serve(scope, operator, original, args, kwargs):
