@@ -50,10 +50,9 @@ class Noted:
         name, call = self._name, Differentiated(self._original)
         results = call.forward(*args, **kwargs)
         made = tensors_of(results)
-        is_list = isinstance(results, (list, tuple))
         if all(one.stop_gradient for one in made):
             return self._without_gradients(args, kwargs, tensors)
-        if self._writes or _slices_by_tensors(args) or is_list and len(made) != len(results):
+        if self._writes or _slices_by_tensors(args):
             self._recorder.refuse(f"{name} writes what has a gradient, or its results depend on data")
             return self._original(*args, **kwargs)
         if len(tensors) == 1 and all(_is_part(one, tensors) for one in made):
@@ -66,7 +65,9 @@ class Noted:
         outputs = [one.detach() for one, result in zip(shown, made, strict=True) if not result.stop_gradient]
         found = iter(_Segment.apply(gradient, lambda: outputs, *_learning(tensors)))
         shown = [one if result.stop_gradient else next(found) for one, result in zip(shown, made, strict=True)]
-        return type(results)(shown) if is_list else shown[0]
+        rest, is_list = iter(shown), isinstance(results, (list, tuple))
+        parts, _ = replace_tensors(results if is_list else [results], {}, lambda _: next(rest))
+        return type(results)(parts) if is_list else parts[0]
 
 
 def _learning(tensors):

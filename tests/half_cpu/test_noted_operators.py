@@ -69,6 +69,29 @@ def test_functions_between_layers_are_played_with_their_gradients(function, mode
     assert replayed.is_recorded()
 
 
+class Recurrent(nn.Layer):
+    """A layer whose operator returns its states as a list beside another result; one of its weights may be frozen."""
+
+    def __init__(self, kind, depth, is_frozen):
+        super().__init__()
+        self.rnn, self.head = kind(144, 8, num_layers=depth, dropout=0.3), nn.Linear(8, 5)
+        self.rnn.parameters()[0].stop_gradient = is_frozen
+
+    def forward(self, images):
+        outputs, states = self.rnn(images.flatten(2))
+        return self.head(outputs), states
+
+
+@pytest.mark.parametrize(("depth", "is_frozen"), [(1, False), (2, True)])
+@pytest.mark.parametrize("kind", [nn.SimpleRNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_are_played_with_their_states(kind, depth, is_frozen):
+    replayed, layers = both(lambda: Recurrent(kind, depth, is_frozen))
+    assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
+    assert replayed.is_recorded()
+    found, expected = (paddle.utils.flatten(one.result(images(0))) for one in (replayed, layers))
+    assert [one.shape for one in found] == [one.shape for one in expected]
+
+
 def test_reader_that_is_alone_in_another_model_is_one_of_several():
     for function in (F.relu, FUNCTIONS["branches"]):
         replayed, layers = both(lambda function=function: Function(function))
