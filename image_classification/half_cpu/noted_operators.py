@@ -10,7 +10,7 @@ from .arena import Block
 from .arguments import FLOAT32, replace_tensors, scan
 from .onednn_memory import contiguous
 from .recorded import PyLayer
-from .recorded_calls import pointer_of, tensors_of
+from .recorded_calls import Refused, pointer_of, tensors_of
 from .scope import active, noted, undispatched
 
 _CPU = paddle.CPUPlace()
@@ -164,6 +164,8 @@ def _noted_gradient(recorder, name, function, kept, *gradients):
     with as_one(recorder):
         found = function(*gradients)
         made = [one for one in found if one is not None]
+        if not all(one.is_dense() for one in made):
+            raise Refused(f"the gradient of {name} is not dense")
         if not all(_is_part(one, gradients) for one in made):  # or else there is nothing to do
             made = _apart(made, gradients)
             recorder.operator(name, function, gradients, {}, list(enumerate(made)), kept)

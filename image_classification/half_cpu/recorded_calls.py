@@ -18,6 +18,13 @@ class Refused(Exception):
     """A pass that cannot be played again; the message says why."""
 
 
+def in_a_line(error):
+    """Return what an error says first; Paddle puts what a backward pass in Python raised into a frame."""
+    _, frame, framed = str(error).rpartition("Error message in backward of")
+    text = framed.partition("\n")[2] if frame else f"{type(error).__name__}: {error}"
+    return text.strip().partition("\n")[0]
+
+
 class Enough(BaseException):
     """So much of a pass was recorded as is wanted."""
 

@@ -12,7 +12,7 @@ import paddle
 
 from . import paddle_names
 from .compiled_library import CompiledError
-from .recorded_calls import Refused
+from .recorded_calls import Refused, in_a_line
 from .recording import Pass, Recorder, copies, flat, mapped
 from .scope import active
 from .state import State, statistics
@@ -124,7 +124,7 @@ def _recorded(model, inputs, expected):
     except Refused as error:
         return _refuse(model, error), expected
     except Exception as error:  # of what runs with layers all the same
-        return _refuse(model, f"recorded, it fails: {type(error).__name__}: {error}"), expected
+        return _refuse(model, f"recorded, it fails: {in_a_line(error)}"), expected
     finally:
         state.restore()
     return found, expected
@@ -167,7 +167,7 @@ def _played(found, inputs):
     try:
         return found(inputs)
     except Exception as error:  # of an operator that got what was not written, such as indices
-        raise Refused(f"played again, it fails: {error}") from error
+        raise Refused(f"played again, it fails: {in_a_line(error)}") from error
 
 
 def same_bits(found, expected):

@@ -26,7 +26,7 @@ from .onednn_binary import Fork
 from .onednn_memory import are_rows, as_images, is_settled
 from .played_training import Training
 from .recorded import PyLayer
-from .recorded_calls import Refused, pointer_of
+from .recorded_calls import Refused, in_a_line, pointer_of
 from .recording import Recorder, copies, flat, mapped
 from .replay import NOTHING, has_hooks
 from .scope import active, undispatched
@@ -164,7 +164,7 @@ class Replayed:
         except Exception as error:  # of what runs with layers all the same
             if any(word in str(error) for word in ("KeyboardInterrupt", "SystemExit")):
                 raise  # Paddle's engine makes an error of what interrupts a backward pass
-            return self._refuse(f"recorded, it fails: {type(error).__name__}: {error}")
+            return self._refuse(f"recorded, it fails: {in_a_line(error)}")
         recorded.attributes = attributes  # which live as long: no other object is taken for one of them
         if recorded.played.bytes > _LARGE:
             ask()  # for memory that it has and the layers had not
@@ -289,7 +289,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
         try:
             results = [*recorded.forward(inputs), *recorded.backward([_random(*layout) for layout in layouts])]
         except Exception as error:  # of an operator that got what was not written, such as indices
-            raise Refused(f"played again, they fail: {error}") from error
+            raise Refused(f"played again, they fail: {in_a_line(error)}") from error
     if expected != [*map(mark, results), *marks_of_state(buffers)]:
         raise Refused("played again, they give other results")
     return recorded

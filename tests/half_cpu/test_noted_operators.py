@@ -12,9 +12,10 @@ from paddle import nn
 from image_classification import half_cpu
 from image_classification.half_cpu import onednn, paddle_names, recording
 from image_classification.half_cpu.onednn_primitives import new_tensor
+from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import RECORDED
 from tests.helpers.replays import FORMATS, images
-from tests.helpers.trainings import Function, assert_same_steps, both
+from tests.helpers.trainings import Function, Trained, assert_same_steps, both
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="needs a CPU with AVX2 and a wheel with oneDNN")
 
@@ -186,3 +187,43 @@ def test_gradient_that_is_written_unseen_is_left_to_the_layers(monkeypatch):
     replayed, layers = both(Shifted)
     assert_same_steps(replayed, layers, map(images, range(RECORDED + 2)))
     assert not replayed.is_recorded()
+
+
+class Once(paddle.autograd.PyLayer):
+    """Does nothing; while it is recorded its backward pass fails."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if active.recorder is not None:
+            raise ZeroDivisionError("no division\nby 0")
+        return gradient * 1
+
+
+class Rows(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(8, 4, sparse=True)
+
+    def forward(self, images):
+        return self.words((images > 0).astype("int64"))
+
+
+FAILURES = {
+    "ZeroDivisionError: no division": lambda: Function(Once.apply),
+    "the gradient of embedding is not dense": Rows,
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failure_of_a_recording_is_told_in_one_line(failure, caplog):
+    trained = Trained(FAILURES[failure]())
+    with caplog.at_level(logging.INFO):
+        for seed in range(RECORDED + 2):
+            trained.result(images(seed)).sum().backward()
+    assert not trained.is_recorded()
+    (line,) = [record.getMessage() for record in caplog.records if "recorded, it fails" in record.getMessage()]
+    assert line.endswith(failure)
