@@ -69,8 +69,10 @@ def compute_into(call, out=None, **kwargs):
 def compute_batch_norm(name, original, args, kwargs, tensors, cast):
     """Return batch normalisation's results; running statistics are updated and keep their own dtype.
 
-    Half running statistics are updated in float32 and rounded once per step.
+    Half running statistics are updated in float32 and rounded once per step; where they are given they are not written.
     """
+    # use_global_stats, is_test, trainable_statistics, as Paddle's layers give them
+    are_given = len(args) > 10 and (args[9] or args[5] and not args[10])
     # They have no gradients, also where somebody asked for those of all parameters, among which they are.
     learning = [id(one) for one in tensors[1:3] if not one.stop_gradient]
     args = [one.detach() if id(one) in learning else one for one in args]
@@ -80,7 +82,8 @@ def compute_batch_norm(name, original, args, kwargs, tensors, cast):
     result = list(compute_norm(name, original, wide_args, wide_kwargs, tensors, cast))
     for temporary, half in widening.pairs:
         if half is mean or half is variance:
-            write(half, temporary, cast)
+            if not are_given:
+                write(half, temporary, cast)
             result[1 if half is mean else 2] = half
     return tuple(result)
 
