@@ -84,7 +84,7 @@ def collect(halves: Iterable[private.HalfParameter]) -> None:
 def _widened(half):
     """Return the gradient of a half weight in float32, and clear it."""
     gradient = half.grad.astype("float32")
-    half.clear_gradient(False)
+    half.drop_gradient()
     return gradient
 
 
@@ -97,5 +97,5 @@ def _waits(half, waiting):
         return False
     waiting[id(master)] = master, private.moved(half.grad)
     master.waiting = waiting
-    half.clear_gradient(False)
+    half.drop_gradient()
     return True

@@ -100,6 +100,15 @@ class HalfParameter(EagerParamBase):
         super().copy_(*args)
         self._writes += 1
 
+    def clear_gradient(self, set_to_zero=True):
+        """Clear its gradient, also where the master has it already: ``Layer.clear_gradients`` knows no masters."""
+        self.master.clear_gradient(False)
+        super().clear_gradient(set_to_zero)
+
+    def drop_gradient(self):
+        """Clear its own gradient alone."""
+        super().clear_gradient(False)
+
     def __deepcopy__(self, memo):
         attributes = {name: value for name, value in vars(self).items() if name not in ("master", "registry", "_known")}
         name = self.name + paddle.utils.unique_name.generate("_deepcopy")  # as Paddle names it

@@ -129,7 +129,7 @@ def _learns(half):
         half.master.stop_gradient = False
     half.frozen = False
     if half.master.stop_gradient:  # somebody froze the master alone
-        half.clear_gradient(set_to_zero=False)
+        half.drop_gradient()
     return not half.master.stop_gradient
 
 

@@ -1,5 +1,6 @@
 """What `initialize` and `convert_to_amp` return: a model and an optimizer that carry their precision with them."""
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ class _Bound:
 
     def __call__(self, *args, **kwargs):
         return self._function(self._model, *args, **kwargs)
+
+    @property
+    def __signature__(self):
+        """That of the model's own; ``paddle.Model`` takes the names of its inputs from it."""
+        return inspect.signature(type(self._model.model).forward)
 
     @property
     def __name__(self) -> str:

@@ -288,6 +288,22 @@ def test_paddle_jit_is_told_to_take_the_plain_model(level, specified, tmp_path):
     paddle.jit.save(plain, str(tmp_path / "plain"), input_spec=spec)
 
 
+@pytest.mark.parametrize("level", ["O2", "auto"])
+def test_paddle_model_trains_what_a_loop_does(level):
+    images, labels = batch()
+    model, optimizer = start(level)
+    high = paddle.Model(model)
+    high.prepare(optimizer, F.cross_entropy)
+    found = [float(high.train_batch([images], [labels])[0]) for _ in range(3)]
+    model, optimizer = start(level)
+    for loss in found:
+        expected = F.cross_entropy(model(images), labels)
+        assert float(expected) == loss
+        expected.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
