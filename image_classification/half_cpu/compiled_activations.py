@@ -4,7 +4,7 @@ import functools
 
 from .compiled_library import load
 from .onednn_memory import new_like, ordered_like, settled
-from .onednn_primitives import CACHE_SIZE, bound, data_type, numel, servable
+from .onednn_primitives import bound, data_type, numel, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
 
@@ -39,12 +39,9 @@ class Activation(PyLayer):
 
 def _applied(x, name, alpha, beta, keeps):
     """Return the function of this name in `cpp/activations.h`."""
-    return Activation.apply(x, *_ways(name, data_type(x), numel(x), alpha, beta), keeps)
-
-
-@functools.lru_cache(maxsize=CACHE_SIZE)
-def _ways(*constants):
-    return functools.partial(load().activation, *constants), functools.partial(load().activation_backward, *constants)
+    kernels, constants = load(), (name, data_type(x), numel(x), alpha, beta)
+    there, back = (functools.partial(each, *constants) for each in (kernels.activation, kernels.activation_backward))
+    return Activation.apply(x, there, back, keeps)
 
 
 def _kernel(name, parameters=(), keeps="input"):
