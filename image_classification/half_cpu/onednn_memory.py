@@ -5,12 +5,11 @@ one thread. A tensor is settled when it lies in memory as its shape says or, for
 """
 
 import functools
-import itertools
 import math
 
 import paddle
 
-from . import compiled, paddle_names
+from . import compiled, copies, paddle_names
 from . import onednn_library as onednn
 from .arguments import replace_tensors
 from .linear_map import LinearMap
@@ -34,33 +33,18 @@ from .scope import cast_once
 _FLOAT32 = paddle.float32
 
 
-def _is_compiled(source, target):
-    """oneDNN refuses some strides, and takes a microsecond longer to be called, which is what a small weight takes."""
-    if source.data_type != target.data_type:
-        return source.strides == target.strides == dense_strides(source.shape)
-    return _overlaps(source) or _overlaps(target)
-
-
-@compiled.counterpart(compiled.reorder, _is_compiled)
+@compiled.counterpart(compiled.reorder, copies.is_compiled)
 def _describe_reorder(library, builder, source, target):
     return library.description("reorder", builder.md(source), builder.md(target), None), (onednn.SRC, onednn.DST)
 
 
 def reorder_like(tensor, out):
     """Return `out` with the content of a tensor of the same shape and dtype, memory orders as they are."""
-    if 0 in tensor.strides or not compiled.formats() and _overlaps(layout(tensor)):
+    if 0 in tensor.strides or not compiled.formats() and copies.overlaps(layout(tensor)):
         # By Paddle, which rearranges what it is called on.
         tensor = paddle_names.transpose(tensor, list(range(tensor.ndim))).contiguous()
     copy_layout(layout(tensor), layout(out), tensor.data_ptr(), out.data_ptr())
     return out
-
-
-@functools.lru_cache(maxsize=CACHE_SIZE)
-def _overlaps(layout):
-    """Return whether oneDNN refuses strides because an axis reaches, by whole steps, beyond that of the next one, as
-    every second one of an odd number of rows does."""
-    axes = sorted((stride, size) for size, stride in zip(layout.shape, layout.strides, strict=True) if size > 1)
-    return any(stride * size > next_one for (stride, size), (next_one, _) in itertools.pairwise(axes))
 
 
 def copy_layout(source, target, pointer, out_pointer):

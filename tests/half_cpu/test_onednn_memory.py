@@ -6,7 +6,8 @@ import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu, layers
-from image_classification.half_cpu import onednn, onednn_memory
+from image_classification.half_cpu import copies, onednn, onednn_library, onednn_memory
+from image_classification.half_cpu.onednn_primitives import Layout
 from tests.helpers.onednn_runs import ALL, BFLOAT16, FLOAT32, HALVES, needs_onednn, tensors
 
 pytestmark = needs_onednn
@@ -93,3 +94,22 @@ def test_convolution_results_lie_channels_last_and_read_as_ordinary_tensors():
     assert out.shape == [2, 16, 7, 5] and out.strides == [7 * 5 * 16, 1, 5 * 16, 16]
     flat = out.astype(FLOAT32).flatten(1)
     np.testing.assert_array_equal(flat.numpy(), out.astype(FLOAT32).numpy().reshape(2, -1))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "shape", "source", "target", "expected"),
+    [
+        (onednn_library.FLOAT32, (8, 196, 768), (196 * 768, 768, 1), (196 * 768, 1, 196), True),
+        (onednn_library.FLOAT16, (8, 64, 7, 7), (64 * 49, 49, 7, 1), (64 * 49, 1, 7 * 64, 64), True),
+        (onednn_library.FLOAT32, (8, 3, 56, 56), (3 * 56 * 56, 56 * 56, 56, 1), (3 * 56 * 56, 1, 56 * 3, 3), False),
+        (onednn_library.BFLOAT16, (50, 2, 58), (116, 58, 1), (116, 1, 2), True),
+        (onednn_library.FLOAT32, (50, 2, 58), (116, 58, 1), (116, 1, 2), False),
+        (onednn_library.BFLOAT16, (50, 4, 16), (64, 16, 1), (64, 1, 4), False),
+        (onednn_library.FLOAT32, (8, 197, 3, 64), (197 * 192, 192, 64, 1), (197 * 64, 64, 8 * 197 * 64, 1), False),
+        (onednn_library.FLOAT32, (64, 32), (0, 1), (1, 64), False),
+    ],
+    ids=["transposed", "to rows", "three channels", "half pairs", "pairs", "few", "heads", "expanded"],
+)
+def test_copies_are_the_kernels_where_onednn_takes_longer(data_type, shape, source, target, expected):
+    """What was measured; the kernel takes strides of 0 for zeros."""
+    assert copies.is_compiled(Layout(data_type, shape, source), Layout(data_type, shape, target)) == expected
