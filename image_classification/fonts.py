@@ -1,13 +1,26 @@
 """The fonts for names in any script: matplotlib's own, then the installed ones that have the letters it lacks."""
 
+import functools
 import unicodedata
 from pathlib import Path
 
 from .runtime import get_logger
 
 BOX = "□"  # stands for a letter that no font has
-_fonts: list = []  # FT2Font, in the order in which they are asked; those that the texts so far needed
-_nowhere: set[str] = set()  # letters
+
+
+class _Known:
+    """What was found for the texts so far: the fonts, in the order in which they are asked, and letters without one."""
+
+    def __init__(self):
+        import matplotlib
+        from matplotlib.ft2font import FT2Font
+
+        self.fonts = [FT2Font(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"))]
+        self.nowhere = set()
+
+
+_known = functools.cache(_Known)
 
 
 def drawable(texts):
@@ -15,7 +28,7 @@ def drawable(texts):
     texts = ["".join(" " if letter.isspace() else letter for letter in unicodedata.normalize("NFC", text))
              for text in texts]  # fmt: skip
     _find_fonts(texts)
-    return ["".join(BOX if letter in _nowhere else letter for letter in text if letter.isprintable())
+    return ["".join(BOX if letter in _known().nowhere else letter for letter in text if letter.isprintable())
             for text in texts]  # fmt: skip
 
 
@@ -44,29 +57,27 @@ def parts_of(text):
 
 def _find_fonts(texts):
     """Return the fonts that together have every letter that any has; the log says once that some letters have none."""
-    import matplotlib
     from matplotlib.font_manager import findSystemFonts
     from matplotlib.ft2font import FT2Font
 
-    if not _fonts:
-        _fonts.append(FT2Font(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")))
-    lacking = {letter for letter in set().union(*texts) if letter.isprintable()} - _nowhere
-    lacking -= set().union(*(_covered(font, lacking) for font in _fonts))
+    fonts, nowhere = _known().fonts, _known().nowhere
+    lacking = {letter for letter in set().union(*texts) if letter.isprintable()} - nowhere
+    lacking -= set().union(*(_covered(font, lacking) for font in fonts))
     if not lacking:
-        return _fonts
+        return fonts
     choice = {path: _worth(path, lacking) for path in sorted(findSystemFonts())}
     while choice and lacking:
         best = max(choice, key=lambda path: (len(choice[path][0] & lacking), choice[path][1]))
         if not choice[best][0] & lacking:
             break
-        _fonts.append(FT2Font(best))
+        fonts.append(FT2Font(best))
         lacking -= choice.pop(best)[0]
-    if lacking and not _nowhere:
+    if lacking and not nowhere:
         named = " ".join(sorted(lacking)[:10]) + (" ..." if len(lacking) > 10 else "")
         get_logger().warning(f"pictures have boxes for {named}, which no installed font has; Debian's fonts-noto-cjk "
                              "has Chinese, Japanese and Korean, fonts-symbola emoji, fonts-noto-core more")  # fmt: skip
-    _nowhere.update(lacking)
-    return _fonts
+    nowhere.update(lacking)
+    return fonts
 
 
 def _worth(path, letters):

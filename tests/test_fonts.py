@@ -1,5 +1,7 @@
 """Names in any script are drawn with installed fonts, or with boxes of which the log speaks."""
 
+import functools
+
 import matplotlib
 import numpy as np
 import pytest
@@ -17,8 +19,7 @@ DEJAVU, STIX = FILES + "DejaVuSans.ttf", FILES + "STIXGeneral.ttf"  # which has 
 @pytest.fixture
 def installed(monkeypatch):
     """Return a function that makes font files those that are installed."""
-    monkeypatch.setattr(fonts, "_fonts", [])
-    monkeypatch.setattr(fonts, "_nowhere", set())
+    monkeypatch.setattr(fonts, "_known", functools.cache(fonts._Known))
     return lambda *paths: monkeypatch.setattr(font_manager, "findSystemFonts", lambda: list(paths))
 
 

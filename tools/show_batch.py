@@ -43,11 +43,11 @@ def main(arguments):
     if suffix not in FORMATS:
         raise UserError(f"{options.path}: ends in none of {', '.join(FORMATS)}")
     refuse_existing(options.path, "PICTURE")
-    config = preview_config([f"-cfg={options.cfg}", *options.words])
-    refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
     for word in options.words:
         if word.partition("=")[0].lstrip("-") in UNREAD:
             raise UserError(f"{word}: the first training batch is drawn, which does not depend on it; leave it out")
+    config = preview_config([f"-cfg={options.cfg}", *options.words])
+    refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
     from image_classification.data import build_train_loader
 
     loader = build_train_loader(config)

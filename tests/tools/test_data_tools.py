@@ -39,7 +39,9 @@ def test_show_batch_names_the_label_of_an_image_and_the_two_largest_of_a_mixed_o
     assert [show_batch._caption(label, names) for label in labels] == ["eel", "eel 0.70 dog 0.30", "dog 1.00"]
 
 
-@pytest.mark.parametrize("word", ["-eval", "-output=mine", "-dry_run", "-amp", "-pretrained=w.pdparams"])
+@pytest.mark.parametrize(
+    "word", ["-eval", "-output=mine", "-dry_run", "-amp", "-amp_dtype=float16", "-pretrained=w.pdparams"]
+)
 def test_show_batch_when_a_word_would_have_no_effect_refuses_it(word, tmp_path):
     result = run("show_batch.py", tmp_path / "batch.png", "-cfg=vit_tiny_digits", word)
     assert result.returncode == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "batch.png").exists()
