@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from image_classification import checkpoint, launch
+from image_classification.evaluation import evaluate
 from image_classification.launch import run_guarded
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, hold_interrupts
@@ -423,6 +424,18 @@ def test_resume_of_a_finished_run_in_its_own_folder_writes_what_a_kill_left_unwr
     assert after == before | {"checkpoint": str(folder / "latest.pdparams")}
     assert f"top-1             {before['top1']:.4f}" in out
     assert (folder / "best.pdparams").exists()
+
+
+def test_resume_of_a_finished_run_that_stops_in_its_evaluation_says_how_to_continue(trained, tmp_path, monkeypatch):
+    def signalled(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args)
+
+    monkeypatch.setattr("image_classification.trainer.evaluate", signalled)
+    folder = tmp_path / "run"
+    shutil.copytree(trained[0], folder)
+    out = run_well(*SMALL_VIT, "-amp", "-num_epochs", 2, "-resume", folder / "latest", "-output", folder, run=run_here)
+    assert "stopped by a signal; continue with" in out and "top-1  " not in out
 
 
 def test_resume_in_its_own_folder_with_fewer_epochs_than_are_done_changes_nothing(trained, tmp_path):

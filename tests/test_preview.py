@@ -16,6 +16,9 @@ def test_class_names_come_from_a_file_or_imagenet(tmp_path, caplog):
     (tmp_path / "windows.txt").write_bytes("\ufeff".encode() + b"a sign\r\n" * 10 + b"\r\n\r\n")
     assert class_names(config, tmp_path / "windows.txt") == ["a sign"] * 10
     assert "windows.txt: a sign stands in lines 1, 2, 3, 4, 5 and 5 more: nothing tells" in caplog.text
+    (tmp_path / "cranes.txt").write_text("crane\n" * 2 + "".join(f"{index}\n" for index in range(8)))
+    class_names(config, tmp_path / "cranes.txt")
+    assert "cranes.txt: crane stands in lines 1, 2: nothing tells" in caplog.text
     with pytest.raises(UserError, match="^-class_names: .*hole.txt:2: is empty"):
         (tmp_path / "hole.txt").write_text("a\n \n" + "b\n" * 8)
         class_names(config, tmp_path / "hole.txt")

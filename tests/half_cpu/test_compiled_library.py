@@ -170,6 +170,7 @@ def test_process_that_waits_for_one_that_compiles_says_so(tmp_path, monkeypatch,
     ("no compiler", "no C++ compiler: no-such-compiler not found"),
     ("no words", "no C++ compiler: 'g++: No closing quotation"),
     ("idle compiler", "compiler: ended without an error, and without a library"),
+    ("idle compiler that writes", "compiler: ended without an error, and without a library"),
     ("no folder", "half_cpu: cannot be written to: Not a directory; XDG_CACHE_HOME may name another folder"),
     ("no home", "XDG_CACHE_HOME may name a folder for them"),
     ("full disk", "File size limit exceeded"),
@@ -187,6 +188,9 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why,
         monkeypatch.setenv("CXX", "'g++")
     elif sources == "idle compiler":
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "exit 0"))
+    elif sources == "idle compiler that writes":
+        writes = 'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo text > "$2"; shift; done; exit 0'
+        monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", writes))
     elif sources == "no folder":
         (tmp_path / "cache").write_text("a file where the folder should be")
     elif sources == "no home":  # a container's user without a name
