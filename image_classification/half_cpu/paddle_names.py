@@ -3,7 +3,6 @@
 Checked with Paddle 3.3.1. An operator table is a module whose attributes are built-in functions, one per operator.
 """
 
-import ctypes
 import sys
 import types
 
@@ -116,7 +115,7 @@ _BOOKKEEPING = frozenset((
 def backward_edges(ends):
     """Return [(operator, what it is called, what its gradients go to)] of the operators that lead to tensors; what
     stands for an operator is its address. Leaves are left out."""
-    waiting, found = [node for node in map(_grad_fn, ends) if node is not None], {}
+    waiting, found = [one.grad_fn for one in ends if one.grad_fn is not None], {}
     while waiting:
         node = waiting.pop()
         if node.node_ptr() not in found:
@@ -124,16 +123,6 @@ def backward_edges(ends):
             found[node.node_ptr()] = node.name(), [one.node_ptr() for one in following]
             waiting += following
     return [(node, *rest) for node, rest in found.items()]
-
-
-def _grad_fn(tensor):
-    """Return `tensor.grad_fn`; Paddle 3.3.1 counts a reference too many each time, and what led to it would stay."""
-    node = tensor.grad_fn
-    before, again = sys.getrefcount(node), tensor.grad_fn
-    if again is not None:
-        for _ in range(2 * (sys.getrefcount(node) - before - 1)):
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
-    return node
 
 
 def is_plain(layer, kind):
