@@ -4,7 +4,7 @@ They are asked before anything else looks at a call, so that it costs little mor
 gets Paddle's operator and the call, and returns its result, or NotImplemented where a kernel may be worth its call.
 """
 
-from .arguments import FLOAT32, KINDS, TENSOR
+from .arguments import FLOAT32, HALF_NAMES, KINDS, TENSOR
 from .branches import is_inner
 from .compiled_worth import asks_gradient
 from .linear_map import LinearMap
@@ -102,6 +102,19 @@ def _copy(place, with_gradients):
     return rule
 
 
+_COPY_OF_WEIGHTS = _copy(1, True)
+
+
+def _embedding(original, args, kwargs):
+    """Of half weights Paddle copies the bits of rows, too; their gradients are sums."""
+    result = _COPY_OF_WEIGHTS(original, args, kwargs)
+    if result is not NotImplemented or len(args) < 2 or active.recorder is not None:
+        return result
+    weight = args[1]
+    is_half = KINDS[type(weight)] == TENSOR and weight.dtype in HALF_NAMES and weight.is_contiguous()
+    return original(*args, **kwargs) if is_half and not asks_gradient(weight) else NotImplemented
+
+
 # Paddle's elementwise functions use one thread. Where that is all there is, memory is what these wait for; of large
 # images that several operators may read only where nothing is recorded, or kernels do not sum their gradients.
 _FAST = {
@@ -138,6 +151,6 @@ def _rules(threads):
         **dict.fromkeys(("subtract", "multiply"), _function_of_two(_never)),
         "gather": _copy(0, True),
         "index_select": _copy(0, True),
-        "embedding": _copy(1, True),
+        "embedding": _embedding,
         **dict.fromkeys(("expand", "repeat_interleave", "tile"), _copy(0, False)),
     }

@@ -175,6 +175,18 @@ def test_what_a_kernel_serves_is_not_left_to_paddle():
     assert left("expand", 1, dense.detach(), [2, 3, 4, 5]) is not NotImplemented
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rows_of_a_weight_are_left_to_paddle_where_it_copies_the_bits(dtype, monkeypatch):
+    index, bits = paddle.to_tensor([3, 0, 3]), np.random.default_rng(0).integers(-(1 << 15), 1 << 15, [4, 6], np.int16)
+    weight = paddle.to_tensor(bits).view(dtype)  # NaN and inf among them
+    rows = left("embedding", 1, index, weight, -1, False).view("int16")
+    np.testing.assert_array_equal(rows.numpy(), paddle.to_tensor(bits).numpy()[[3, 0, 3]])
+    if dtype != "float32":
+        assert left("embedding", 1, index, weight.t(), -1, False) is NotImplemented
+        monkeypatch.setattr(active, "recorder", recorder())
+        assert left("embedding", 1, index, weight, -1, False) is NotImplemented
+
+
 def test_policy_is_asked_before_a_call_is_left_to_paddle():
     x = paddle.ones([4])
     with half_cpu.dispatch(Policy(relu6="float16")):
