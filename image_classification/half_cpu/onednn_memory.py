@@ -11,7 +11,8 @@ import paddle
 
 from . import compiled, copies, paddle_names
 from . import onednn_library as onednn
-from .arguments import replace_tensors
+from .arguments import HALF_NAMES, replace_tensors
+from .compiled_worth import LARGE
 from .linear_map import LinearMap
 from .onednn_primitives import (
     CACHE_SIZE,
@@ -31,6 +32,7 @@ from .onednn_primitives import (
 from .scope import cast_once
 
 _FLOAT32 = paddle.float32
+_WHOLE = (paddle.bool, paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64)
 
 
 @compiled.counterpart(compiled.reorder, copies.is_compiled)
@@ -193,8 +195,12 @@ def compact(args, tensors):
 
 
 def cast(original, args, kwargs):
-    """Kernel of ``cast(x, dtype)`` between half formats and float32, and of images [B, H, W, C] to their own format."""
+    """Kernel of ``cast(x, dtype)`` between half formats and float32, and of images [B, H, W, C] to their own format.
+
+    Many whole numbers become half ones by float32, as in Paddle, which converts them one by one."""
     tensor, dtype = bound(args, kwargs, ("x", "dtype"), ())
+    if tensor.dtype in _WHOLE and dtype in HALF_NAMES and numel(tensor) >= LARGE:
+        return converted(original(tensor, _FLOAT32), dtype)
     if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype and tensor.is_contiguous():
         return NotImplemented
     own = tensor.dtype

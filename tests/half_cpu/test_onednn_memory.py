@@ -25,6 +25,21 @@ def test_cast_to_bfloat16_equals_paddle_bit_for_bit():
     assert (back.numpy() == result.astype(FLOAT32).numpy()).all()
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("whole", ["bool", "uint8", "int8", "int16", "int32", "int64"])
+def test_cast_of_many_whole_numbers_equals_paddle_bit_for_bit(whole, dtype):
+    """Those between two float32 numbers and beyond float16's largest, too; NumPy's rounds int64 to float16 at once."""
+    size = 2 if whole == "bool" else 1 << 8 * np.dtype(whole).itemsize - (whole != "uint8")
+    values = np.random.default_rng(0).integers(0 if whole in ("bool", "uint8") else -size, size, 1 << 15)
+    values[::2] >>= np.random.default_rng(1).integers(0, 64, 1 << 14)  # small ones among them
+    x = paddle.to_tensor(values.astype(whole)).reshape([64, -1]).t()
+    with half_cpu.dispatch():
+        result = x.astype(dtype)
+        assert onednn.KERNELS["cast"](paddle.cast, (x, getattr(paddle, dtype)), {}) is not NotImplemented
+    assert (result.view("int16").numpy() == x.astype(dtype).view("int16").numpy()).all()
+    assert result.stop_gradient and result.shape == x.shape
+
+
 @pytest.mark.parametrize(
     "split, order, shape",
     [([3, 6], [1, 0], [18]), ([3, 5], [1, 0], [16]), ([3, 5], [0, 0], [15]), ([3, 5], [1], [15])],
