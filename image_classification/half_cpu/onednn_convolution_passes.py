@@ -124,8 +124,12 @@ def _describe_weights(library, builder, plain_type, name, *key):
 
 
 def runs_in_float32(filters):
-    """Return whether a convolution runs on widened copies: compiled products of a few channels are slower."""
-    return filters.data_type in compiled.formats() and len(filters.shape) == 5 and filters.shape[1:3] != (1, 1)
+    """Return whether a convolution runs on widened copies: compiled products of a few channels are slower, and oneDNN's
+    of one channel with several results take up to twice as long in bfloat16."""
+    if len(filters.shape) != 5 or filters.shape[1:3] == (1, 1):
+        return False
+    formats = compiled.formats()
+    return filters.data_type in (formats if filters.shape[2] > 1 or not formats else (*formats, onednn.BFLOAT16))
 
 
 def _is_widened(name, source, filters, target, geometry, post_ops=()):

@@ -107,6 +107,8 @@ CASES = {
         "conv2d", lambda x, w: F.conv2d(x, w, stride=2, padding=1, dilation=2), [(2, 9, 14, 1), (9, 9, 1, 1)], False),
     "conv-depthwise": (
         "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (16, 1, 3, 3)], False),
+    "conv-two-of-each-channel": (
+        "depthwise_conv2d", lambda x, w: F.conv2d(x, w, groups=16, padding=1), [(2, 16, 9, 7), (32, 1, 3, 3)], False),
     "conv-uneven-padding": ("conv2d", lambda x, w: F.conv2d(x, w, padding=[1, 0, 2, 1]), [(2, 4, 5, 5), (4, 4, 3, 3)],
                             False),
     "conv-same": (

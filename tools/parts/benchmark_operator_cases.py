@@ -67,6 +67,7 @@ def cases(batch):
         "conv 1x1 256 to 512 stride 2": (conv(stride=2), [(batch, 256, 56, 56), (512, 256, 1, 1)]),
         "conv 1x1 24 to 72": (conv(), [(batch, 24, 56, 56), (72, 24, 1, 1)]),
         "conv grouped 32": (conv(padding=1, groups=32), [pyramid, (256, 8, 3, 3)]),
+        "conv 3x3 64 to 128 of one each": (conv(padding=1, groups=64), [maps, (128, 1, 3, 3)]),
         "conv transposed 4x4 stride 2": (
             lambda x, w: F.conv2d_transpose(x, w, stride=2, padding=1), [(batch, 128, 28, 28), (128, 64, 4, 4)]),
         "batch_norm": (batch_norm, [(batch, 256, 56, 56), (256,), (256,)]),
