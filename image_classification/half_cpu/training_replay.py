@@ -101,7 +101,7 @@ class Replayed:
             try:
                 return known(inputs)
             except Refused as error:
-                self._known[key] = known = self._refuse(error)
+                self._known[key] = known = self._refuse(str(error))
             except CompiledError:
                 return self._model(*inputs)  # an index out of range: Paddle words the error
         if not known:
@@ -112,7 +112,7 @@ class Replayed:
             with changes_nothing([*inputs, *others], layers, before, first == 1):
                 result = self._watched(inputs)
         except Refused as error:
-            self._known[key] = self._refuse(error)
+            self._known[key] = self._refuse(str(error))
         return result
 
     def __reduce__(self):
@@ -160,7 +160,7 @@ class Replayed:
             if recorded.shares_weights and self._at_once > 1:
                 raise Refused(_SUMS)
         except Refused as error:
-            return self._refuse(error)
+            return self._refuse(str(error))
         except Exception as error:  # of what runs with layers all the same
             if any(word in str(error) for word in ("KeyboardInterrupt", "SystemExit")):
                 raise  # Paddle's engine makes an error of what interrupts a backward pass
@@ -172,10 +172,10 @@ class Replayed:
                     name, shapes, len(recorded.played), recorded.played.bytes >> 20)  # fmt: skip
         return recorded
 
-    def _refuse(self, error):
-        if str(error) not in self._told:
-            self._told.add(str(error))
-            logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, error)
+    def _refuse(self, why):
+        if why not in self._told:
+            self._told.add(why)
+            logger.info("half_cpu: the layers of %s are trained one by one: %s", type(self._model).__name__, why)
         return 0
 
 
@@ -200,9 +200,11 @@ def _both_passes(model, inputs, weights, gradients_of):
         ends = [branched(active.scope, "end", [one], {}, [one])[0][0] for one in ends]
         if active.recorder.reason:
             raise Refused(active.recorder.reason)
-        _check_graph(ends)
     with undispatched():
-        return result, paddle.grad([End.apply(lambda: gradients, *ends)], weights, allow_unused=True)
+        found = paddle.grad([End.apply(lambda: gradients, *ends)], weights, allow_unused=True)
+    if active.recorder is not None:
+        _check_graph(ends)
+    return result, found
 
 
 def _check_graph(ends):

@@ -1,7 +1,9 @@
 """What a played step must not change, whatever the model and its loss do: each against the same steps of the layers."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import paddle
@@ -216,6 +218,17 @@ def test_summand_that_is_zero_as_it_is_recorded_is_one_later(function, is_record
         return one.result(numbers(number)).square().sum()
 
     assert_same(lambda: Net(function, gate), step, is_recorded=is_recorded)
+
+
+@pytest.mark.parametrize("function", [shared, read_unseen], ids=["recorded", "refused"])
+def test_recording_keeps_no_weights_of_a_model_that_is_gone(function):
+    replayed, layers = both(lambda: Net(function, gate))
+    gone = [weakref.ref(weight) for weight in replayed.model.parameters()]
+    for number in range(RECORDED):
+        replayed.result(numbers(number)).sum().backward()
+    del replayed, layers
+    gc.collect()
+    assert not any(weight() is not None for weight in gone)
 
 
 def small_scale(net):
