@@ -74,7 +74,7 @@ def repeat_interleave(original, args, kwargs):
     x, times, axis, _ = bound(args, kwargs, ("x", "repeats", "axis", "output_size"), (-1,))
     if type(times) is not int or type(axis) is not int:
         return NotImplemented
-    if times < 1 or not -x.ndim <= axis < x.ndim or not pays(x, numel(x) * times, only_backward=True):
+    if times < 1 or not -x.ndim <= axis < x.ndim or not pays(x, numel(x) * times):
         return NotImplemented
     axis %= x.ndim
     sizes = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]

@@ -152,5 +152,5 @@ def _rules(threads):
         "gather": _copy(0, True),
         "index_select": _copy(0, True),
         "embedding": _embedding,
-        **dict.fromkeys(("expand", "repeat_interleave", "tile"), _copy(0, False)),
+        **dict.fromkeys(("expand", "tile"), _copy(0, False)),
     }

@@ -35,9 +35,46 @@ void sum_block(long first, long last, long inner, const long* left, const long* 
     }
 }
 
+// Sums of up to FEW elements in one pass.
+constexpr long FEW = 16;
+template <class T, class Out>
+void sum_few(const long* sizes, const long* steps, const T* a, float scale, Out* out) {
+    long outer = sizes[0], middle = sizes[1], inner = sizes[2], across = steps[0], step = steps[1];
+    if (inner > 1) {
+        constexpr long STRIP = 4096;
+        long strips = (inner + STRIP - 1) / STRIP;
+        return for_ranges(outer * strips, 16384 / (middle * std::min(inner, STRIP)), [=](long first, long last) {
+            for (long task = first; task < last; task++) {
+                long o = task / strips, begin = task % strips * STRIP;
+                const T* from = a + o * across + begin;
+                Out* to = out + o * inner + begin;
+                walk(std::min(STRIP, inner - begin), [=](long i, long count) {
+                    Vector total = take(from + i, count);
+                    for (long m = 1; m < middle; m++) total = total + take(from + m * step + i, count);
+                    give(to + i, total * all(scale), count);
+                });
+            }
+        });
+    }
+    for_ranges(outer, 16384 / middle, [=](long first, long last) {
+        float wide[W * FEW], sums[W];
+        for (long o = first; o < last; o += W) {
+            long n = std::min(last - o, (long)W);
+            walk(n * middle, [&](long i, long count) { give(wide + i, take(a + o * middle + i, count), count); });
+            for (long k = 0; k < n; k++) {
+                sums[k] = wide[k * middle];
+                for (long m = 1; m < middle; m++) sums[k] += wide[k * middle + m];
+            }
+            give(out + o, take(sums, n) * all(scale), n);
+        }
+    });
+}
+
 template <class T, class Out>
 void reduce(const long* sizes, const long* left, const long* right, const T* a, const T* b, float scale, Out* out) {
     long outer = sizes[0], middle = sizes[1], inner = sizes[2];
+    if (!b && middle <= FEW && (inner > 1 ? left[2] : left[1] == 1 && left[0] == middle))
+        return sum_few(sizes, left, a, scale, out);
     // Parts of fixed size, so that the result does not depend on the number of threads.
     long part = std::max(64L, 65536 / inner);
     if (outer >= 64) part = middle;
