@@ -70,7 +70,7 @@ def build_parts(config, build_model, parallel):
         find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)
-    hooks = _try(config, build_model)
+    hooks = _try(config, build_model, parallel, precision)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -90,11 +90,7 @@ def build_parts(config, build_model, parallel):
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
-    model = parallel.shard_model(model, config.PARALLEL.SYNC_BN)
-    try:
-        model = precision.convert_model(model)
-    except ValueError as error:
-        raise UserError(f"AMP: {error}") from None
+    model = precision.convert_model(parallel.shard_model(model, config.PARALLEL.SYNC_BN))
     teacher = None if config.EVAL else build_teacher(config, device, parallel)
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
@@ -107,14 +103,24 @@ def build_parts(config, build_model, parallel):
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights, hooks)
 
 
-def _try(config, build_model):
+def _try(config, build_model, parallel, precision):
     """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
 
     Raises:
-        UserError: the model, TRAIN.FREEZE, HOOKS, the augmentation or the teacher cannot be as they are configured.
+        UserError: the model, how it is shared or stored, TRAIN.FREEZE, HOOKS, the loader, the augmentation or the
+            teacher cannot be as they are configured.
     """
     with paddle.LazyGuard():  # shapes only, no memory
-        names_to_freeze(make_model(config, build_model), config.TRAIN.FREEZE)
+        model = make_model(config, build_model)
+    parameters = dict(model.named_parameters())
+    for name in names_to_freeze(model, config.TRAIN.FREEZE):
+        parameters[name].stop_gradient = True
+    parallel.check_model(model)
+    try:
+        precision.check_model(model)
+    except ValueError as error:
+        raise UserError(f"AMP: {error}") from None
+    data.check_loader(config)
     if config.EVAL:
         return ()
     data.build_train_transform(config)

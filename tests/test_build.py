@@ -1,6 +1,8 @@
 """From a configuration to the objects of a run: what a section of the YAML means for the parts."""
 
 import random
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -9,8 +11,10 @@ import pytest
 from image_classification.build import build_parts
 from image_classification.ema import EMA, NoEMA
 from image_classification.launch import run
+from image_classification.parallel.context import Context
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
+from image_classification.ViT.vit import build_model as build_vit
 from tests.helpers.small_runs import build_net, config_of, trainer_of
 
 
@@ -103,6 +107,20 @@ def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
         build_parts(config_of(MODEL=pretrained, EVAL=True), build_net, SingleProcess())
 
 
+class Sharing(SingleProcess):
+    """One of processes that share a model, which never answer."""
+
+    check_model = Context.check_model
+
+    def __init__(self, tensor=1, pipeline=1):
+        super().__init__()
+        self.tensor, self.pipeline = SimpleNamespace(size=tensor), SimpleNamespace(size=pipeline)
+
+
+def build_transformer(num_classes: int = 4, in_channels: int = 3, image_size: int = 8):
+    return build_vit(image_size, 4, in_channels, num_classes, embed_dim=6, depth=2, num_heads=3)
+
+
 @pytest.mark.parametrize(("sections", "message"), [
     ({"MODEL": {"PRETRAINED": "gone.pdparams"}}, "-pretrained: .*gone.pdparams: no such file"),
     ({"MODEL": {"RESUME": "gone.pdparams"}}, "-resume: .*gone.pdparams: no such file"),
@@ -113,8 +131,19 @@ def test_evaluation_never_replaces_the_head_and_training_may(tmp_path):
     ({"train": {"CLASS_WEIGHTS": [1, 2]}}, "TRAIN.CLASS_WEIGHTS: 2 weights for 4 classes"),
     ({"train": {"COLOR_JITTER": [0.1, 0.2]}}, "TRAIN.COLOR_JITTER"),
     ({"data": {"IMAGE_CHANNELS": 2, "IMAGENET_MEAN": [0, 0], "IMAGENET_STD": [1, 1]}}, "IMAGE_CHANNELS: .*found 2"),
+    ({"data": {"IMAGENET_MEAN": [0.5]}}, "DATA.IMAGENET_MEAN: has 1 values, DATA.IMAGE_CHANNELS is 3"),
+    ({"data": {"LOADER": "dali"}}, "DATA.LOADER: dali needs the package nvidia-dali"),
+    ({"data": {"LOADER": "dali"}, "EVAL": True, "MODEL": {"RESUME": __file__}}, "DATA.LOADER: dali needs the package"),
+    ({"amp": {"MODE": "O2", "KEEP_FLOAT32": ["blocks.1.hed"]}}, "AMP: keep_float32: .* no layer 'blocks.1.hed'"),
+    ({"parallel": Sharing(tensor=2)}, "PARALLEL.TENSOR 2: blocks.0.attn: 3 attention heads do not divide by it"),
+    ({"parallel": Sharing(tensor=3)}, "gone"),
+    ({"parallel": Sharing(pipeline=3)}, "PARALLEL.PIPELINE 3: the model has 2 blocks, fewer than stages"),
+    ({"parallel": Sharing(pipeline=2), "train": {"FREEZE": ["blocks.1.*", "norm.*", "head.*"]}},
+     "PARALLEL.PIPELINE 2: every parameter of stage 1 is frozen"),
 ])  # fmt: skip
-def test_what_a_configuration_has_wrong_is_said_before_the_data_are_looked_for(sections, message, tmp_path):
+def test_what_a_configuration_has_wrong_is_said_before_the_data_are_read(sections, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     data = {"DATASET": "folder", "DATA_PATH": str(tmp_path / "gone")} | sections.pop("data", {})
+    parallel = sections.pop("parallel", SingleProcess())
     with pytest.raises(UserError, match=message):
-        run(config_of(data=data, **sections), build_net, SingleProcess())
+        run(config_of(data=data, **sections), build_transformer, parallel)

@@ -59,14 +59,19 @@ class MixedPrecision(PlainPrecision):
         self.keep_float32 = keep_float32
         self._here = _Here()
 
-    def convert_model(self, model):
-        self._remember_names(model)
+    def check_model(self, model):
         layers = dict(model.named_sublayers())
         for name in self.keep_float32:
             if name not in layers:
                 nearest = difflib.get_close_matches(name, layers, 1, 0.6)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
                 raise ValueError(f"keep_float32: the model has no layer {name!r}{hint}")
+
+    def convert_model(self, model):
+        self.check_model(model)
+        self._remember_names(model)
+        layers = dict(model.named_sublayers())
+        for name in self.keep_float32:
             for layer in _run_separately(layers[name]):
                 self._surround(layer, "float32", None, without_casts=True)
         if self.storage is not None:

@@ -92,6 +92,9 @@ class PlainPrecision(Precision):
     def describe(self):
         return f"{self.mode}/{self.dtype} on {self.device} ({self.backend})"
 
+    def check_model(self, model):
+        pass
+
     def convert_model(self, model):
         self._remember_names(model)
         return model

@@ -62,6 +62,10 @@ class Precision(Protocol):
         """Return one line for the log: mode, format, device and what really runs."""
         ...
 
+    def check_model(self, model: paddle.nn.Layer) -> None:
+        """Raise ValueError where an option names a layer that the model has not; shapes are enough."""
+        ...
+
     def convert_model(self, model: paddle.nn.Layer) -> paddle.nn.Layer:
         """Return the model as this mode stores it; call once, before the optimizer and before any parallel wrapper."""
         ...

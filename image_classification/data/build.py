@@ -6,7 +6,7 @@ import os
 from ..runtime import UserError, cards_variable, cores, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes, given_classes, place_of
-from .dali import DaliLoader, check_supported
+from .dali import DaliLoader, check_dali
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -113,13 +113,21 @@ def build_eval_transform(data):
     )
 
 
-def _loader(config, dataset, transform, order, batch_size, world_size, training):
+def check_loader(config):
+    """Raise UserError where no loader can be as the DATA section says, whatever the data set is."""
     data = config.DATA
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         if len(getattr(data, key)) != data.IMAGE_CHANNELS:
             raise UserError(
                 f"DATA.{key}: has {len(getattr(data, key))} values, DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}"
             )
+    if data.LOADER == "dali":
+        check_dali(config)
+
+
+def _loader(config, dataset, transform, order, batch_size, world_size, training):
+    check_loader(config)
+    data = config.DATA
     maker = SampleMaker(
         dataset,
         transform,
@@ -147,7 +155,8 @@ def _loader(config, dataset, transform, order, batch_size, world_size, training)
 
 def _dali_loader(config, maker, order, batch_size, num_workers, training):
     data = config.DATA
-    check_supported(config, maker.dataset)
+    if maker.dataset.in_memory:
+        raise UserError(f"DATA.LOADER: dali reads encoded images; {data.DATASET} is pixels in memory")
     device = int(os.environ.get(cards_variable("gpu"), "0").split(",")[0]) if data.DALI_GPU else None
     place = "CPU" if device is None else f"GPU {device}"
     _log(data, maker.dataset, training, f"DALI on {place} with {num_workers} threads")

@@ -181,15 +181,13 @@ def _build_pipeline(transform, batch_size, mean, std, num_threads, device):
     return pipeline
 
 
-def check_supported(config, dataset):
+def check_dali(config):
     """Raise UserError when the configuration asks for something that DALI does not do here."""
     data = config.DATA
     try:
         import nvidia.dali  # noqa: F401 (is it there?)
     except ImportError as error:
         raise UserError("DATA.LOADER: dali needs the package nvidia-dali-cuda120, which is not installed") from error
-    if dataset.in_memory:
-        raise UserError(f"DATA.LOADER: dali reads encoded images; {data.DATASET} is pixels in memory")
     if image_steps(config) or pixel_steps(config):
         raise UserError(
             "DATA.LOADER: dali does crops, flips, Mixup and CutMix; TRAIN's other augmentation needs workers"

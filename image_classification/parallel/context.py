@@ -21,7 +21,7 @@ from ..runtime import rank, rng_state, set_rng_state, world_size
 from . import gloo, tensor, watch, zero
 from .consolidate import Layout
 from .group import Group
-from .pipeline import Pipeline, Stage
+from .pipeline import Pipeline, Stage, split_chain
 from .protocol import Parallel, count_parameters
 from .reduction import ParallelReduction
 from .sync_batch_norm import convert_sync_batch_norm
@@ -130,6 +130,12 @@ class Context(Parallel):
     def describe(self):
         degrees = ", ".join(f"{axis} {self.degrees[axis]}" for axis in AXES if axis != "sep")
         return f"{self.world_size} processes over {os.environ['PADDLE_DISTRI_BACKEND']} ({degrees})"
+
+    def check_model(self, model):
+        if self.tensor.size > 1:
+            tensor.shares_of(model, self.tensor.size)
+        if self.pipeline.size > 1:
+            split_chain(model, self.pipeline.size)
 
     def shard_model(self, model, sync_batch_norm=False):
         # parameters and buffers are those of rank 0; parameter names stay the plain model's

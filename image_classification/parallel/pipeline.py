@@ -31,10 +31,8 @@ class Stage(nn.Layer):
 
     def __init__(self, model, group):
         super().__init__()
-        links = split_chain(model.sequential_blocks(), group.size)[group.index]
+        links = split_chain(model, group.size)[group.index]
         keep_only(model, tuple(prefix for link in links for prefix in link.prefixes))
-        if all(param.stop_gradient for param in model.parameters()):
-            raise UserError(f"PARALLEL.PIPELINE {group.size}: every parameter of stage {group.index} is frozen")
         # The same registries, not copies: the links are methods of the model and must see what is replaced in here.
         self._sub_layers, self._parameters, self._buffers = model._sub_layers, model._parameters, model._buffers
         self._model = (model,)  # a tuple: not to be registered as a sublayer
@@ -63,21 +61,25 @@ class Stage(nn.Layer):
         return super().eval()
 
 
-def split_chain(chain, num_stages):
-    """Return one list of links per stage; the blocks between stem and head are dealt out evenly, earlier stages less.
+def split_chain(model, num_stages):
+    """Return one list of a model's links per stage: the stem goes to the first stage and the head to the last.
 
-    The stem goes to the first stage and the head to the last.
+    The blocks between them are dealt out evenly, earlier stages less.
 
     Raises:
-        UserError: there are fewer blocks than stages.
+        UserError: there are fewer blocks than stages, or a stage has nothing to train.
     """
-    stem, *blocks, head = chain
+    stem, *blocks, head = model.sequential_blocks()
     if len(blocks) < num_stages:
         raise UserError(f"PARALLEL.PIPELINE {num_stages}: the model has {len(blocks)} blocks, fewer than stages")
     bounds = [index * len(blocks) // num_stages for index in range(num_stages + 1)]
     stages = [blocks[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
     stages[0] = [stem, *stages[0]]
     stages[-1] = [*stages[-1], head]
+    for index, links in enumerate(stages):
+        prefixes = tuple(prefix for link in links for prefix in link.prefixes)
+        if all(param.stop_gradient for name, param in model.named_parameters() if name.startswith(prefixes)):
+            raise UserError(f"PARALLEL.PIPELINE {num_stages}: every parameter of stage {index} is frozen")
     return stages
 
 

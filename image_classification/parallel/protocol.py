@@ -51,6 +51,10 @@ class Parallel(Protocol):
         """Return one line for the log: how the processes share the work."""
         ...
 
+    def check_model(self, model: paddle.nn.Layer) -> None:
+        """Raise UserError where a whole model, of which shapes are enough, cannot be shared by these processes."""
+        ...
+
     def shard_model(self, model: paddle.nn.Layer, sync_batch_norm: bool = False) -> paddle.nn.Layer:
         """Return this process's part of a whole model, the same weights everywhere.
 

@@ -36,6 +36,9 @@ class SingleProcess(Parallel):
     def describe(self):
         return "1 process"
 
+    def check_model(self, model):
+        pass
+
     def shard_model(self, model, sync_batch_norm=False):
         return model
 

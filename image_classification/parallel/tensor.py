@@ -148,23 +148,14 @@ def shard_model(model, group):
     divide evenly. All else stays whole, with equal gradients on every process.
 
     Raises:
-        UserError: no layer of the model can be shared, or something does not divide by the group's size.
+        UserError: see :func:`shares_of`.
     """
     if group.size == 1:
         return {}
-    plans = [
-        (path, layer, layer.tensor_parallel_plan())
-        for path, layer in model.named_sublayers()
-        if isinstance(layer, TensorParallel)
-    ]
-    if not any(plan for _, _, plan in plans):
-        raise UserError(f"PARALLEL.TENSOR {group.size}: {type(model).__name__} has no layer that processes can share")
     cuts: dict[str, Cut] = {}
-    for path, layer, plan in plans:
-        for name, share in plan.items():
-            owner, attribute = _resolve(layer, name)
-            found = SHARES[type(share)](f"{path}.{name}", owner, attribute, share, group)
-            cuts |= {f"{path}.{name}{ending}": cut for ending, cut in found.items()}
+    for name, owner, attribute, share in shares_of(model, group.size):
+        found = SHARES[type(share)](owner, attribute, share, group)
+        cuts |= {f"{name}{ending}": cut for ending, cut in found.items()}
     for name in model.head_names:
         owner, attribute = _resolve(model, name)
         head = getattr(owner, attribute)
@@ -175,6 +166,43 @@ def shard_model(model, group):
     return cuts
 
 
+def shares_of(model, size):
+    """Return (name, the layer that has it, attribute, how it is divided) of all that the layers' plans divide.
+
+    Raises:
+        UserError: no layer of the model can be shared, or something does not divide by the number of processes.
+    """
+    shares = [
+        (f"{path}.{name}", *_resolve(layer, name), share)
+        for path, layer in model.named_sublayers()
+        if isinstance(layer, TensorParallel)
+        for name, share in layer.tensor_parallel_plan().items()
+    ]
+    if not shares:
+        raise UserError(f"PARALLEL.TENSOR {size}: {type(model).__name__} has no layer that processes can share")
+    for name, owner, attribute, share in shares:
+        what, count = _divided(name, getattr(owner, attribute), share)
+        if count % size:
+            raise UserError(f"PARALLEL.TENSOR {size}: {what} do not divide by it")
+    return shares
+
+
+def _divided(name, part, share):
+    """Return what of a part of a layer is divided, in words, and its number."""
+    match share:
+        case Count(of):
+            return f"{name.rpartition('.')[0]}: {part} {of}", part
+        case Column(blocks):
+            outputs = part.weight.shape[1] // blocks
+            return f"{name}: {outputs} outputs", outputs
+        case Row():
+            return f"{name}: {part.weight.shape[0]} inputs", part.weight.shape[0]
+        case Slice(axis, blocks):
+            length = part.shape[axis] // blocks
+            return f"{name}: {length} entries of axis {axis}", length
+    return name, 0  # whole on each process
+
+
 def _resolve(layer, name):
     """Return (sublayer, its attribute) of a dotted name."""
     *path, attribute = name.split(".")
@@ -183,42 +211,33 @@ def _resolve(layer, name):
     return layer, attribute
 
 
-def _share_count(name, layer, attribute, share, group):
-    count = getattr(layer, attribute)
-    _check_divides(f"{name.rpartition('.')[0]}: {count} {share.of}", count, group)
-    setattr(layer, attribute, count // group.size)
+def _share_count(layer, attribute, share, group):
+    setattr(layer, attribute, getattr(layer, attribute) // group.size)
     return {}
 
 
-def _share_columns(name, layer, attribute, share, group):
-    linear = getattr(layer, attribute)
-    outputs = linear.weight.shape[1] // share.blocks
-    _check_divides(f"{name}: {outputs} outputs", outputs, group)
-    setattr(layer, attribute, ColumnParallelLinear(linear, group, share.blocks))
+def _share_columns(layer, attribute, share, group):
+    setattr(layer, attribute, ColumnParallelLinear(getattr(layer, attribute), group, share.blocks))
     return _cuts_of(getattr(layer, attribute))
 
 
-def _share_rows(name, layer, attribute, share, group):
-    linear = getattr(layer, attribute)
-    _check_divides(f"{name}: {linear.weight.shape[0]} inputs", linear.weight.shape[0], group)
-    setattr(layer, attribute, RowParallelLinear(linear, group))
+def _share_rows(layer, attribute, share, group):
+    setattr(layer, attribute, RowParallelLinear(getattr(layer, attribute), group))
     return _cuts_of(getattr(layer, attribute))
 
 
-def _share_slice(name, layer, attribute, share, group):
+def _share_slice(layer, attribute, share, group):
     whole, cut = getattr(layer, attribute), Cut(share.axis, share.blocks)
-    length = whole.shape[cut.axis] // cut.blocks
-    _check_divides(f"{name}: {length} entries of axis {cut.axis}", length, group)
     setattr(layer, attribute, _piece(layer, whole, cut, group))
     return {"": cut}
 
 
-def _share_draws(name, layer, attribute, share, group):
+def _share_draws(layer, attribute, share, group):
     setattr(layer, attribute, ShardedDropout(getattr(layer, attribute).p))
     return {}
 
 
-def _share_whole(name, layer, attribute, share, group):
+def _share_whole(layer, attribute, share, group):
     """Let the layer compute with copies of its parameters whose gradients are summed; its names stay."""
     part = getattr(layer, attribute)
 
@@ -248,11 +267,6 @@ SHARES = {
 
 def _cuts_of(layer):
     return {f".{name}": cut for name, cut in layer.cuts.items() if getattr(layer, name) is not None}
-
-
-def _check_divides(what, count, group):
-    if count % group.size:
-        raise UserError(f"PARALLEL.TENSOR {group.size}: {what} do not divide by it")
 
 
 def _piece(layer, whole, cut, group):
