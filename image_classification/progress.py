@@ -10,6 +10,7 @@ import paddle
 
 from .parallel.protocol import Parallel
 from .runtime import UserError, get_logger
+from .saved_config import only_evaluation_is_left
 
 WARMUP_STEPS = 5  # steps of a process that its rates leave out: caches fill, kernels are chosen
 CHANGES = {
@@ -53,7 +54,7 @@ def recount(progress: Progress, units: dict[str, int], own: dict[str, int], batc
     if own | units == own:
         return
     images, accum_iter = progress.batch * units["images_per_batch"], own["images_per_step"] // own["images_per_batch"]
-    is_whole = images + units["images_per_batch"] > units.get("images", math.inf)  # only its evaluation is left
+    is_whole = only_evaluation_is_left(progress.batch, units)
     progress.batch = batches if is_whole else images // own["images_per_step"] * accum_iter
     if progress.batch > batches:
         raise UserError(f"-resume: {images} images of the running epoch are done, here it has fewer: other data?")

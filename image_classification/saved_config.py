@@ -18,8 +18,13 @@ DIVISION = ("DATA.BATCH_SIZE", "TRAIN.ACCUM_ITER")  # of the images of a step
 ORDER = ("SEED", "DATA.DATASET", "DATA.BALANCED", "TRAIN.REPEATED_AUG")  # with the images, the order of an epoch
 
 
+def only_evaluation_is_left(batch, units):
+    """Return whether an epoch of which `batch` batches are done is trained, as far as the units of a checkpoint say."""
+    return "images" in units and (batch + 1) * units["images_per_batch"] > units["images"]
+
+
 def check_rest_of_epoch(state, config, images, path):
-    """Return when the running epoch of a checkpoint, if there is one, goes on here in the order in which it began.
+    """Return when what is left to train of the running epoch of a checkpoint goes on here in the order of its begin.
 
     Args:
         state: a checkpoint; one of an older version says less, and what it does not say is not compared.
@@ -29,10 +34,11 @@ def check_rest_of_epoch(state, config, images, path):
         UserError: the rest of the epoch would hold images that were seen and miss others; the first key that differs.
     """
     progress, saved = state["progress"], _values(state["config"], f"-resume: {path}: config")
-    if not progress["batch"]:
+    units = state.get("units", {})
+    if not progress["batch"] or only_evaluation_is_left(progress["batch"], units):
         return
     pairs = [(key, saved.get(key), operator.attrgetter(key)(config)) for key in ORDER]
-    pairs.append((f"training images of {place_of(config.DATA)}", state.get("units", {}).get("images"), images))
+    pairs.append((f"training images of {place_of(config.DATA)}", units.get("images"), images))
     for key, before, now in pairs:
         if before is not None and before != now:
             raise UserError(

@@ -66,10 +66,11 @@ def state_after(steps):
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=lambda value: value if isinstance(value, str) else "")
-def test_epoch_whose_order_would_change_is_refused_within_it_and_continues_from_its_end(change, words):
-    def resume(steps):
+def test_epoch_whose_order_would_change_is_refused_within_it_and_continues_where_all_of_it_is_trained(change, words):
+    def resume(steps, **progress):
         trainer = trainer_of(config_of(**({"train": {"NUM_EPOCHS": 2}} | change)))
-        trainer.load_state(state_after(steps), "there")
+        state = state_after(steps)
+        trainer.load_state(state | {"progress": state["progress"] | progress}, "there")
         return trainer
 
     with pytest.raises(UserError) as error:
@@ -77,6 +78,8 @@ def test_epoch_whose_order_would_change_is_refused_within_it_and_continues_from_
     assert f"-resume: there: is within epoch 1, and {words}: " in str(error.value)
     assert "resume from the end of an epoch" in str(error.value)
     assert resume(5).progress.batch == 0
+    before_evaluation = resume(5, epoch=0, batch=5)
+    assert before_evaluation.progress.batch == len(before_evaluation.train_loader)
 
 
 def test_moved_data_and_other_augmentation_continue_within_the_epoch():
