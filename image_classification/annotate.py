@@ -37,7 +37,7 @@ def annotate(photo, box, heat, lines):
             cv2.rectangle(picture, (left, top), (right - 1, bottom - 1), (0, 0, 0), 3)
             cv2.rectangle(picture, (left, top), (right - 1, bottom - 1), (255, 255, 255), 1)
     whole = np.hstack(pictures)
-    return np.vstack([whole, _caption(lines, whole.shape[1])])
+    return np.vstack([whole, caption(lines, whole.shape[1])])
 
 
 def _with_heat(photo, box, heat):
@@ -52,29 +52,30 @@ def _with_heat(photo, box, heat):
 
 
 @functools.cache
-def _font(path):
-    return ImageFont.truetype(path, FONT_SIZE)
+def _font(path, size):
+    return ImageFont.truetype(path, size)
 
 
-def _caption(lines, width):
-    step = FONT_SIZE + MARGIN
+def caption(lines, width, size=FONT_SIZE):
+    """Return the lines in white on black, uint8 [height, width, 3]; one that is too long is cut at its end."""
+    step = size + MARGIN
     image = Image.new("RGB", (width, step * len(lines) + 2 * MARGIN))
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(drawable(lines)):
         place = MARGIN
-        for path, part in parts_of(_cut(line, width - 2 * MARGIN)):
-            base = MARGIN + number * step + FONT_SIZE
-            draw.text((place, base), part, font=_font(path), anchor="ls")
-            place += _font(path).getlength(part)
+        for path, part in parts_of(_cut(line, width - 2 * MARGIN, size)):
+            base = MARGIN + number * step + size
+            draw.text((place, base), part, font=_font(path, size), anchor="ls")
+            place += _font(path, size).getlength(part)
     return np.asarray(image)
 
 
-def _cut(line, width):
-    if _length(line) <= width:
+def _cut(line, width, size):
+    if _length(line, size) <= width:
         return line
-    fit = bisect.bisect_right(range(len(line)), width, key=lambda kept: _length(line[:kept] + "…"))
+    fit = bisect.bisect_right(range(len(line)), width, key=lambda kept: _length(line[:kept] + "…", size))
     return line[: max(fit - 1, 0)] + "…"
 
 
-def _length(line):
-    return sum(_font(path).getlength(part) for path, part in parts_of(line))
+def _length(line, size):
+    return sum(_font(path, size).getlength(part) for path, part in parts_of(line))

@@ -16,6 +16,7 @@ if not __package__:  # run by its path
 import cv2
 import numpy as np
 
+from image_classification.annotate import caption
 from image_classification.config import make_parser, preview_config, refuse_run_options
 from image_classification.config.command_line import FLAGS
 from image_classification.runtime import Parser, UserError, atomic_write, command, refuse_existing
@@ -23,7 +24,7 @@ from image_classification.runtime import Parser, UserError, atomic_write, comman
 MAX_IMAGES = 64
 FORMATS = (".png", ".jpg", ".webp")
 BORDER = 4
-CAPTION = 16
+FONT_SIZE = 11
 UNREAD = ("amp", "pretrained", "teacher_model_path", *FLAGS["Precision"])
 SMALLEST_TILE = 96  # pixels; smaller images are enlarged so that the captions can be read
 
@@ -80,7 +81,7 @@ def draw(config, images, labels, class_names):
     mean = np.reshape(config.DATA.IMAGENET_MEAN, (-1, 1, 1))
     std = np.reshape(config.DATA.IMAGENET_STD, (-1, 1, 1))
     tiles = [
-        _tile((image * std + mean) * 255, _caption(label, class_names))
+        _tile((image * std + mean) * 255, _labels(label, class_names))
         for image, label in zip(images, labels, strict=True)
     ]
     columns = int(np.ceil(np.sqrt(len(tiles))))
@@ -89,23 +90,21 @@ def draw(config, images, labels, class_names):
     return np.vstack([np.hstack(tiles[start : start + columns]) for start in range(0, len(tiles), columns)])
 
 
-def _tile(image, caption):
+def _tile(image, lines):
     pixels = np.clip(np.round(image), 0, 255).astype(np.uint8).transpose(1, 2, 0)
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else np.ascontiguousarray(pixels)
     factor = max(1, round(SMALLEST_TILE / pixels.shape[1]))
     pixels = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
-    tile = cv2.copyMakeBorder(
-        pixels, BORDER, BORDER + CAPTION, BORDER, BORDER, cv2.BORDER_CONSTANT, value=(255, 255, 255)
-    )
-    place = (BORDER, tile.shape[0] - BORDER)
-    return cv2.putText(tile, caption, place, cv2.FONT_HERSHEY_SIMPLEX, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
+    tile = np.pad(pixels, ((BORDER, 0), (BORDER, BORDER), (0, 0)), constant_values=255)
+    return np.vstack([tile, 255 - caption(lines, tile.shape[1], FONT_SIZE)])
 
 
-def _caption(label, class_names):
+def _labels(label, class_names):
+    """Return the lines below an image: one, or two for a batch whose images may be mixed."""
     if np.ndim(label) == 0:
-        return class_names[int(label)][:16]
-    largest = [int(index) for index in np.argsort(-label, kind="stable")[:2] if label[index] > 0]
-    return " ".join(f"{class_names[index][:8]} {label[index]:.2f}" for index in largest)
+        return [class_names[int(label)]]
+    largest = np.argsort(-label, kind="stable")[:2]
+    return [f"{label[index]:.2f} {class_names[index]}" if label[index] > 0 else "" for index in largest]
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
     result = run("show_batch.py", path, f"-cfg={config}", "-batch_size=10", "-opts", "TRAIN.MIXUP_ALPHA=0.8")
     assert result.returncode == 0, result.stderr
     picture = cv2.imread(str(path))
-    # 4 x 3 tiles of 32 x 3 pixels with border 4 and caption 16
-    assert picture.shape == (3 * (96 + 8 + 16), 4 * (96 + 8), 3)
+    # 4 x 3 tiles of 32 x 3 pixels with border 4 and two lines of size 11, with 5 below each and 5 around
+    assert picture.shape == (3 * (96 + 4 + 2 * (11 + 5) + 2 * 5), 4 * (96 + 8), 3)
     assert len(np.unique(picture[:104, :104])) > 20
     assert (picture[-100:, -100:] == 255).all()
 
@@ -36,7 +36,8 @@ def test_show_batch_draws_a_grid_with_soft_labels(tmp_path):
 def test_show_batch_names_the_label_of_an_image_and_the_two_largest_of_a_mixed_one():
     names = ["cat", "dog", "eel"]
     labels = [np.int64(2), np.array([0.0, 0.3, 0.7]), np.array([0.0, 1.0, 0.0])]
-    assert [show_batch._caption(label, names) for label in labels] == ["eel", "eel 0.70 dog 0.30", "dog 1.00"]
+    lines = [show_batch._labels(label, names) for label in labels]
+    assert lines == [["eel"], ["0.70 eel", "0.30 dog"], ["1.00 dog", ""]]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,13 @@ def test_show_batch_says_what_a_format_cannot_hold():
 
 def test_show_batch_draws_the_pixels_as_they_were_before_they_were_normalised():
     config = make_config(3, IMAGENET_MEAN=(0.5,) * 3, IMAGENET_STD=(0.25,) * 3)
-    picture = show_batch.draw(config, np.ones((1, 3, 8, 8), "float32"), np.zeros(1, "int64"), list("abc"))
+    images, labels = np.ones((3, 3, 8, 8), "float32"), np.arange(3)
+    picture = show_batch.draw(config, images, labels, ["猫", "é", "e"])
     middle = picture[8:16, 8:16]
     assert np.unique(middle).tolist() == [191]  # (1 * 0.25 + 0.5) * 255
+    captions = [picture[row : row + 26, column : column + 104] for row, column in ((100, 0), (100, 104), (226, 0))]
+    assert len({caption.tobytes() for caption in captions}) == 3  # in any script, none without a shape
+    assert all((caption < 255).any() for caption in captions)
 
 
 def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path):
