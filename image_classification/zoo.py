@@ -32,6 +32,7 @@ from .weights import (
     load_pretrained,
     locate,
     published,
+    read_registry,
     read_variants,
     read_weights,
     with_preprocessing,
@@ -153,7 +154,14 @@ def find_config(name, what="-cfg"):
     Raises:
         UserError: there is no such variant or file, or the YAML's MODEL.NAME is none of the zoo.
     """
-    path = find_yaml(name, what=what)
+    try:
+        path = find_yaml(name, what=what)
+    except UserError:
+        for entry in read_registry().values():
+            if name in (entry.id, entry.id.rpartition("/")[2], f"hf-hub:{entry.id}"):  # as timm calls both in one
+                raise UserError(f"{what}: {name}: names weights; the model is {entry.variant}, and its weights, "
+                                f"pretrained, are {entry.id}") from None  # fmt: skip
+        raise
     return path, importlib.import_module(module_of(family_of_file(path))).build_model
 
 

@@ -130,6 +130,8 @@ def test_published_weights_of_another_architecture_are_refused_before_they_are_f
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: zoo.create_model("vit_tiny_digit"), "create_model: vit_tiny_digit: .*did you mean vit_tiny_digits?"),
+    (lambda: zoo.create_model("resnet18.a1_in1k"), "the model is resnet18, and its weights, .* timm/resnet18.a1_in1k"),
+    (lambda: zoo.create_transform("hf-hub:timm/resnet18.a1_in1k"), "^create_transform: hf-hub.*model is resnet18"),
     (lambda: zoo.create_model(NAME, deph=3), "create_model: no argument 'deph'; did you mean depth?"),
     (lambda: zoo.create_model(NAME, num_classes=0), "^create_model: MODEL.NUM_CLASSES: expected at least 1, found 0"),
     (lambda: zoo.create_model(NAME, depth="deep"), "^create_model: MODEL.DEPTH"),
