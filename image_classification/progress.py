@@ -123,7 +123,7 @@ class RunningMean:
 
 
 class Timer:
-    """Seconds and images of the training steps of this process, without the first few."""
+    """Seconds of the training steps of this process and the images of all replicas in them, without the first few."""
 
     def __init__(self):
         self.steps = 0

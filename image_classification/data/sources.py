@@ -46,8 +46,10 @@ def _imagenet2012(config, split):
 
 def _link(root, split):
     """Return what to do where a split's folder has another name than ``train`` or ``val``, "" where none has."""
-    found = next((name for name in OTHERWISE[split] if os.path.isdir(os.path.join(root, name))), None)
-    return f"is it {found}/? rename it, or link it as {split}" if found else ""
+    meant = (split, *OTHERWISE[split])  # in capitals, too
+    found = [name for name in os.listdir(root) if name.lower() in meant and os.path.isdir(os.path.join(root, name))]
+    found.sort(key=lambda name: meant.index(name.lower()))
+    return f"is it {found[0]}/? rename it, or link it as {split}" if found else ""
 
 
 def _classes_of_labels(config):
@@ -73,12 +75,14 @@ def _folder(config, split):
     """``train/`` and ``val/`` with class folders, or class folders alone, of which a fixed fifth is for evaluation."""
     root = config.DATA.DATA_PATH
     require_folder(root)
-    if os.path.isdir(os.path.join(root, "train")) or os.path.isdir(os.path.join(root, "val")):
-        if not os.path.isdir(os.path.join(root, split)):
-            there = "val" if split == "train" else "train"
-            hint = "give both, or class folders alone, of which a fixed fifth is for evaluation"
-            raise UserError(f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: {_link(root, split) or hint}")
+    if os.path.isdir(os.path.join(root, split)):
         return _class_folders(config, split)
+    there, link = "val" if split == "train" else "train", _link(root, split)
+    if os.path.isdir(os.path.join(root, there)):
+        hint = "give both, or class folders alone, of which a fixed fifth is for evaluation"
+        raise UserError(f"DATA.DATA_PATH: {root} has {there}/ and no {split}/: {link or hint}")
+    if link and _link(root, there):
+        raise UserError(f"DATA.DATA_PATH: {root} has no {split}/: {link}")
     return read_class_folders(root, skip_corrupt=config.DATA.SKIP_CORRUPT).share(split)
 
 

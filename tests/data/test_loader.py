@@ -235,11 +235,24 @@ def test_missing_data_path_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("data_set", ["imagenet2012", "folder"])
-def test_evaluation_folder_of_another_name_is_found_and_named(jpeg_folder, tmp_path, data_set):
-    (tmp_path / "train").symlink_to(jpeg_folder / "train")
-    (tmp_path / "validation").symlink_to(jpeg_folder / "val")
+@pytest.mark.parametrize(("train", "val"), [
+    ("train", "validation"), ("train", "valid"), ("train", "test"), ("training", "val"), ("Training", "Val"),
+])  # fmt: skip
+def test_split_folder_of_another_name_is_found_and_named(jpeg_folder, tmp_path, data_set, train, val):
+    (tmp_path / train).symlink_to(jpeg_folder / "train")
+    (tmp_path / val).symlink_to(jpeg_folder / "val")
     config = make_config(DATASET=data_set, DATA_PATH=str(tmp_path), BATCH_SIZE=2)
-    assert "is it validation/? rename it, or link it as val" in error_of(build_eval_loader, config)
+    for split, name, build in (("train", train, build_train_loader), ("val", val, build_eval_loader)):
+        if name == split:
+            build(config).close()
+        else:
+            assert f"is it {name}/? rename it, or link it as {split}" in error_of(build, config)
+
+
+def test_validation_folder_comes_before_one_for_tests(jpeg_folder, tmp_path):
+    for name in ("test", "valid", "train"):
+        (tmp_path / name).symlink_to(jpeg_folder / "train")
+    assert "is it valid/?" in error_of(build_eval_loader, folder_config(tmp_path))
 
 
 def test_empty_class_folder_is_named(tmp_path):
