@@ -53,9 +53,9 @@ class Replayed:
     The promise: what the layers do depends on their attributes (see `Attributes`), on the shapes and formats of their
     inputs, on the numbers of these, of parameters and of buffers, on Paddle's random numbers, and on nothing else that
     changes. Results, gradients, running statistics and random numbers are bit for bit those of the layers. Where passes
-    cannot be recorded the log says why, and the layers run; they run as well without gradients or a dispatch, where an
-    input asks for a gradient, where hooks hang on layers, and while the result of a call waits for its backward pass,
-    of which there is one.
+    cannot be recorded, or no dispatch is open around a call, the log says why, and the layers run; they run as well
+    without gradients, where an input asks for a gradient, where hooks hang on layers, and while the result of a call
+    waits for its backward pass, of which there is one.
 
     Args:
         model: it returns a tensor, or a list, tuple or dict of tensors.
@@ -70,6 +70,8 @@ class Replayed:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
         if options or self._is_left or not _can_record(inputs):
+            if active.scope is None and paddle.is_grad_enabled() and _on_cpu(inputs):  # inside is too late
+                self._refuse("no dispatch, as of a precision's forward_context, is open around the call")
             return self._model(*inputs, **options)
         self._at_once = max(self._at_once, 1 + self._waiting())
         if self._at_once > 2:
@@ -181,6 +183,10 @@ class Replayed:
 
 def _place(tensor):
     return id(tensor), pointer_of(tensor), tuple(tensor.shape), tuple(tensor.strides), tensor.dtype
+
+
+def _on_cpu(inputs):
+    return all(isinstance(one, paddle.Tensor) and one.place.is_cpu_place() for one in inputs)
 
 
 def _can_record(inputs):

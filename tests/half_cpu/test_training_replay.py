@@ -11,7 +11,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from image_classification import half_cpu
+from image_classification import amp, half_cpu
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import KEPT, RECORDED, Training
@@ -239,6 +239,19 @@ def test_without_gradients_or_a_dispatch_or_for_the_gradient_of_images_the_layer
     paddle.seed(0)
     layers.step(given)
     assert runs == 3 * [replayed.model.fc] + [layers.model.fc] and found == bits(given.grad)
+
+
+def test_log_says_once_that_the_dispatch_is_inside_the_model_and_the_layers_run(runs, caplog):
+    """As in what `amp.initialize` returns: all that is around its forward pass sees layers."""
+    caplog.set_level(logging.INFO)
+    model = half_cpu.Replayed(amp.initialize(nn.Linear(4, 3), opt_level="O1"))
+    for _ in range(RECORDED + 2):
+        model(paddle.ones([2, 4])).sum().backward()
+    assert len(runs) == RECORDED + 2
+    assert [line for line in caplog.messages if "one by one" in line] == [
+        "half_cpu: the layers of AmpModel are trained one by one: no dispatch, as of a precision's forward_context, is "
+        "open around the call"
+    ]
 
 
 def test_shapes_that_come_by_turns_have_passes_of_their_own():
