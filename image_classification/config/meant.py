@@ -3,8 +3,9 @@
 from .merge import keys_of
 from .schema import HALF_NAMES, PRECISION_MODES
 
-# An option of timm: the same here.
-OF_TIMM = {
+# An option of timm or torchrun: the same here.
+OF_OTHERS = {
+    "nproc_per_node": "-ngpus",
     "model": "-cfg",
     "data": "-data_path",
     "checkpoint": "-pretrained",
@@ -24,4 +25,4 @@ OF_TIMM = {
 MEANT = {word.lower(): f"-amp_mode={word}? A folder is -data_path={word}" for word in PRECISION_MODES}
 MEANT |= {word: f"-amp_dtype={name}? A folder is -data_path={word}" for word, name in HALF_NAMES.items()}
 MEANT |= {f"-{key.rpartition('.')[2].lower()}": f"-opts {key}=VALUE?" for key in keys_of()}  # the name of a key alone
-MEANT |= {f"-{word}": f"{option}?" for word, option in OF_TIMM.items()}
+MEANT |= {f"-{word}": f"{option}?" for word, option in OF_OTHERS.items()}

@@ -10,7 +10,7 @@ import yaml
 from image_classification.config import build_config, invocation_yaml, load_config, to_yaml
 from image_classification.config.command_line import FLAGS, make_parser
 from image_classification.config.dialect import nested
-from image_classification.config.meant import OF_TIMM
+from image_classification.config.meant import OF_OTHERS
 from image_classification.config.merge import keys_of
 from image_classification.config.schema import DATASETS, Config
 from image_classification.config.unread import READ_WITH
@@ -226,10 +226,10 @@ def test_wrong_command_line_is_one_line(tmp_path, argv, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_option_of_timm_leads_to_one_that_there_is(tmp_path):
+def test_option_of_other_programs_leads_to_one_that_there_is(tmp_path):
     keys, flags = {*keys_of(), "MODEL.DROP_PATH"}, make_parser()._option_string_actions
     assert all(option in flags or option.removeprefix("-opts ").removesuffix("=VALUE") in keys
-               for option in OF_TIMM.values())  # fmt: skip
+               for option in OF_OTHERS.values())  # fmt: skip
     assert load(tmp_path, "DATA: {DATASET: folder}", "data").DATA.DATA_PATH == "data"  # not --data
 
 

@@ -15,6 +15,7 @@ LEFT = {
     "image_classification/data/build.py": DALI | {"gpu"},
     "image_classification/data/dali.py": DALI,
     "image_classification/half_cpu/paddle_names.py": {"_use_gpudnn"},  # a method of Paddle's tensors on a CPU, too
+    "image_classification/config/meant.py": {"-ngpus"},  # what a user is to type
     "image_classification/config/switches.py": {"NGPUS", "-ngpus="},  # what a user typed
     "image_classification/config/unread.py": {"DATA.DALI_GPU"},
     "image_classification/parallel/entry.py": TYPED,
