@@ -181,6 +181,8 @@ def test_home_that_no_shell_has_put_in_is_refused_and_no_folder_of_that_name_is_
     ("folder", (), "run", True), ("folder", (), "output/run", True), ("folder", ("train", "val"), "run", False),
     ("folder", ("train", "val"), "train/run", True), ("imagenet2012", (), "run", False),
     ("imagenet2012", ("train",), "train/cat/run", True), ("list", (), "run", False), ("digits", (), "run", False),
+    ("imagenet_tfrecord", ("validation",), "validation", True), ("imagenet_tfrecord", (), "run", False),
+    ("caltech101", (), "caltech101/101_ObjectCategories/run", True), ("caltech101", (), "run", False),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", ["OUTPUT", "SAVE"])
 def test_output_among_the_images_is_refused_as_its_pictures_would_be_a_class(

@@ -44,13 +44,16 @@ def has_caltech101(root):
     return is_folder or any(os.path.exists(os.path.join(root, place)) for place in (*places, SOURCE.file_name))
 
 
+def image_folders(root):
+    """Return where the class folders are, if they are in ``root`` and no archive."""
+    own = [root] if os.path.basename(os.path.normpath(root)) == FOLDER else []
+    return [os.path.join(root, place, FOLDER) for place in _PLACES] + own
+
+
 def _find_folder(root):
-    for place in _PLACES:
-        folder = os.path.join(root, place, FOLDER)
-        if os.path.isdir(folder):
-            return folder
-    if os.path.basename(os.path.normpath(root)) == FOLDER:
-        return root
+    found = next(filter(os.path.isdir, image_folders(root)), None)
+    if found:
+        return found
     for place in _PLACES:
         archive = os.path.join(root, place, ARCHIVE)
         if os.path.isfile(archive):

@@ -7,7 +7,7 @@ from ..files.download import download_once
 from ..runtime import UserError
 from . import imagenet_val
 from .caltech101 import SOURCE as CALTECH101_SOURCE
-from .caltech101 import has_caltech101, read_caltech101
+from .caltech101 import has_caltech101, image_folders, read_caltech101
 from .cifar import CIFAR, has_cifar, read_cifar
 from .classes import given_classes, wrong_number
 from .datasets import check_labels, require_folder
@@ -16,7 +16,7 @@ from .digits import read_digits
 from .folders import list_class_names, read_class_folders, read_list_file
 from .synthetic import SyntheticDataset
 from .tar_shards import read_tar_shards
-from .tfrecord_dataset import read_tfrecords
+from .tfrecord_dataset import FOLDERS, read_tfrecords
 
 # name -> (where it is published, whether a folder holds it already)
 DOWNLOADS = {
@@ -87,10 +87,13 @@ def _folder(config, split):
 
 
 def searched_folders(data):
-    """Return the folders in which everything that looks like an image belongs to a class of a DATA section."""
-    splits = [os.path.join(data.DATA_PATH, split) for split in ("train", "val")]
+    """Return the folders in which everything counts as data of a DATA section: images of a class, or records."""
+    if data.DATASET == "caltech101":
+        return image_folders(data.DATA_PATH)
+    names = {"folder": ("train", "val"), "imagenet2012": ("train", "val"), "imagenet_tfrecord": FOLDERS.values()}
+    splits = [os.path.join(data.DATA_PATH, split) for split in names.get(data.DATASET, ())]
     flat = data.DATASET == "folder" and not any(map(os.path.isdir, splits))
-    return [data.DATA_PATH] if flat else splits if data.DATASET in ("folder", "imagenet2012") else []
+    return [data.DATA_PATH] if flat else splits
 
 
 def _list(config, split):
