@@ -31,7 +31,7 @@ from .runtime import UserError, get_logger, seed_everything, select_device, set_
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
 from .weights import find_weights, linear_weights, load_pretrained, published, with_preprocessing
-from .zoo import load_with_report, make_model, refuse_other_weights
+from .zoo import find_config, load_with_report, make_model, refuse_other_weights
 
 
 @dataclasses.dataclass
@@ -130,10 +130,13 @@ def _try(config, build_model, parallel, precision):
     if kind != "none":
         if teacher is None:
             raise UserError(f"TRAIN.DISTILLATION_TYPE {kind}: needs MODEL.TEACHER, the weights")
+        hint = ""
         try:
             find_weights(teacher)
+            name, hint = _model_of_teacher(config)
+            find_config(name)
         except UserError as error:
-            raise UserError(f"MODEL.TEACHER {teacher}: {error}") from None
+            raise UserError(f"MODEL.TEACHER {teacher}: {error}{hint}") from None
     return tuple(load_hooks(config.TRAIN.HOOKS))
 
 
@@ -158,11 +161,23 @@ def _look_at_origin(loaded, config):
         get_logger().warning(f"{where}: {difference}: the head starts as that of other classes")
 
 
+def _model_of_teacher(config):
+    """Return (the teacher's variant or YAML, what is to be added to an error where the weights' name alone says it).
+
+    It is MODEL.TEACHER_CFG, else that of the registry, else the name of the weights' file.
+    """
+    entry = published(config.MODEL.TEACHER)
+    if config.MODEL.TEACHER_CFG or entry:
+        return config.MODEL.TEACHER_CFG or entry.variant, ""
+    name = os.path.basename(config.MODEL.TEACHER).removesuffix(".pdparams")
+    return name, "; MODEL.TEACHER_CFG says whose weights they are"
+
+
 def build_teacher(config, device, parallel):
     """Return the :class:`Teacher` of ``MODEL.TEACHER``, None without TRAIN.DISTILLATION_TYPE.
 
-    Its variant is MODEL.TEACHER_CFG, else that of the registry, else the name of the weights' file. It takes images of
-    the student's size, and positions are resampled to it.
+    It takes images of the student's size; positions are resampled to it. It computes in the student's precision, but
+    AMP.KEEP_FLOAT32 names the student's layers alone.
 
     Raises:
         UserError: nobody says what it is, its weights do not fit, or its classes are others.
@@ -170,21 +185,19 @@ def build_teacher(config, device, parallel):
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return None
     weights, data = config.MODEL.TEACHER, config.DATA
-    entry = published(weights)
-    variant = entry.variant if entry else os.path.basename(weights).removesuffix(".pdparams")
+    name, hint = _model_of_teacher(config)
     sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
              "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip
     try:
         options = [f"{key}={value}" for key, value in sizes.items()]
-        model, own, loaded = load_with_report(config.MODEL.TEACHER_CFG or variant, weights, options)
+        model, own, loaded = load_with_report(name, weights, options)
     except UserError as error:
-        hint = "" if entry or config.MODEL.TEACHER_CFG else "; MODEL.TEACHER_CFG says whose weights they are"
         raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
     check_classes(loaded.config, config, f"MODEL.TEACHER {weights}")
     check_same_file(parallel, "MODEL.TEACHER", loaded.path)
-    precision = build_precision(
-        dataclasses.replace(config, AMP=Amp()) if config.MODEL.TEACHER_FP32 else config, device, parallel
-    )
+    others = {name: value for name, value in config.AMP.OPTIONS.items() if name != "keep_float32"}
+    mode = Amp() if config.MODEL.TEACHER_FP32 else dataclasses.replace(config.AMP, OPTIONS=others)
+    precision = build_precision(dataclasses.replace(config, AMP=mode), device, parallel)
     normalisations = ((each.IMAGENET_MEAN, each.IMAGENET_STD) for each in (data, own.DATA))
     return Teacher(precision.convert_model(model), precision, *normalisations)
 
