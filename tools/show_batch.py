@@ -49,9 +49,10 @@ def main(arguments):
             raise UserError(f"{word}: the first training batch is drawn, which does not depend on it; leave it out")
     config = preview_config([f"-cfg={options.cfg}", *options.words])
     refuse_run_options(config, "the first training batch is drawn, into the file that is named first")
-    from image_classification.data import build_train_loader
+    from image_classification.data import build_dataset, build_train_loader, settle_classes
 
-    loader = build_train_loader(config)
+    dataset = build_dataset(config, "train")
+    loader = build_train_loader(settle_classes(config, dataset), dataset=dataset)
     images, labels = next(iter(loader))
     loader.close()
     picture = draw(config, images[:MAX_IMAGES], labels[:MAX_IMAGES], loader.dataset.class_names)

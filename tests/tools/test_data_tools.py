@@ -81,6 +81,13 @@ def test_show_batch_takes_the_options_of_a_training_before_the_picture(tmp_path)
     assert "4 of 4 images" in result.stdout
 
 
+def test_show_batch_mixes_the_classes_of_the_data_whatever_number_the_model_has(tmp_path, capsys):
+    write_class_folders(tmp_path / "train", dict.fromkeys("abcdefghijkl", 1))  # the digits' model has 10 outputs
+    words = ["-batch_size=12", "-j=0", "-dataset=folder", f"-data_path={tmp_path}", "-opts", "TRAIN.MIXUP_ALPHA=0.8"]
+    assert show_batch.main([str(tmp_path / "batch.png"), "-cfg=vit_tiny_digits", *words]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.endswith("batch.png: 12 of 12 images\n")
+
+
 def test_show_batch_reports_a_wrong_ending_in_one_line(tmp_path):
     config = tmp_path / "digits.yaml"
     config.write_text("DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 4}\nMODEL: {NUM_CLASSES: 10}\n")
