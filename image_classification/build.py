@@ -107,7 +107,7 @@ def _try(config, build_model, parallel, precision):
     """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
 
     Raises:
-        UserError: the model, how it is shared or stored, TRAIN.FREEZE, HOOKS, the loader, the augmentation or the
+        UserError: the model, how it is shared or stored, TRAIN.FREEZE, HOOKS, the preprocessing, the loader or the
             teacher cannot be as they are configured.
     """
     with paddle.LazyGuard():  # shapes only, no memory
@@ -121,6 +121,7 @@ def _try(config, build_model, parallel, precision):
     except ValueError as error:
         raise UserError(f"AMP: {error}") from None
     data.check_loader(config)
+    data.build_eval_transform(config.DATA)
     if config.EVAL:
         return ()
     data.build_train_transform(config)

@@ -133,6 +133,8 @@ def build_transformer(num_classes: int = 4, in_channels: int = 3, image_size: in
     ({"train": {"HOOKS": ["nowhere:Mine"]}}, "TRAIN.HOOKS: 'nowhere:Mine'"),
     ({"train": {"CLASS_WEIGHTS": [1, 2]}}, "TRAIN.CLASS_WEIGHTS: 2 weights for 4 classes"),
     ({"train": {"COLOR_JITTER": [0.1, 0.2]}}, "TRAIN.COLOR_JITTER"),
+    ({"data": {"IMAGE_SIZE": 224, "CROP_PCT": 0.01}}, "DATA.CROP_PCT 0.01: .* 22400 x 22400 pixels"),
+    ({"data": {"CROP_PCT": 1e-300}, "EVAL": True, "MODEL": {"PRETRAINED": __file__}}, "DATA.CROP_PCT .* 8e.300 pixels"),
     ({"data": {"IMAGE_CHANNELS": 2, "IMAGENET_MEAN": [0, 0], "IMAGENET_STD": [1, 1]}}, "IMAGE_CHANNELS: .*found 2"),
     ({"data": {"IMAGENET_MEAN": [0.5]}}, "DATA.IMAGENET_MEAN: has 1 values, DATA.IMAGE_CHANNELS is 3"),
     ({"data": {"LOADER": "dali"}}, "DATA.LOADER: dali needs the package nvidia-dali"),

@@ -7,6 +7,7 @@ from ..runtime import UserError, cards_variable, cores, get_logger
 from .augmentation import image_steps, pixel_steps
 from .classes import describe_classes, given_classes, place_of
 from .dali import DaliLoader, check_dali
+from .decode import LARGEST
 from .loader import Loader
 from .mixing import batch_rng, build_batch_transform
 from .normalize import Normalize
@@ -101,7 +102,17 @@ def build_train_transform(config):
 
 
 def build_eval_transform(data):
-    """Return the resize and crop of an evaluation as the DATA section says."""
+    """Return the resize and crop of an evaluation as the DATA section says.
+
+    Raises:
+        UserError: each image, however small, would be scaled to more pixels than one may have.
+    """
+    side = data.IMAGE_SIZE / data.CROP_PCT
+    if side > LARGEST**0.5:
+        raise UserError(
+            f"DATA.CROP_PCT {data.CROP_PCT:g}: a square of {data.IMAGE_SIZE} pixels would be cut out of "
+            f"{side:g} x {side:g} pixels, at most {LARGEST} are allowed"
+        )
     return EvalTransform(
         data.IMAGE_SIZE,
         data.IMAGE_CHANNELS,
