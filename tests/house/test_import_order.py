@@ -1,37 +1,24 @@
 """The house keeps its order: a module imports only what stands to its left in docs/design.md."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "image_classification"
 MODELS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0].isupper())
-ORDER = [
-    ["runtime"],
-    ["files"],
-    ["config"],
-    ["model"],
-    ["half_cpu"],
-    ["layers"],
-    ["transformer", "inverted_residual"],
-    ["encoder", "token_mixer"],
-    ["amp"],
-    ["data", "metrics"],
-    ["parallel"],
-    MODELS,
-    ["optim", "losses", "distillation", "ema"],
-    ["weights"],
-    ["checkpoint_schema", "saved_config", "fonts"],
-    ["checkpoint", "run_folder", "class_files", "curves"],
-    ["evaluation", "hooks", "progress", "reading", "report", "freeze", "fold", "zoo"],
-    ["trainer", "foreign"],
-    ["build"],
-    ["dry_run", "evaluate_only"],
-    ["launch", "explain", "preview", "annotate", "multiply_adds"],
-    ["__main__"],
-]
-PLACE = {name: place for place, names in enumerate(ORDER) for name in names}
+PAGE = (PACKAGE.parent / "docs/design.md").read_text()
+
+
+def order():
+    """Return the parts of the package from the left to the right of the page, those of one place together."""
+    (block,) = re.findall(r"```\n(runtime < .*?)```", PAGE, re.DOTALL)
+    places = [part.replace(",", " ").split() for part in block.split("<")]
+    return [MODELS if names == ["{models}"] else [name for name in names if "." not in name] for names in places]
+
+
+PLACE = {name: place for place, names in enumerate(order()) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")
 
 
@@ -56,11 +43,18 @@ def imported_parts(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_module_imports_only_from_its_left(path):
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    assert own in PLACE, f"{own} has no place in the order: add it here and in docs/design.md"
+    assert own in PLACE, f"{own} has no place in the order of docs/design.md"
     if path.name.startswith("main_"):
         return
     for part in imported_parts(path):
         assert part == own or PLACE[part] < PLACE[own], f"{own} must not import {part}"
+
+
+def test_table_of_the_page_names_each_part_of_the_package():
+    cells = "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))
+    named = set(re.findall(r"`(?:image_classification/)?(\w+)(?:\.py)?/?`", cells))
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {*MODELS} <= named
 
 
 def test_paddle_amp_is_named_in_amp_alone():
