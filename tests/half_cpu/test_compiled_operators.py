@@ -106,7 +106,8 @@ def test_operator_hides_no_special_number(case, dtype, monkeypatch):
     (F.celu, np.inf, np.inf, 1), (F.gelu, np.inf, np.inf, 1), (F.mish, np.inf, np.inf, 1),
     (F.hardswish, np.inf, np.inf, 1), (F.hardswish, np.nan, np.nan, 1), (paddle.abs, -np.inf, np.inf, -1),
     (paddle.abs, np.nan, np.nan, 0), (F.log_sigmoid, -np.inf, -np.inf, 1), (paddle.sqrt, np.inf, np.inf, 0),
-    (F.selu, np.nan, np.nan, np.nan), (F.silu, np.inf, np.inf, np.nan),
+    (F.selu, np.nan, np.nan, np.nan), (F.silu, np.inf, np.inf, np.nan), (F.leaky_relu, np.nan, np.nan, 1),
+    (lambda x: x.clip(-1, 1), np.nan, np.nan, 1),
 ])  # fmt: skip
 def test_gradient_at_what_is_not_finite_is_as_the_docs_have_it(function, given, result, gradient, dtype):
     x = paddle.full([20], given).astype(dtype)

@@ -136,8 +136,8 @@ def test_kernel_with_inf_and_nan_hides_neither(case, dtype):
     expected, _ = run(function, inputs, "reference")
     actual, _ = run(function, inputs, "onednn")
     actual, expected = actual.astype(FLOAT32).numpy(), expected.astype(FLOAT32).numpy()
-    # Whether inf or NaN comes out depends on the order of the terms. Of a softmax row with NaN oneDNN makes 0 and NaN,
-    # Paddle NaN throughout; of one with inf oneDNN makes NaN, Paddle finite numbers. A check must find every such row.
+    # Whether inf or NaN comes out depends on the order of the terms; of a softmax row with one of them Paddle makes NaN
+    # or finite numbers. A check must find every row that it finds with Paddle.
     axis = 1 if case.startswith("softmax-channels") else -1
     assert (np.isfinite(actual).all(axis=axis) <= np.isfinite(expected).all(axis=axis)).all()
 

@@ -253,6 +253,21 @@ def test_layer_norm_of_a_row_depends_on_no_other_row(dtype):
             assert np.isnan(alone).all() == (r in (5, 6))
 
 
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("columns", [8, 1000, 1001])
+def test_softmax_of_a_row_with_nan_or_inf_is_nan_as_the_docs_have_it(columns, special, dtype):
+    x = np.zeros((2, columns), np.float32)
+    x[0, 3] = special
+    with half_cpu.dispatch(backend="onednn"):
+        row, other = F.softmax(paddle.to_tensor(x).astype(dtype)).astype(FLOAT32).numpy()
+    expected = np.full(columns, np.nan, np.float32)
+    if dtype is FLOAT32 and columns > 1000:  # oneDNN's
+        expected[[*range(3), *range(4, columns)]] = 0
+    np.testing.assert_array_equal(row, expected)
+    assert np.isfinite(other).all()
+
+
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
 def test_gradient_of_layer_norm_of_equal_large_numbers_is_finite(dtype):
     """Lanes beyond the end of a row would be an infinite number of deviations away from its mean."""

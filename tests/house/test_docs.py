@@ -5,6 +5,7 @@ that name a data set under /dataset are resolved with the real configuration loa
 others are run as they stand, from the folder that the page says, with the results sent to a temporary folder.
 """
 
+import dataclasses
 import os
 import re
 import shlex
@@ -13,14 +14,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
+from paddle import nn
 
-from image_classification.config import load_config, preview_config
+from image_classification import amp, half_cpu
+from image_classification.config import load_config, preview_config, schema
 from tests.helpers.model_zoo import builder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "image_classification").glob("*/README.md"))
+FAMILIES = sorted((ROOT / "image_classification").glob("*/README.md"))
+PAGES += FAMILIES
 MEASURED = ("benchmarks.md", "formats.md", "any_model.md")  # takes minutes to hours
 NOT_HERE = ("/dataset/", "<", "...", "--nnodes", "srun", "mpirun", "-pretrained=timm", "-pretrained=torchvision")
 
@@ -121,6 +126,36 @@ def test_library_example_of_the_readme_works():
     assert names["prepare"](np.zeros((9, 9, 3), np.uint8)).dtype == np.float32
 
 
+PYTHON = [(page, number, block) for page in ("half_cpu", "any_model", "design") for number, block in
+          enumerate(re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL))
+          if not block.startswith("# train.py")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "number", "block"), PYTHON, ids=[f"{page}-{number}" for page, number, _ in PYTHON])
+def test_python_of_the_pages_runs(page, number, block):
+    """In front of it stands what a script has: a model, a batch, a loss, an optimizer, a precision."""
+    model = nn.Sequential(nn.Conv2D(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4))
+    images, labels = paddle.randn([2, 3, 8, 8]), paddle.to_tensor([0, 3])
+
+    def build_optimizer(named):
+        return paddle.optimizer.AdamW(1e-3, parameters=[param for _, param in named])
+
+    names = {
+        "paddle": paddle, "amp": amp, "half_cpu": half_cpu, "model": model, "network": model, "images": images,
+        "inputs": images, "labels": labels, "precision": amp.build_precision("auto", "bfloat16"),
+        "criterion": nn.CrossEntropyLoss(), "micro_batches": [(images, labels)] * 2,
+        "batches": [images] * 4 if "for images in" in block else [(images, labels)] * 6,
+        "build_optimizer": build_optimizer, "optimizer": build_optimizer(model.named_parameters()),
+    }  # fmt: skip
+    exec(compile(block, f"docs/{page}.md", "exec"), names)
+    if "Float8" in names:
+        with half_cpu.dispatch(names["Float8"](model[3])):
+            names["loss"] = model(images.astype("bfloat16")).mean()
+        names["loss"].backward()
+    result = names["logits" if "logits" in names else "loss"]
+    assert result.astype("float32").isfinite().all()
+
+
 def run(words, folder, line):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -141,3 +176,57 @@ def test_links_of_the_pages_lead_somewhere():
             if "://" not in target:
                 found = page.parent / target if target else page
                 assert found.exists() and (not anchor or anchor in anchors(found)), f"{page.name}: {target}#{anchor}"
+
+
+# What the pages name between backticks and no code does: of other projects and programs, and patterns of names.
+FOREIGN = {
+    "AMP_TYPE.PADDLE", "TRAIN.TEACHER_MODEL", "ResNet50.yaml", "config.py", "train.py", "utils.py", "validate.py",
+    "Arch", "GLOO_SOCKET_IFNAME", "_LOCAL_RANK", "div_scale", "epoch_NNNN", "test_subject_condition_result",
+}  # fmt: skip
+OF_A_RUN = {"config.yaml", "invocation.yaml", "advice.yaml"}  # files that it leaves
+
+
+def spans(page):
+    """Return what stands between backticks outside of blocks, without what is a pattern."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    return [span for span in re.findall(r"`([^`]+)`", text) if not re.search(r"[*<>{]|\.\.\.|://", span)]
+
+
+def keys_of(section, prefix=""):
+    """Yield the keys of a section of the configuration, and of the sections in it."""
+    for field in dataclasses.fields(section):
+        inner = getattr(section, field.name)
+        yield f"{prefix}{field.name}"
+        yield from keys_of(inner, f"{prefix}{field.name}.") if dataclasses.is_dataclass(inner) else ()
+
+
+@pytest.fixture(scope="module")
+def repository():
+    """Return (the names of files and folders, with any number of folders before them, the words of the code)."""
+    tops = [ROOT / name for name in ("image_classification", "tools", "tests", "configs", "examples", "docs")]
+    paths = [*ROOT.iterdir(), *(path for top in tops for path in top.rglob("*"))]
+    code = [path for path in paths if path.suffix in (".py", ".cpp", ".cc", ".h", ".c", ".yaml", ".toml", ".sh")]
+    words = set(re.findall(r"[A-Za-z_]\w*", "\n".join(path.read_text() for path in [*code, ROOT / "Makefile"])))
+    parts = [path.relative_to(ROOT).parts for path in paths]
+    names = {"/".join(part[at:]) for part in parts for at in range(len(part))}
+    return names, words | {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES[: -len(FAMILIES)], ids=lambda page: page.name)
+def test_names_between_backticks_are_those_of_the_code(page, repository):
+    names, words = repository
+    keys = {*keys_of(schema.Config())}
+    for span in spans(page) if page.name != "mutations.md" else ():  # which is written by a tool
+        for path in re.findall(r"(?<![\w$~/.])[\w/]+\.(?:py|cpp|h|c|sh|yaml)\b", span):
+            assert path in names | FOREIGN | OF_A_RUN, span
+        for key in re.findall(r"\b(?:DATA|TRAIN|PARALLEL|RUNTIME)\.[A-Z_.]*[A-Z]", span):
+            assert key in keys | FOREIGN, span
+        for word in re.findall(r"(?<![\w/-])[A-Za-z_]\w+", span):
+            assert word in words | FOREIGN, span
+
+
+def test_page_of_half_precision_names_every_file_of_kernels():
+    named = {span.removesuffix(".py") for span in spans(ROOT / "docs/half_cpu.md")}
+    folder = ROOT / "image_classification/half_cpu"
+    modules = [path.stem for path in folder.glob("*.py") if path.stem.startswith(("compiled_", "onednn_"))]
+    assert {*modules, *(path.name for path in (folder / "cpp").iterdir())} - named == set()
