@@ -1,5 +1,5 @@
 # make demo      train and evaluate a small ViT on real images in mixed precision, no download of data
-# make test      lint, types and every test that needs no GPU
+# make test      lint, types and the tests that take seconds and need no GPU
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo "make demo         train and evaluate a small ViT on real images in mixed precision, about two minutes"
-	@echo "make test         lint, types and every test that needs no GPU"
+	@echo "make test         lint, types and the tests that take seconds and need no GPU"
 	@echo "make test-slow    tests that take minutes: large topologies, random kills"
 	@echo "make test-mutations  planted faults, one at a time, each of which its test must find; half an hour"
 	@echo "make test-device  the device path on a plug-in of our own, needs g++"

@@ -1,8 +1,8 @@
 """Begin a new family of models: a folder and a registry file with which every test passes.
 
-    python tools/new_family.py RegNet
+    python tools/new_family.py CoAtNet
 
-writes image_classification/RegNet/ and image_classification/weights/registry/RegNet.yaml, and overwrites nothing. The
+writes image_classification/CoAtNet/ and image_classification/weights/registry/CoAtNet.yaml, and overwrites nothing. The
 folder holds a small network of convolutions and MLPs that trains on the digits; replace it by the family's own. What
 each file is for stands in CONTRIBUTING.md.
 """
@@ -147,7 +147,7 @@ REGISTRY = """\
 def main(arguments):
     """Write the files and return the exit code."""
     parser = Parser(description=__doc__)
-    parser.add_argument("name", help="of the family, as the paper writes it: RegNet")
+    parser.add_argument("name", help="of the family, as the paper writes it: CoAtNet")
     options = parser.parse_args(arguments)
     paths = write_family(options.name)
     for path in paths:
@@ -162,7 +162,7 @@ def write_family(name):
         UserError: the name cannot be a class, is taken, or a file is there already.
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
-        raise UserError(f"NAME: {name!r}: expected letters and digits that begin with a capital, such as RegNet")
+        raise UserError(f"NAME: {name!r}: expected letters and digits that begin with a capital, such as CoAtNet")
     family, taken = name.lower(), {path.stem.lower(): path for path in PACKAGE.iterdir() if path.name != name}
     if keyword.iskeyword(name) or keyword.iskeyword(family) or re.search(rf"import .*\b{name}\b", ARCHITECTURE):
         raise UserError(f"NAME: {name}: is a word of Python, or of the file that is written; name it otherwise")

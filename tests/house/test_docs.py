@@ -181,7 +181,7 @@ def test_links_of_the_pages_lead_somewhere():
 # What the pages name between backticks and no code does: of other projects and programs, and patterns of names.
 FOREIGN = {
     "AMP_TYPE.PADDLE", "TRAIN.TEACHER_MODEL", "ResNet50.yaml", "config.py", "train.py", "utils.py", "validate.py",
-    "Arch", "GLOO_SOCKET_IFNAME", "_LOCAL_RANK", "div_scale", "epoch_NNNN", "test_subject_condition_result",
+    "Arch", "CoAtNet", "GLOO_SOCKET_IFNAME", "_LOCAL_RANK", "div_scale", "epoch_NNNN", "test_subject_condition_result",
 }  # fmt: skip
 OF_A_RUN = {"config.yaml", "invocation.yaml", "advice.yaml"}  # files that it leaves
 
@@ -221,7 +221,8 @@ def test_names_between_backticks_are_those_of_the_code(page, repository):
             assert path in names | FOREIGN | OF_A_RUN, span
         for key in re.findall(r"\b(?:DATA|TRAIN|PARALLEL|RUNTIME)\.[A-Z_.]*[A-Z]", span):
             assert key in keys | FOREIGN, span
-        for word in re.findall(r"(?<![\w/-])[A-Za-z_]\w+", span):
+        options = [option.replace("-", "_") for option in re.findall(r"(?<![\w-])--?([a-z][\w-]+)", span)]
+        for word in [*options, *re.findall(r"(?<![\w/-])[A-Za-z_]\w+", span)]:
             assert word in words | FOREIGN, span
 
 
