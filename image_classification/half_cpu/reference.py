@@ -34,10 +34,13 @@ _CPU = paddle.CPUPlace()
 
 
 class UnsupportedOperator(RuntimeError):
-    """Raised for an operator that can compute this dtype neither by itself nor through float32."""
+    """Raised for an operator that can compute this dtype neither by itself nor through float32.
 
-    def __init__(self, name, dtype, reason):
-        super().__init__(f"operator {name!r} cannot compute {dtype} on a CPU: {reason}")
+    Paddle's programs and pickle make one anew from the text alone, which comes as `name`.
+    """
+
+    def __init__(self, name, dtype=None, reason=None):
+        super().__init__(name if reason is None else f"operator {name!r} cannot compute {dtype} on a CPU: {reason}")
         self.name = name
         self.dtype = dtype
 

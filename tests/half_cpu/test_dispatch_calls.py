@@ -1,5 +1,7 @@
 """half_cpu.dispatch: who serves a call, which calls are refused, and what runs again in the backward pass."""
 
+import pickle
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -82,6 +84,18 @@ def test_static_program_on_half_tensors_is_refused(table):
     with half_cpu.dispatch():
         with pytest.raises(half_cpu.UnsupportedOperator, match="'run_program' cannot compute float16.*dynamic mode"):
             table.run_program([paddle.ones([1, 2]).astype("float16")])
+
+
+def test_layer_made_static_with_half_weights_is_refused_as_paddle_makes_errors_anew():
+    """Paddle, as pickle, makes one of its class from the text alone."""
+    layer = paddle.jit.to_static(nn.Linear(4, 4).to(dtype="bfloat16"), full_graph=True)
+    with half_cpu.dispatch():
+        with pytest.raises(half_cpu.UnsupportedOperator, match="'run_program' cannot compute bfloat16.*dynamic mode"):
+            layer(paddle.ones([2, 4]).astype("bfloat16"))
+        parts = paddle.jit.to_static(nn.Linear(4, 4).to(dtype="bfloat16"))  # which Paddle takes operator by operator
+        assert parts(paddle.ones([2, 4]).astype("bfloat16")).dtype is paddle.bfloat16
+    error = pickle.loads(pickle.dumps(half_cpu.UnsupportedOperator("matmul", "float16", "it is none")))
+    assert str(error) == "operator 'matmul' cannot compute float16 on a CPU: it is none" and error.name == "matmul"
 
 
 def test_program_that_is_exported_inside_of_a_dispatch_is_that_of_the_layer(tmp_path, caplog):
