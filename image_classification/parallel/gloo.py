@@ -10,8 +10,9 @@ What is wrong in Paddle 3.3.1, and what is done about it:
 * A send is matched with a receive by a counter of the whole group, right in groups of two only: the pipeline makes a
   group for each pair of neighbours.
 
-This is the only module that replaces functions of Paddle. It depends on private names, so it refuses a Paddle that
-lacks them, says when a version is untested, and `self_test` proves the result in each run before training starts.
+This is the only module that replaces functions of Paddle for a whole run. It depends on private names, so it refuses a
+Paddle that lacks them, says when a version is untested, and `self_test` proves the result in each run before training
+starts.
 """
 
 import contextlib

@@ -216,6 +216,8 @@ def repository():
 def test_names_between_backticks_are_those_of_the_code(page, repository):
     names, words = repository
     keys = {*keys_of(schema.Config())}
+    for path in re.findall(r"(?<![\w/.])(?:tests|tools|examples)/[\w/]+(?:\.\w+)?", page.read_text()):  # in blocks, too
+        assert path.rstrip("/") in names, path
     for span in spans(page) if page.name != "mutations.md" else ():  # which is written by a tool
         for path in re.findall(r"(?<![\w$~/.])[\w/]+\.(?:py|cpp|h|c|sh|yaml)\b", span):
             assert path in names | FOREIGN | OF_A_RUN, span
