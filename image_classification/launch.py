@@ -25,6 +25,7 @@ from .runtime import (
     ignore_interrupts,
     interrupted,
     log_to_file,
+    print_error,
     release_interrupts,
 )
 from .runtime import setup_logger as start_log
@@ -92,7 +93,7 @@ def run_guarded(build_model, argv):
 def _fail(message, code):
     ignore_interrupts()
     log_to_file(f"error: {message}")
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print_error(f"error: {message}")
     watch.leave(code, str(message))
     return code
 
@@ -200,6 +201,7 @@ def train(trainer, parts, folder, report):
     trainer.add_hooks(folder_hooks(parts, folder, report))
     with stop_on_signal(trainer):
         trainer.fit()
+    ignore_interrupts()  # all is saved
     if trainer.progress.epoch < epochs or trainer.evaluation is None:
         logger.info(f"stopped by {trainer.stop_reason}; continue with {resume_word(folder.path)}")
     elif parts.parallel.is_main:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import cv2
 import numpy as np
@@ -15,11 +16,11 @@ import paddle
 import pytest
 from PIL import Image
 
-from image_classification import checkpoint, launch
+from image_classification import build, checkpoint, launch
 from image_classification.evaluation import evaluate
 from image_classification.launch import run_guarded
 from image_classification.run_folder import RunFolder
-from image_classification.runtime import UserError, hold_interrupts
+from image_classification.runtime import UserError, hold_interrupts, release_interrupts
 from image_classification.ViT.vit import build_model
 from image_classification.zoo import load_model
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_here, run_well, start
@@ -546,6 +547,26 @@ def test_signal_behind_the_last_line_of_a_run_changes_nothing(monkeypatch, error
         pytest.fail("the end was interrupted")
     finally:
         for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_signal_while_the_end_of_a_training_is_said_changes_nothing(monkeypatch, epoch):
+    """The run has its last checkpoint by then, and launchers send a SIGTERM more than once."""
+    trainer, parts = MagicMock(stop_requested=True, progress=MagicMock(epoch=epoch)), MagicMock()
+    parts.config.TRAIN.NUM_EPOCHS = 2
+    monkeypatch.setattr(build, "folder_hooks", lambda *arguments: [])
+    monkeypatch.setattr(launch, "result_table", str)
+    monkeypatch.setattr(launch, "get_logger", lambda: MagicMock(info=lambda text: os.kill(os.getpid(), signal.SIGTERM)))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    hold_interrupts()
+    release_interrupts()
+    try:
+        launch.train(trainer, parts, MagicMock(), MagicMock())
+    except KeyboardInterrupt:
+        pytest.fail("the end was interrupted")
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
 
 

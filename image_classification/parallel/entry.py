@@ -12,9 +12,11 @@ from image_classification.runtime import (
     ending,
     expected_kind,
     hold_interrupts,
+    ignore_interrupts,
     interrupted,
     open_missing_streams,
     prepare_process,
+    print_error,
     release_interrupts,
     visible,
 )
@@ -60,16 +62,15 @@ def prepare_processes(alone=False, argv=None):
             env.export_device(place, device)
             os.environ[watch.DEGREES] = " x ".join(f"{name} {degrees[name.lower()]}" for name in DEGREES)
             meet(settings.PARALLEL.TIMEOUT)
-        if count == 1:
-            hold_interrupts()  # until launch.main
+        hold_interrupts()  # until launch.main
+        if count > 1:
+            sys.exit(spawn.run_workers(count))
     except UserError as error:
         end(error, EXIT_USER_ERROR)
     except PeerLost as error:
         end(error, EXIT_PEER_LOST)
     except KeyboardInterrupt as error:
         end(*ending(error))
-    if count > 1:
-        sys.exit(spawn.run_workers(count))
     try:
         prepare_process()
     except Exception as error:
@@ -83,7 +84,8 @@ def prepare_processes(alone=False, argv=None):
 
 def end(message, code):
     """End this process with one line."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    ignore_interrupts()
+    print_error(f"error: {message}")
     sys.exit(code)
 
 

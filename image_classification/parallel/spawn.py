@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from image_classification.runtime import anonymous_file
+from image_classification.runtime import UserError, anonymous_file, check_interrupts, print_error
 
 from . import env
 from .exit_codes import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_TERMINATED, EXIT_USER_ERROR
@@ -31,19 +31,29 @@ def run_workers(count):
     Rank 0 writes to the terminal; of the others only the end of their output is shown, if they fail. Ctrl-C and SIGTERM
     are passed on, from the first process on. When a process fails the others end, too, at the latest after a few
     seconds. Nothing stays in the temporary folder, however this process ends.
+
+    Raises:
+        UserError: a process cannot be started.
+        KeyboardInterrupt: a signal came before the first process, while the caller held them.
     """
     watcher = _Watcher()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until there is somebody to pass them on to
-    previous = {number: signal.signal(number, watcher.pass_on) for number in numbers}
+    previous = {number: signal.getsignal(number) for number in numbers}
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until there is somebody to pass them on to
+        check_interrupts()
+        for number in numbers:
+            signal.signal(number, watcher.pass_on)
         watcher.start(count)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         return watcher.watch()
+    except OSError as error:
+        raise UserError(f"-ngpus={count}: a process cannot be started: {error.strerror}") from error
     finally:
         watcher.kill()
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def die_with_parent():
@@ -118,13 +128,12 @@ class _Watcher:
             how = _how(codes[rank])
             if rank == 0:
                 if codes[0] not in (EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED):  # it has said all in a line
-                    print(f"error: rank 0 {how}", file=sys.stderr)
+                    print_error(f"error: rank 0 {how}")
             else:
                 lines = self._output(rank).splitlines()
                 said = "the end of its output:" if lines else "it wrote nothing"
-                print(f"error: rank {rank} {how}; {said}", file=sys.stderr)
-                sys.stderr.writelines(f"[rank {rank}] {line}\n" for line in lines[-TAIL_LINES:])
-        sys.stderr.flush()
+                shown = [f"[rank {rank}] {line}" for line in lines[-TAIL_LINES:]]
+                print_error("\n".join([f"error: rank {rank} {how}; {said}", *shown]))
         code = next((codes[rank] for rank in culprits if codes[rank]), EXIT_PEER_LOST)
         return 128 - code if code < 0 else code
 

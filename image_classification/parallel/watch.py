@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from image_classification.runtime import UserError, ending
+from image_classification.runtime import UserError, ending, print_error
 
 from .exit_codes import EXIT_PEER_LOST, PeerLost
 from .hub import PULSE_SECONDS, STALE_SECONDS, START_SECONDS, Hub, does_not_answer, named, this_host
@@ -177,7 +177,7 @@ class Watch:
             if self._end and now > self._end[0]:
                 _, line, code = self._end
                 if line:
-                    print(f"error: {line}", file=self._stderr, flush=True)
+                    print_error(f"error: {line}", self._stderr)
                 os._exit(code)
 
     def _count(self, numbers):

@@ -42,7 +42,7 @@ from .kernels import has_kernel, kernel_registry
 from .log import LOGGER_NAME, SILENT_SECONDS, get_logger, log_to_file, log_to_stderr, progress_bar, setup_logger
 from .process import cores, prepare_process, rank, set_threads, tune_allocator, tune_mkl, world_size
 from .seeds import rng_state, seed_everything, set_rng_state
-from .streams import open_missing_streams
+from .streams import open_missing_streams, print_error
 
 __all__ = [
     "LOGGER_NAME",
@@ -73,6 +73,7 @@ __all__ = [
     "open_missing_streams",
     "peak_memory_bytes",
     "prepare_process",
+    "print_error",
     "progress_bar",
     "rank",
     "refuse_existing",

@@ -16,7 +16,7 @@ from .files import why_unwritable
 from .interrupts import ending, remembered_interrupts
 from .log import get_logger, log_to_stderr
 from .process import cores
-from .streams import escape_what_cannot_be_printed, open_missing_streams
+from .streams import escape_what_cannot_be_printed, open_missing_streams, print_error
 
 _NO_WORDS: Mapping[str, str] = {}
 EMPTY = "is empty; give it a value or leave it out"  # what a shell makes of a variable that is not set
@@ -41,24 +41,24 @@ def command(main: Callable[[Sequence[str] | None], int | None]) -> Callable[...,
             sys.stdout.flush()
             return code
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(f"error: {error}")
             return 2
         except KeyboardInterrupt as error:
             word, code = ending(error)
-            print(f"error: {word}", file=sys.stderr)
+            print_error(f"error: {word}")
             return code
         except BrokenPipeError:  # `... | head` has seen enough
             _print_no_more()
             return 0
         except MemoryError as error:
-            print(f"error: out of memory: {first_line(error)}", file=sys.stderr)
+            print_error(f"error: out of memory: {first_line(error)}")
             return 2
         except OSError as error:
             if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             if error.filename is None:
                 _print_no_more()
-            print(f"error: {error.filename or 'what is printed'}: {error.strerror}", file=sys.stderr)
+            print_error(f"error: {error.filename or 'what is printed'}: {error.strerror}")
             return 2
 
     return run

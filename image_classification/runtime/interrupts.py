@@ -4,6 +4,7 @@ While Paddle is imported, a KeyboardInterrupt would become an ImportError; later
 destructor and be dropped there. So the handler remembers it, and the run asks at a few points of its start.
 """
 
+import atexit
 import contextlib
 import signal
 import threading
@@ -30,8 +31,9 @@ class Interrupts:
 
 
 def hold_interrupts() -> None:
-    """From now on a Ctrl-C and a SIGTERM wait for :func:`release_interrupts`."""
+    """From now on a Ctrl-C and a SIGTERM wait for :func:`release_interrupts`; when Python ends they change nothing."""
     _install(Interrupts(), *ENDINGS)
+    atexit.register(_ignore_to_the_end)
 
 
 def release_interrupts() -> None:
@@ -47,6 +49,13 @@ def ignore_interrupts() -> None:
     handler = _installed()
     if handler is not None:
         handler.held = True
+
+
+def _ignore_to_the_end() -> None:
+    """While libraries shut down, behind the last of Python, its own handlers are none any more."""
+    for number in ENDINGS:
+        if isinstance(signal.getsignal(number), Interrupts):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def interrupted() -> KeyboardInterrupt | None:

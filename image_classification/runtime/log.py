@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 from .errors import UserError
-from .streams import write_line
+from .streams import print_error, write_line
 
 LOGGER_NAME = "image_classification"
 SILENT_SECONDS = 10.0  # after so long without a word a person wonders whether the run still lives
@@ -120,8 +120,7 @@ class _TerminalHandler(logging.Handler):
         except OSError as error:
             self.lost = True
             warning = f"standard output: cannot be written: {error.strerror or error}; the run goes on"
-            with contextlib.suppress(OSError):
-                print(f"warning: {warning}", file=sys.stderr)
+            print_error(f"warning: {warning}")
             get_logger().warning(warning)
 
 
@@ -151,7 +150,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.complained:
             self.complained = True
-            print(f"warning: {self.baseFilename}: cannot be written: {error.strerror or error}", file=sys.stderr)
+            print_error(f"warning: {self.baseFilename}: cannot be written: {error.strerror or error}")
 
 
 def progress_bar(
@@ -176,7 +175,7 @@ def progress_bar(
             if get_logger().handlers:
                 get_logger().info(text)
             else:
-                print(text, file=sys.stderr, flush=True)
+                print_error(text)
 
     # miniters: a look at the clock each time; from quick ones tqdm would learn to look rarely, and be late at slow ones
     counts: dict[str, Any] = {"total": total, "initial": initial, "desc": description, "unit": unit, "miniters": 1}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .files import temporary_home
+from .streams import print_error
 from .versions import refuse_unsupported
 
 # What Paddle warns every user of, whatever they do.
@@ -112,7 +113,7 @@ def _import_paddle() -> None:
         import paddle  # noqa: F401
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
-            print(line, file=sys.stderr)
+            print_error(line)
     # Paddle gives the root logger its handler meanwhile: it would write on into a text that nobody reads any more.
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):

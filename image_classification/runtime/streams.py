@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+from typing import TextIO
 
 
 def open_missing_streams() -> None:
@@ -22,6 +23,13 @@ def escape_what_cannot_be_printed() -> None:
     """Let standard output show what its encoding does not have as escapes: a file's name may be any bytes."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def print_error(text: str, stream: TextIO | None = None) -> None:
+    """Print lines to standard error; where that takes nothing, a pipe without a reader or a full disk, nothing else
+    fails by it."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream or sys.stderr, flush=True)
 
 
 def write_line(text: str) -> None:

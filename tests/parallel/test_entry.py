@@ -1,9 +1,12 @@
 """The program for one process does not pretend to be several; how many processes were asked for."""
 
+import os
+import signal
+
 import pytest
 
 from image_classification.config import preview_config
-from image_classification.parallel import entry
+from image_classification.parallel import entry, spawn
 from image_classification.runtime import UserError
 
 from .harness import slurm_variables
@@ -77,3 +80,42 @@ def test_launcher_beside_a_rank_set_by_hand_is_one_line():
     settings = preview_config([DIGITS, "-launcher=torchrun", "-rank=0", "-world_size=2"])
     with pytest.raises(UserError, match="^-launcher=torchrun: -rank and -world_size are set by hand"):
         entry.find_place(settings, dict(TORCHRUN))
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class NoProcesses(spawn._Watcher):
+    def start(self, count):
+        pass
+
+
+class Pressed(NoProcesses):
+    def __init__(self):
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGTERM)  # before there is somebody to pass it on to
+
+
+class OneTooMany(NoProcesses):
+    def start(self, count):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize(("watcher", "code", "said"), [
+    (NoProcesses, 0, ""),
+    (Pressed, 143, "error: terminated\n"),
+    (OneTooMany, 2, "error: -ngpus=2: a process cannot be started: Resource temporarily unavailable\n"),
+])
+def test_start_of_processes_ends_in_one_line_and_a_signal_behind_it_changes_nothing(
+    watcher, code, said, monkeypatch, capsys
+):
+    monkeypatch.setattr(spawn, "_Watcher", watcher)
+    with pytest.raises(SystemExit) as ended:
+        entry.prepare_processes(argv=[DIGITS, "-ngpus=2"])
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)

@@ -89,6 +89,10 @@ def test_killed_process_is_named_at_once(victim, wait):
             assert text.startswith(f"error: rank {victim} (process ") and text.endswith(") died")
 
 
+def test_process_whose_standard_error_takes_nothing_ends_as_well():
+    assert Group("mute wait", "sleep:0.5 kill", limit=1000).finish(6) == [(4, ""), (-signal.SIGKILL, "")]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_error_of_one_process_is_what_all_say(victim):
     scripts = ["sleep:0.5 fail" if rank == victim else "gate" for rank in range(2)]

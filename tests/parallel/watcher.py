@@ -1,6 +1,6 @@
 """One process under watch, without Paddle: python watcher.py RANK SIZE PORT LIMIT WHAT...
 
-Each WHAT is done in turn: say, gate, wait, hush, sleep:<seconds>, hold:<seconds>, fail, stop, kill.
+Each WHAT is done in turn: say, gate, wait, hush, mute, sleep:<seconds>, hold:<seconds>, fail, stop, kill.
 """
 
 import contextlib
@@ -40,6 +40,8 @@ def main(words):
         elif what == "hush":  # as around Paddle's start of its groups
             with this_process.waiting("a collective"), contextlib.redirect_stderr(io.StringIO()):
                 time.sleep(1000)
+        elif what == "mute":  # as a pipe whose reader has gone
+            os.dup2(os.open("/dev/full", os.O_WRONLY), sys.stderr.fileno())
         elif what == "sleep":
             time.sleep(float(number))
         elif what == "hold":  # in code that lets no other thread of this process run

@@ -28,6 +28,16 @@ def main(arguments):
 
 sys.exit(main())
 """
+ENDS = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(getattr(libc, "raise"), ctypes.c_void_p(int(sys.argv[1])), None)  # behind all of Python's end
+from image_classification.runtime import hold_interrupts, release_interrupts
+
+hold_interrupts()
+release_interrupts()
+sys.exit(3)
+"""
 BOTH = pytest.mark.parametrize(
     ("number", "end"), [(signal.SIGINT, ("interrupted", 130)), (signal.SIGTERM, ("terminated", 143))]
 )
@@ -77,6 +87,11 @@ def test_first_of_two_held_signals_is_the_one_that_ends():
     with pytest.raises(KeyboardInterrupt) as raised:
         release_interrupts()
     assert ending(raised.value) == ("terminated", 143)
+
+
+@BOTH
+def test_signal_while_libraries_shut_down_leaves_the_exit_code(number, end):
+    assert subprocess.run([sys.executable, "-c", ENDS, str(int(number))], cwd=ROOT, timeout=60).returncode == 3
 
 
 def test_without_a_hold_nothing_is_different():

@@ -1,11 +1,16 @@
 """Standard streams that were closed, are full, or know no letters but English ones."""
 
+import io
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
+from image_classification import launch
+from image_classification.parallel import entry
+from image_classification.runtime import UserError, command
 from tests.helpers.entry import PACKAGE
 
 ROOT = PACKAGE.parent
@@ -44,6 +49,18 @@ def test_standard_output_that_cannot_be_written_is_said_once_and_ends_no_run(red
     if redirection == ">/dev/full":
         assert done.stderr.count("warning: standard output: cannot be written: No space left on device") == 1
         assert (tmp_path / "log.txt").read_text(encoding="utf-8").count("cannot be written") == 1
+
+
+@pytest.mark.parametrize("end", [launch._fail, entry.end, lambda error, code: command(Mock(side_effect=error))()])
+def test_error_that_standard_error_does_not_take_keeps_its_exit_code(end, monkeypatch):
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        try:
+            code = end(UserError("wrong"), 2)
+        except SystemExit as ended:
+            code = ended.code
+        monkeypatch.undo()
+    assert code == 2
 
 
 def test_letter_that_the_terminal_does_not_have_is_an_escape(tmp_path):
