@@ -77,6 +77,9 @@ class WorkerPool:
         try:
             for number in range(num_workers):
                 self._start(number, header, shared)
+        except OSError as error:  # a limit of this machine: open files, processes, memory
+            self.close()
+            raise UserError(f"DATA.NUM_WORKERS: {num_workers}: not all can be started: {error.strerror}") from error
         finally:
             os.close(shared)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -405,6 +406,17 @@ def test_worker_in_trouble_is_reported_with_its_last_file(how, kind, text):
         list(loader)
     assert time.monotonic() - start < 100
     loader.close()
+
+
+def test_workers_that_cannot_be_started_are_one_line(monkeypatch):
+    """At a limit of open files, processes or memory."""
+    order = np.stack([np.arange(16), np.zeros(16, int)], 1)
+    maker = SampleMaker(SabotagedDataset("is sound"), keep, 1, 0)
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1)
+    full = BlockingIOError(11, "Resource temporarily unavailable")
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=full))
+    with pytest.raises(UserError, match="^DATA.NUM_WORKERS: 1: not all can be started: Resource temporarily unavail"):
+        next(iter(loader))
 
 
 def test_interrupt_does_not_wait_for_a_worker_that_hangs():

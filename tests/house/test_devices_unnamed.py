@@ -19,6 +19,7 @@ LEFT = {
     "image_classification/config/switches.py": {"NGPUS", "-ngpus="},  # what a user typed
     "image_classification/config/unread.py": {"DATA.DALI_GPU"},
     "image_classification/parallel/entry.py": TYPED,
+    "image_classification/parallel/spawn.py": {"-ngpus="},
     "image_classification/runtime/versions.py": {"paddlepaddle-gpu", "paddlepaddle-xpu"},  # names of packages
     "image_classification/config/catalogue.py": {"*/main_single_gpu.py"},
     "tools/parts/benchmark_data_rows.py": DALI,
