@@ -70,7 +70,8 @@ class Replayed:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return `model(*inputs, **options)`; with options, or what is no tensor, by its layers."""
         if options or self._is_left or not _can_record(inputs):
-            if active.scope is None and paddle.is_grad_enabled() and _on_cpu(inputs):  # inside is too late
+            are_here = all(isinstance(one, paddle.Tensor) and one.place.is_cpu_place() for one in inputs)
+            if active.scope is None and paddle.is_grad_enabled() and are_here:  # inside is too late
                 self._refuse("no dispatch, as of a precision's forward_context, is open around the call")
             return self._model(*inputs, **options)
         self._at_once = max(self._at_once, 1 + self._waiting())
@@ -183,10 +184,6 @@ class Replayed:
 
 def _place(tensor):
     return id(tensor), pointer_of(tensor), tuple(tensor.shape), tuple(tensor.strides), tensor.dtype
-
-
-def _on_cpu(inputs):
-    return all(isinstance(one, paddle.Tensor) and one.place.is_cpu_place() for one in inputs)
 
 
 def _can_record(inputs):
