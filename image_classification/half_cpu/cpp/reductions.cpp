@@ -36,7 +36,7 @@ void sum_block(long first, long last, long inner, const long* left, const long* 
 }
 
 // Sums of up to FEW elements in one pass.
-constexpr long FEW = 16;
+constexpr long FEW = W;
 template <class T, class Out>
 void sum_few(const long* sizes, const long* steps, const T* a, float scale, Out* out) {
     long outer = sizes[0], middle = sizes[1], inner = sizes[2], across = steps[0], step = steps[1];
@@ -57,14 +57,10 @@ void sum_few(const long* sizes, const long* steps, const T* a, float scale, Out*
         });
     }
     for_ranges(outer, 16384 / middle, [=](long first, long last) {
-        float wide[W * FEW], sums[W];
+        float sums[W];
         for (long o = first; o < last; o += W) {
             long n = std::min(last - o, (long)W);
-            walk(n * middle, [&](long i, long count) { give(wide + i, take(a + o * middle + i, count), count); });
-            for (long k = 0; k < n; k++) {
-                sums[k] = wide[k * middle];
-                for (long m = 1; m < middle; m++) sums[k] += wide[k * middle + m];
-            }
+            for (long k = 0; k < n; k++) sums[k] = sum(take(a + (o + k) * middle, middle));
             give(out + o, take(sums, n) * all(scale), n);
         }
     });
