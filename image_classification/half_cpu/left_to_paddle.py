@@ -88,13 +88,11 @@ def _function_of_two(is_fast):
     return rule
 
 
-def _copy(place, with_gradients):
-    """Return the rule of an operator that copies parts of the tensor which is argument number `place`."""
+def _copy(with_gradients):
+    """Return the rule of an operator that copies parts of its first argument."""
 
     def rule(original, args, kwargs):
-        if len(args) <= place:
-            return NotImplemented
-        x = args[place]
+        x = args[0]
         if not _wide(x) or not x.is_contiguous() or not with_gradients and asks_gradient(x):
             return NotImplemented
         return original(*args, **kwargs)
@@ -102,17 +100,15 @@ def _copy(place, with_gradients):
     return rule
 
 
-_COPY_OF_WEIGHTS = _copy(1, True)
-
-
 def _embedding(original, args, kwargs):
     """Of half weights Paddle copies the bits of rows, too; their gradients are sums."""
-    result = _COPY_OF_WEIGHTS(original, args, kwargs)
-    if result is not NotImplemented or len(args) < 2 or active.recorder is not None:
-        return result
+    if len(args) < 2 or KINDS[type(args[1])] != TENSOR:
+        return NotImplemented
     weight = args[1]
-    is_half = KINDS[type(weight)] == TENSOR and weight.dtype in HALF_NAMES and weight.is_contiguous()
-    return original(*args, **kwargs) if is_half and not asks_gradient(weight) else NotImplemented
+    is_copied = weight.dtype is FLOAT32 or weight.dtype in HALF_NAMES and not asks_gradient(weight)
+    if not is_copied or not weight.is_contiguous() or active.recorder is not None and weight.dtype is not FLOAT32:
+        return NotImplemented
+    return original(*args, **kwargs)
 
 
 # Paddle's elementwise functions use one thread. Where that is all there is, memory is what these wait for; of large
@@ -149,8 +145,8 @@ def _rules(threads):
         # Paddle writes one of the two gradients over the one that comes in, which with two threads is still as fast.
         "add": _function_of_two(_is_no_image if threads <= 2 else _never),
         **dict.fromkeys(("subtract", "multiply"), _function_of_two(_never)),
-        "gather": _copy(0, True),
-        "index_select": _copy(0, True),
+        "gather": _copy(True),
+        "index_select": _copy(True),
         "embedding": _embedding,
-        **dict.fromkeys(("expand", "tile"), _copy(0, False)),
+        **dict.fromkeys(("expand", "tile"), _copy(False)),
     }

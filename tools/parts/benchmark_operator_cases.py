@@ -59,6 +59,7 @@ def cases(batch):
         "sum over channels": (lambda x: x.sum(1), [maps]),
         "mean over places": (lambda x: x.mean([2, 3]), [pyramid]),
         "mean of all": (lambda x: x.mean(), [tokens]),
+        "repeat_interleave of numbers": (lambda x: x.repeat_interleave(2, -1), [tokens]),
         "transpose of heads": (lambda x: x.transpose([0, 2, 1, 3]).reshape([batch, 12 * 197, 64]), [heads]),
         "conv 7x7 stride 2": (conv(stride=2, padding=3), [(batch, 3, 224, 224), (64, 3, 7, 7)]),
         "conv 3x3 64": (conv(padding=1), [maps, (64, 64, 3, 3)]),
