@@ -46,3 +46,13 @@ def _logger_as_it_was():
     logging.captureWarnings(False)
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were():
+    """A test that lets a run take Ctrl-C and SIGTERM leaves them to whom they belonged."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)

@@ -32,7 +32,7 @@ from .onednn_primitives import (
 from .scope import cast_once
 
 _FLOAT32 = paddle.float32
-_WHOLE = (paddle.bool, paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64)
+_WHOLE = frozenset((paddle.bool, paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64))
 
 
 @compiled.counterpart(compiled.reorder, copies.is_compiled)

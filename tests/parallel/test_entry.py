@@ -82,14 +82,6 @@ def test_launcher_beside_a_rank_set_by_hand_is_one_line():
         entry.find_place(settings, dict(TORCHRUN))
 
 
-@pytest.fixture(autouse=True)
-def own_handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 class NoProcesses(spawn._Watcher):
     def start(self, count):
         pass

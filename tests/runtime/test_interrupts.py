@@ -43,14 +43,6 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def handlers_of_before():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def press(number):
     os.kill(os.getpid(), number)
 
