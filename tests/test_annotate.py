@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from image_classification.annotate import annotate
+from image_classification.annotate import MARGIN, annotate
 from image_classification.data.transforms import EvalTransform
 
 
@@ -22,6 +22,7 @@ def test_long_line_is_cut_at_its_end_and_every_letter_has_a_shape():
     short = annotate(photo, (0, 0, 300, 300), None, ["93.1 %"])[300:]
     long = annotate(photo, (0, 0, 300, 300), None, ["93.1 %" + 10_000 * " Œuvre"])[300:]
     assert long.shape == short.shape and (long[:, :40] == short[:, :40]).all()
+    assert not long[:, -MARGIN:].any()
     shapes = {annotate(photo, (0, 0, 300, 300), None, [letter])[300:].tobytes() for letter in "éñжλ?"}
     assert len(shapes) == 5
 

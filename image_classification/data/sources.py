@@ -46,10 +46,9 @@ def _imagenet2012(config, split):
 
 def _link(root, split):
     """Return what to do where a split's folder has another name than ``train`` or ``val``, "" where none has."""
-    meant = (split, *OTHERWISE[split])  # in capitals, too
-    found = [name for name in os.listdir(root) if name.lower() in meant and os.path.isdir(os.path.join(root, name))]
-    found.sort(key=lambda name: meant.index(name.lower()))
-    return f"is it {found[0]}/? rename it, or link it as {split}" if found else ""
+    there = {name.lower(): name for name in sorted(os.listdir(root)) if os.path.isdir(os.path.join(root, name))}
+    found = next((there[name] for name in (split, *OTHERWISE[split]) if name in there), None)
+    return f"is it {found}/? rename it, or link it as {split}" if found else ""
 
 
 def _classes_of_labels(config):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -412,11 +411,19 @@ def test_workers_that_cannot_be_started_are_one_line(monkeypatch):
     """At a limit of open files, processes or memory."""
     order = np.stack([np.arange(16), np.zeros(16, int)], 1)
     maker = SampleMaker(SabotagedDataset("is sound"), keep, 1, 0)
-    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1)
-    full = BlockingIOError(11, "Resource temporarily unavailable")
-    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=full))
-    with pytest.raises(UserError, match="^DATA.NUM_WORKERS: 1: not all can be started: Resource temporarily unavail"):
+    loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=2)
+    start, started = subprocess.Popen, []
+
+    def first_alone(*args, **kwargs):
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(start(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", first_alone)
+    with pytest.raises(UserError, match="^DATA.NUM_WORKERS: 2: not all can be started: Resource temporarily unavail"):
         next(iter(loader))
+    assert started[0].wait(10) != 0  # it does not wait for what will never come
 
 
 def test_interrupt_does_not_wait_for_a_worker_that_hangs():

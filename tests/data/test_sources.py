@@ -147,7 +147,7 @@ def test_unsafe_pickle_in_a_data_set_names_the_file(tmp_path):
 # ---- Caltech-101
 
 
-@pytest.mark.parametrize("form", ["folder", "tar", "zip"])
+@pytest.mark.parametrize("form", ["folder", "itself", "tar", "zip"])
 def test_caltech101_official_layouts_load_without_background(tmp_path, monkeypatch, form):
     source = tmp_path / "source" / "101_ObjectCategories"
     written = write_class_folders(source, {"BACKGROUND_Google": 3, "Faces": 10, "ant": 5})
@@ -155,6 +155,8 @@ def test_caltech101_official_layouts_load_without_background(tmp_path, monkeypat
     root.mkdir()
     if form == "folder":
         source.rename(root / "101_ObjectCategories")
+    elif form == "itself":
+        root = source
     else:
         inner = tar_bytes({f"101_ObjectCategories/{name}": content for name, content in written.items()}, "w:gz")
         if form == "tar":
