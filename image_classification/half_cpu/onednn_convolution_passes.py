@@ -48,7 +48,6 @@ from .scope import is_kept, made_once
 _UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 FEW = 16  # channels of images, no more than a vector has numbers
 
-
 # pass -> argument numbers; the weights come second
 _PASSES = {
     "forward": (onednn.SRC, onednn.WEIGHTS, onednn.DST),
@@ -79,14 +78,18 @@ def _is_depthwise_gradient(name, source, filters, target, geometry, post_ops=())
 
 
 def has_passes(*key):
-    """Return whether the passes can run: without a compiler float32 may have none for a gradient, and the forward one,
-    which a transposed convolution needs in its backward pass, may be wrong."""
+    """Return whether the passes can run: without a compiler float32, in which half ones may run, may have none for a
+    gradient, and the forward one, which a transposed convolution needs in its backward pass, may be wrong."""
     try:
-        for name in _PASSES if key[1].data_type == onednn.FLOAT32 else ["forward"]:
-            compiled.formats() or cache.get(_describe, name, *key)
+        for name in () if compiled.formats() else _PASSES:
+            cache.get(_describe, name, *(_in_float32(key) if _is_widened(name, *key) else key))
     except onednn.OneDNNError:
         return False
     return True
+
+
+def _in_float32(key):
+    return [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -128,8 +131,7 @@ def runs_in_float32(filters):
     of one channel with several results take up to twice as long in bfloat16."""
     if len(filters.shape) != 5 or filters.shape[1:3] == (1, 1):
         return False
-    formats = compiled.formats()
-    return filters.data_type in (formats if filters.shape[2] > 1 or not formats else (*formats, onednn.BFLOAT16))
+    return filters.data_type in compiled.formats() or filters.shape[2] == 1 and filters.data_type == onednn.BFLOAT16
 
 
 def _is_widened(name, source, filters, target, geometry, post_ops=()):
@@ -170,14 +172,13 @@ def _run_on_read_pixels(name, key, first, weight, last):
 
 def _run_in_float32(name, key, first, weight, last):
     """Run one pass on widened copies."""
-    wide_key = [part._replace(data_type=onednn.FLOAT32) if isinstance(part, Layout) else part for part in key]
     operands = [first, weight, last]
     written = 1 if name == "backward_weights" else 2
     wide = [
         new_like(tensor, _FLOAT32) if index == written else in_dtype(tensor, _FLOAT32)
         for index, tensor in enumerate(operands)
     ]
-    run(name, wide_key, *wide)
+    run(name, _in_float32(key), *wide)
     convert(wide[written], operands[written])
 
 
@@ -263,7 +264,6 @@ def run(name, key, first, weight, last, operands=()):
         primitive(first.data_ptr(), blocked, last.data_ptr())
         rearrange(blocked, plain)
         return
-
 
     def block(out):
         rearrange(plain, out.data_ptr())

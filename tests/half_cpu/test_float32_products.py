@@ -163,6 +163,9 @@ images.stop_gradient = filters.stop_gradient = False
 with half_cpu.dispatch():
     paddle.matmul(paddle.ones([600, 64]), paddle.ones([64, 64]))
     F.conv2d(images, filters).sum().backward()
+    half, taps = paddle.ones([2, 3, 9, 8], "bfloat16"), paddle.ones([3, 1, 3, 3], "bfloat16")
+    half.stop_gradient = taps.stop_gradient = False  # which float32, where they would run, has no pass for
+    F.conv2d(half, taps, stride=2, padding=1, dilation=2, groups=3).astype("float32").sum().backward()
 print(*(build.__name__ for build, _ in onednn_primitives.cache._entries if "matmul" in build.__module__))
 """
 
