@@ -47,8 +47,8 @@ def init_processes(degrees):
         try:
             if gloo.active():
                 gloo.install()
-            if rank() != 0:
-                gloo.wait_for_master(os.environ["PADDLE_MASTER"])
+                if rank() != 0:
+                    gloo.wait_for_master(os.environ["PADDLE_MASTER"])
             with contextlib.redirect_stderr(io.StringIO()):  # fleet prints flags that nobody set
                 fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
         finally:

@@ -1,4 +1,4 @@
-"""Adapters that make Paddle's gloo backend (CPU processes) fit for many groups; a GPU has only `wait_for_master`.
+"""Adapters that make Paddle's gloo backend (CPU processes) fit for many groups. Nothing here is active on a GPU.
 
 What is wrong in Paddle 3.3.1, and what is done about it:
 
@@ -97,20 +97,14 @@ def _open_store(default_store, key, rank):
         port = reserved.getsockname()[1]
         store = core.TCPStore(host, port, True, 0, STORE_TIMEOUT_SECONDS)
     default_store.set(key, f"{host}:{port}")
-    show_departure(host, port)
-    return store
-
-
-def show_departure(host, port):
-    """Connect to a store and go. The first departure that the store's thread sees asks Paddle's log whether to tell:
-    if that is a member's, while this process ends and its log is gone already, the thread aborts it (3.3.1)."""
+    # The first departure that a store's thread sees asks Paddle's log whether to tell (3.3.1). If that is a member's,
+    # while this process ends and its log is gone already, the thread aborts it: here is one that comes and goes.
     socket.create_connection((host, port), STORE_TIMEOUT_SECONDS).close()
+    return store
 
 
 def wait_for_master(master):
     """Return once somebody listens at "host:port"; Paddle's client that comes too early sleeps three seconds.
-
-    It is `show_departure` for rank 0, and therefore done on a GPU as well.
 
     Raises:
         UserError: nobody listened in time.

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 from image_classification.parallel import env
+from tests.parallel.harness import linger
 
 DEVICE = "npu"
 place = env.prepare()
+linger(place)
 env.export_device(place, DEVICE)
 
 import numpy as np

@@ -5,7 +5,6 @@
 A check is a function of `checks_*.py` named in CHECKS; what it returns is written to FOLDER/rank_<r>.json by its name.
 """
 
-import ctypes
 import importlib
 import json
 import sys
@@ -15,12 +14,10 @@ from pathlib import Path
 
 from image_classification.parallel import env
 from image_classification.runtime import prepare_process
+from tests.parallel.harness import linger
 
 place = env.prepare()
-# The higher the rank the earlier it is gone, and those before it see that when all their libraries have shut down:
-# what was registered before these libraries were loaded runs behind them.
-libc = ctypes.CDLL(None)
-libc.__cxa_atexit(libc.usleep, ctypes.c_void_p(300_000 * (place.world_size - 1 - place.rank)), None)
+linger(place)
 env.export_device(place, "cpu")
 prepare_process()
 
