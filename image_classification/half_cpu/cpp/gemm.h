@@ -9,8 +9,10 @@
 
 #if defined(__AVX512F__)
 constexpr int MR = 14;
+constexpr bool TURNS = false;
 #else
 constexpr int MR = 6;
+constexpr bool TURNS = true;  // six rows a KS apart take more of a small first cache than one row of their columns
 #endif
 constexpr int NR = 2 * W;
 constexpr long KC = 384;
@@ -21,13 +23,16 @@ constexpr long LEFT_FLOATS = 1 << 18, RIGHT_FLOATS = 1 << 20;  // what may be pa
 constexpr long CACHED_FLOATS = 1 << 17;  // of several B, those of a batch, that each core's cache keeps
 
 // A panel of A holds MR rows: side by side for each k (COLUMNS), or each row as it is.
+// What is fetched meanwhile: with AVX-512 what comes next of this panel of B; with AVX2, whose step takes 6 cycles, a
+// share of the panel after it, a line each so many bytes, to the second cache.
 template <int ROWS, int VECTORS, bool COLUMNS>
-static inline void multiply_panels(long kc, const float* a, const float* b, float* c, bool first) {
+static inline void multiply_panels(long kc, const float* a, const float* b, float* c, bool first, const char* next,
+                                   long bytes) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 14
     for (int i = 0; i < ROWS; i++) {
         _mm_prefetch((const char*)(c + i * NR), _MM_HINT_T0);
-        _mm_prefetch((const char*)(c + i * NR + 16), _MM_HINT_T0);
+        if (NR > 16) _mm_prefetch((const char*)(c + i * NR + 16), _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) sums[i][v] = all(0.0f);
     }
@@ -35,8 +40,13 @@ static inline void multiply_panels(long kc, const float* a, const float* b, floa
         Vector right[VECTORS];
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) right[v] = load(b + k * NR + v * W);
+#if defined(__AVX512F__)
         _mm_prefetch((const char*)(b + (k + 8) * NR), _MM_HINT_T0);
         _mm_prefetch((const char*)(b + (k + 8) * NR + 16), _MM_HINT_T0);
+#else
+        _mm_prefetch(next, _MM_HINT_T1);
+        next += bytes;
+#endif
 #pragma GCC unroll 14
         for (int i = 0; i < ROWS; i++) {
             Vector left = all(COLUMNS ? a[k * MR + i] : a[i * KS + k]);
@@ -54,14 +64,15 @@ static inline void multiply_panels(long kc, const float* a, const float* b, floa
 }
 
 template <bool COLUMNS>
-static void multiply_panels(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first) {
+static void multiply_panels(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first,
+                            const char* next, long bytes) {
     if (columns > W) {
-        if (rows > MR / 2) multiply_panels<MR, 2, COLUMNS>(kc, a, b, c, first);
-        else if (rows > 2) multiply_panels<MR / 2, 2, COLUMNS>(kc, a, b, c, first);
-        else multiply_panels<2, 2, COLUMNS>(kc, a, b, c, first);
+        if (rows > MR / 2) multiply_panels<MR, 2, COLUMNS>(kc, a, b, c, first, next, bytes);
+        else if (rows > 2) multiply_panels<MR / 2, 2, COLUMNS>(kc, a, b, c, first, next, bytes);
+        else multiply_panels<2, 2, COLUMNS>(kc, a, b, c, first, next, bytes);
     } else {
-        if (rows > MR / 2) multiply_panels<MR, 1, COLUMNS>(kc, a, b, c, first);
-        else multiply_panels<MR / 2, 1, COLUMNS>(kc, a, b, c, first);
+        if (rows > MR / 2) multiply_panels<MR, 1, COLUMNS>(kc, a, b, c, first, next, bytes);
+        else multiply_panels<MR / 2, 1, COLUMNS>(kc, a, b, c, first, next, bytes);
     }
 }
 
@@ -82,15 +93,29 @@ struct Widened {
     template <class Left>
     void pack_left(long, const Left& a, long m0, long rows, long k0, long kc, float* panels) const {
         a.pack(m0, rows, k0, kc, panels, MR);
+        if constexpr (TURNS && !Left::COLUMNS)
+            for (long m = 0; m < rows; m += MR) turn(kc, panels + m * KS);
+    }
+    // Make a panel of rows one of columns.
+    static void turn(long kc, float* panel) {
+        alignas(64) static thread_local float columns[MR * KS];  // on the stack it took twice as long
+        for (long k = 0; k < kc; k += W) {
+            Vector block[W];
+            for (int i = 0; i < W; i++) block[i] = i < MR ? load(panel + i * KS + k) : all(0.0f);
+            transpose(block);
+            for (int i = 0; i < W; i++) store(columns + (k + i) * MR, block[i]);
+        }
+        memcpy(panel, columns, kc * MR * sizeof(float));
     }
     template <class Right>
     void pack_right(long, const Right& b, long n0, long columns, long k0, long kc, float* panels, long distance) const {
         b.pack(n0, columns, k0, kc, panels, distance);
     }
     template <bool COLUMNS>
-    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first, const float*,
-                  long) const {
-        multiply_panels<COLUMNS>(rows, columns, kc, a, b, c, first);
+    void multiply(long rows, long columns, long kc, const float* a, const float* b, float* c, bool first,
+                  const float* next, long ahead) const {
+        long bytes = ahead * sizeof(float) / std::max(kc, 1L) + 1;
+        multiply_panels<COLUMNS || TURNS>(rows, columns, kc, a, b, c, first, (const char*)next, bytes);
     }
 };
 
