@@ -217,6 +217,8 @@ def stop_on_signal(trainer):
         if trainer.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         trainer.request_stop("a signal")
+        trainer.train_loader.hurry()
+        trainer.eval_loader.hurry()
         get_logger().info(f"{signal.Signals(number).name}: stopping after this step or batch")
 
     check_interrupts()

@@ -149,7 +149,8 @@ class Trainer:
             self._end_unreadable(batches.failure)
         while progress.batch < num_batches:
             self.train_step(batches, min(self.config.TRAIN.ACCUM_ITER, num_batches - progress.batch), batches.seconds)
-            batches.read()  # before the vote: what cannot be read ends the run where a signal would
+            if not self.stop_requested:
+                batches.read()  # before the vote: what cannot be read ends the run where a signal would
             progress.seconds = time.monotonic() - start
             if self.reports():
                 self.mean.exchange(self.parallel)
@@ -262,9 +263,8 @@ class Trainer:
             "format": checkpoint.FORMAT,
             "model": self.parallel.merge(self.precision.model_state_dict(self.model)),
             "optimizer": self.parallel.merge(optimizer_state(self.optimizer, self.parallel.owned(named))),
-            "precision": {
-                "mode": self.precision.mode, "dtype": self.precision.dtype, "state": self.precision.state_dict(),
-            },  # fmt: skip
+            "precision": {"mode": self.precision.mode, "dtype": self.precision.dtype,
+                          "state": self.precision.state_dict()},  # fmt: skip
             "ema": self.parallel.merge(self.ema.state_dict()),
             "progress": dataclasses.asdict(self.progress) | {"sums": mean_sums.tolist()},
             "rng": self.parallel.gather(self.parallel.rng_state()),

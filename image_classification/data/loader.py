@@ -9,6 +9,7 @@ from ..runtime import UserError, get_logger
 from .workers import WorkerPool
 
 _END = object()
+CLOSE_SECONDS = 2.0  # an iteration that is given up waits no longer for the batch that is under way
 MAX_CHUNK = 16  # samples a task: small enough to share a batch among the workers, large enough to make messages cheap
 
 
@@ -35,6 +36,9 @@ class EpochLoader:
         """Choose the epoch whose order and augmentation the next iteration uses."""
         self.epoch = epoch
 
+    def hurry(self):
+        """Wait no longer than seconds for what hangs: the run is to stop; called in a signal handler."""
+
     def __iter__(self):
         return self.iterate()
 
@@ -56,6 +60,7 @@ class Loader(EpochLoader):
         self._num_slots = prefetch + 1
         self._timeout_seconds = timeout_seconds
         self._pool = None
+        self._is_to_stop = False
         self._following = None  # the batch that a thread is making, as a future
         self._skipped = {}
 
@@ -89,8 +94,11 @@ class Loader(EpochLoader):
                     yield batch
                     if self._following is not following:
                         raise RuntimeError("another iteration of this loader was started")
-            except KeyboardInterrupt:
-                self.close()  # the thread, which is waited for now, may wait for a worker that hangs
+            except (KeyboardInterrupt, GeneratorExit) as end:
+                # the thread, which is waited for now, may wait for a worker that hangs
+                seconds = CLOSE_SECONDS if isinstance(end, GeneratorExit) else 0
+                if concurrent.futures.wait([self._following], seconds).not_done:
+                    self.close()
                 raise
 
     def _iterate_here(self, batches, numbers, epoch):
@@ -116,6 +124,7 @@ class Loader(EpochLoader):
                 self._timeout_seconds,
             )
         pool = self._pool
+        pool.is_to_stop = self._is_to_stop
         try:
             pool.new_generation()
             waiting = {}  # batch -> tasks not yet answered
@@ -170,6 +179,11 @@ class Loader(EpochLoader):
         if index not in self._skipped:
             self._skipped[index] = reason
             get_logger().warning("corrupt image left out: %s (%s)", self.dataset.describe(index), reason)
+
+    def hurry(self):
+        self._is_to_stop = True
+        if self._pool is not None:
+            self._pool.is_to_stop = True
 
     def close(self):
         """End the workers; the next iteration starts new ones."""

@@ -28,6 +28,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 # columns of the status table, one line a worker: samples done, -1 before it has started; index of the current one or -1
 _DONE, _CURRENT = 0, 1
 START_SECONDS = 60.0  # what a fresh interpreter may take on a busy machine
+STOP_SECONDS = 10.0  # a run that is to stop waits no longer for a worker that makes no progress
 
 
 class BatchMemory:
@@ -67,6 +68,7 @@ class WorkerPool:
     def __init__(self, maker, num_workers, num_slots, batch_size, image_shape, timeout_seconds):
         self.maker = maker
         self.timeout_seconds = timeout_seconds
+        self.is_to_stop = False
         self.memory = BatchMemory(num_slots, batch_size, image_shape, num_workers)
         self.memory.status[:] = -1
         self.outstanding = 0
@@ -149,12 +151,15 @@ class WorkerPool:
             if self.memory.status[:, _DONE].sum() != progress:
                 progress, since = self.memory.status[:, _DONE].sum(), time.monotonic()
             starting = (self.memory.status[:, _DONE] < 0).any()
-            if time.monotonic() - since > self.timeout_seconds + starting * START_SECONDS:
+            limit, why = self.timeout_seconds + starting * START_SECONDS, "DATA.WORKER_TIMEOUT"
+            if self.is_to_stop and limit > STOP_SECONDS:
+                limit, why = STOP_SECONDS, "the run is to stop"
+            if time.monotonic() - since > limit:
                 number = int(np.argmax(self.memory.status[:, _CURRENT] >= 0))
                 self.close()
                 raise UserError(
-                    f"data worker {number} made no progress for {self.timeout_seconds:g} s"
-                    f" (DATA.WORKER_TIMEOUT); last file: {self._last_file(number)}"
+                    f"data worker {number} made no progress for {limit:g} s ({why}); "
+                    f"last file: {self._last_file(number)}"
                 )
 
     def _last_file(self, number):
