@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ def prepare_processes(alone=False, argv=None):
         degrees = resolve_degrees(
             count if starts else place.world_size, *(getattr(settings.PARALLEL, name) for name in DEGREES)
         )
+        refuse_few_files(max(count, place.world_size))
         if place.world_size > 1:
             env.export_device(place, device)
             os.environ[watch.DEGREES] = " x ".join(f"{name} {degrees[name.lower()]}" for name in DEGREES)
@@ -92,7 +94,7 @@ def end(message, code):
 def meet(timeout):
     """Return when all processes of the run have come; from here on none of them waits for one that stalls."""
     faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})
     watch.this_process().limit = timeout or watch.LIMIT_SECONDS
 
 
@@ -135,6 +137,16 @@ def refuse_other_number(settings, place):
     of_host = "" if here == size else f", {here} of them on this host"
     raise UserError(f"-ngpus={settings.NGPUS}: {place.launcher} started {processes}{of_host}: leave -ngpus out, or let "
                     "the launcher start as many")  # fmt: skip
+
+
+def refuse_few_files(processes):
+    """Refuse a limit of open files with which several processes cannot connect: libraries would end them by signals.
+
+    Rank 0 of four has up to 120; the limits that systems set, 256 and more, are taken as they are.
+    """
+    allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], min(64 + 32 * processes, 256)
+    if processes > 1 and 0 <= allowed < needed:
+        raise UserError(f"ulimit -n: {allowed} open files are allowed, {processes} processes need at least {needed}")
 
 
 def find_place(settings, environ=os.environ):

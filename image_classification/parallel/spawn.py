@@ -28,27 +28,28 @@ def is_worker(environ):
 def run_workers(count):
     """Start this very command `count` times, one rank each, and return the exit code of the whole.
 
-    Rank 0 writes to the terminal; of the others only the end of their output is shown, if they fail. Ctrl-C and SIGTERM
-    are passed on, from the first process on. When a process fails the others end, too, at the latest after a few
-    seconds. Nothing stays in the temporary folder, however this process ends.
+    Rank 0 writes to the terminal; of the others only the end of their output is shown, if they fail. Ctrl-C, SIGTERM
+    and SIGUSR1 are passed on, from the first process on. When a process fails the others end, too, at the latest after
+    a few seconds. Nothing stays in the temporary folder, however this process ends.
 
     Raises:
         UserError: a process cannot be started.
         KeyboardInterrupt: a signal came before the first process, while the caller held them.
     """
     watcher = _Watcher()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     previous = {number: signal.getsignal(number) for number in numbers}
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until there is somebody to pass them on to
         check_interrupts()
         for number in numbers:
             signal.signal(number, watcher.pass_on)
-        watcher.start(count)
+        try:
+            watcher.start(count)
+        except OSError as error:
+            raise UserError(f"-ngpus={count}: a process cannot be started: {error.strerror}") from error
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         return watcher.watch()
-    except OSError as error:
-        raise UserError(f"-ngpus={count}: a process cannot be started: {error.strerror}") from error
     finally:
         watcher.kill()
         for number, handler in previous.items():
@@ -67,7 +68,7 @@ def die_with_parent():
 
 def _in_worker():
     os.setpgrp()  # Ctrl-C reaches the watcher only, which passes it on once
-    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})  # until the worker is ready to answer it
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT, signal.SIGUSR1})  # until it is ready to answer them
 
 
 class _Watcher:

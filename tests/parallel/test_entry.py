@@ -111,3 +111,14 @@ def test_start_of_processes_ends_in_one_line_and_a_signal_behind_it_changes_noth
         entry.prepare_processes(argv=[DIGITS, "-ngpus=2"])
     os.kill(os.getpid(), signal.SIGINT)
     assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+class DiskLost(NoProcesses):
+    def watch(self):
+        raise OSError(5, "Input/output error")
+
+
+def test_failure_behind_the_start_of_processes_is_not_called_one_of_the_start(monkeypatch):
+    monkeypatch.setattr(spawn, "_Watcher", DiskLost)
+    with pytest.raises(OSError, match="Input/output error"):
+        spawn.run_workers(2)

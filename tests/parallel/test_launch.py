@@ -87,6 +87,26 @@ def test_signal_while_the_processes_start_is_one_line(start, script, number, end
     assert (code, program.text()) == (128 + number, f"error: {end}\n")
 
 
+def test_sigusr1_to_the_process_that_started_the_others_shows_where_they_are_and_ends_none(start):
+    program = start(command(*NGPUS_2, *SMALL, "-num_epochs=300"))
+    while not program.workers():
+        time.sleep(0.01)
+    for word in ("Start training", "Step[0010/"):
+        program.process.send_signal(signal.SIGUSR1)
+        program.wait_for(word)
+    program.wait_for("(most recent call first)")
+    program.process.send_signal(signal.SIGTERM)
+    code, _ = program.wait(30 * PATIENCE)
+    assert code == 0, program.text()
+
+
+def test_limit_of_open_files_with_which_processes_cannot_connect_is_one_line(start):
+    words = command(*NGPUS_2, *SMALL)
+    program = start(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *words])
+    code, _ = program.wait(30 * PATIENCE)
+    assert (code, program.text()) == (2, "error: ulimit -n: 40 open files are allowed, 2 processes need at least 128\n")
+
+
 def loaded_libraries(pid):
     try:
         return Path(f"/proc/{pid}/maps").read_text()
