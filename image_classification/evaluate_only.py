@@ -27,12 +27,12 @@ def evaluate(parts, folder, report, build_model):
         seconds=result["seconds"],
         peak_memory_bytes=peak_memory_bytes(parts.device),
     )
+    logger = get_logger()
+    logger.info(f"----- Validation Loss: {result['loss']:.4f}, time: {result['seconds']:.2f}")
+    logger.info(result_table(report))  # before what a full disk may end
     if parts.parallel.is_main:
         folder.append_metrics({"kind": "eval", **{name: result[name] for name in ("top1", "top5", "loss")}})
         folder.write_report(report)
-    logger = get_logger()
-    logger.info(f"----- Validation Loss: {result['loss']:.4f}, time: {result['seconds']:.2f}")
-    logger.info(result_table(report))
     figures = {name: result[name] for name in ("top1", "top5", "loss", "images")}
     if parts.config.EVAL_FP32 and not parts.precision.is_plain:
         figures |= compare_with_float32(parts, result, build_model)

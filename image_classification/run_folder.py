@@ -138,7 +138,7 @@ class RunFolder:
             if not self._complained:
                 self._complained = True
                 get_logger().warning(
-                    f"{self._metrics}: cannot be written: {error.strerror or error}; the training goes on, the lines "
+                    f"{self._metrics}: cannot be written: {error.strerror or error}; the run goes on, the lines "
                     "wait until it can"
                 )
 

@@ -7,13 +7,17 @@ import paddle
 import pytest
 
 from image_classification import amp, half_cpu
+from image_classification.build import build_parts
+from image_classification.evaluate_only import evaluate as evaluate_alone
 from image_classification.evaluation import EvaluationStopped, evaluate, raise_together
 from image_classification.half_cpu import onednn
 from image_classification.half_cpu.replay import RECORDED
 from image_classification.metrics import ClassReport
 from image_classification.parallel.single import SingleProcess
+from image_classification.report import empty_report
+from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError
-from tests.helpers.small_runs import build_net, runs_of
+from tests.helpers.small_runs import build_net, config_of, runs_of
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.standard_normal((10, 3, 8, 8)).astype("float32"), np.arange(10) % 4
@@ -125,3 +129,12 @@ def test_evaluation_that_is_to_stop_ends_at_its_next_batch_unless_it_was_the_las
         evaluate(model, precision, LOADER, SingleProcess(), stop=lambda: len(seen) == batches)
     assert seen == [4, 4, 2][:batches]
     assert model.training
+
+
+def test_evaluation_whose_report_cannot_be_written_has_said_its_result(tmp_path, caplog):
+    """Hours of work would be lost."""
+    (tmp_path / "report.json").mkdir()
+    parts = build_parts(config_of(EVAL=True), build_net, SingleProcess())
+    with caplog.at_level("INFO"), pytest.raises(UserError, match="report.json: cannot be written"):
+        evaluate_alone(parts, RunFolder(tmp_path), empty_report(parts), build_net)
+    assert "Validation Loss: " in caplog.text and "images evaluated  20" in caplog.text

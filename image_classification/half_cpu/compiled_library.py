@@ -299,7 +299,7 @@ def _run(*commands):
     try:
         while waiting or running:
             while waiting and len(running) < cores:
-                output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed below)
+                output = os.fdopen(os.memfd_create("said"), "w+", errors="replace")  # a full disk must not swallow why
                 process = subprocess.Popen(waiting.pop(0), stdout=output, stderr=output, start_new_session=True)
                 running[process] = output
             for process in [process for process in running if process.poll() is not None]:

@@ -109,7 +109,7 @@ class RecordHook(Hook):
         except OSError as error:
             self.writer = None
             get_logger().warning(
-                f"{self.run.path / 'visualdl'}: cannot be written: {error.strerror or error}; the training goes on, "
+                f"{self.run.path / 'visualdl'}: cannot be written: {error.strerror or error}; the run goes on, "
                 "metrics.jsonl has the same numbers"
             )
 

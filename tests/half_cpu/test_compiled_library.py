@@ -175,6 +175,7 @@ def test_process_that_waits_for_one_that_compiles_says_so(tmp_path, monkeypatch,
     ("no home", "XDG_CACHE_HOME may name a folder for them"),
     ("full disk", "File size limit exceeded"),
     ("wordy compiler", "one.s: Fatal error: No space left on device"),
+    ("wordy compiler and no temporary folder", "one.s: Fatal error: No space left on device"),
     ("broken sources", "error: "),
     ("hanging", "was not done after"),
     ("locked", "another process has had"),
@@ -199,7 +200,9 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why,
         monkeypatch.setattr(os, "getuid", lambda: 1234567)
     elif sources == "full disk":  # for compilers and linkers
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", "ulimit -f 1"))
-    elif sources == "wordy compiler":
+    elif sources.startswith("wordy compiler"):
+        if sources.endswith("no temporary folder"):  # or a full one
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
         says = r"one.s: Assembler messages:\none.s: Fatal error: No space left on device\n"
         fails = f'case "$*" in *one.cpp*) printf "{says}" >&2; exit 1;; esac'
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", fails))
