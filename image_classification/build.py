@@ -7,7 +7,7 @@ import zlib
 import paddle
 
 from . import amp, data
-from .config import Config
+from .config import Config, load_config
 from .config.schema import Amp
 from .distillation import Distillation, Teacher
 from .ema import build_ema
@@ -135,7 +135,10 @@ def _try(config, build_model, parallel, precision):
         try:
             find_weights(teacher)
             name, hint = _model_of_teacher(config)
-            find_config(name)
+            path, builder = find_config(name)
+            own, other = config.DATA.IMAGE_CHANNELS, load_config([f"-cfg={path}", "-eval"], builder).DATA.IMAGE_CHANNELS
+            if other != own:
+                raise UserError(f"{path} has images of DATA.IMAGE_CHANNELS {other}, this training of {own}")
         except UserError as error:
             raise UserError(f"MODEL.TEACHER {teacher}: {error}{hint}") from None
     return tuple(load_hooks(config.TRAIN.HOOKS))

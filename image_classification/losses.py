@@ -30,11 +30,6 @@ def build_criterion(config, dataset=None):
 
 
 def _balanced_weights(config, dataset):
-    if dataset.labels is None:
-        raise UserError(
-            f"TRAIN.CLASS_WEIGHTS: {BALANCED}: {config.DATA.DATASET} has its labels in the records, where they are not"
-            " counted; give the weights as numbers"
-        )
     counts = np.bincount(dataset.labels, minlength=config.MODEL.NUM_CLASSES)
     empty = np.flatnonzero(counts == 0)
     if len(empty):

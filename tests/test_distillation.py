@@ -167,6 +167,9 @@ def test_teacher_that_is_missing_or_does_not_fit_is_one_line(weights):
         trainer_of(weights, "MODEL.TEACHER_CFG=none")
     with pytest.raises(UserError, match="MODEL.TEACHER .*does not fit this model"):
         trainer_of(weights, "MODEL.TEACHER_CFG=vit_tiny_digits")
+    grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+    with pytest.raises(UserError, match="^MODEL.TEACHER .* has images of DATA.IMAGE_CHANNELS 3, this training of 1"):
+        trainer_of(weights, *grey)
 
 
 def test_teacher_of_other_classes_is_refused(weights, tmp_path):

@@ -11,8 +11,6 @@ from sklearn.utils.class_weight import compute_class_weight
 from image_classification.amp import build_precision
 from image_classification.build import build_parts
 from image_classification.config import Config, load_config
-from image_classification.data import build as data_build
-from image_classification.data.tfrecord_dataset import TFRecordDataset
 from image_classification.losses import Criterion, balanced_class_weights, build_criterion
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError
@@ -167,27 +165,9 @@ def test_balanced_class_weights_need_no_labels_in_an_evaluation():
     assert loss.item() == pytest.approx(reference(one_hot(HARD)), rel=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("labels", "data", "message"),
-    [
-        (None, {"DATASET": "imagenet_tfrecord"}, r"imagenet_tfrecord has its labels in the records.*numbers$"),
-        ([0, 0, 2], {}, r"TRAIN\.CLASS_WEIGHTS: balanced: without a training image: class 1, 3$"),
-    ],
-)
-def test_balanced_class_weights_that_cannot_be_counted_are_one_line(labels, data, message):
-    settings = config(CLASS_WEIGHTS="balanced")
-    settings = dataclasses.replace(settings, DATA=dataclasses.replace(settings.DATA, **data))
-    with pytest.raises(UserError, match=message) as caught:
-        build_criterion(settings, TFRecordDataset([], [], 4) if labels is None else images_with(labels))
-    assert "\n" not in str(caught.value)
-
-
-def test_balanced_sampling_of_labels_in_records_is_one_line(monkeypatch):
-    monkeypatch.setattr(data_build, "build_dataset", lambda config, split: TFRecordDataset([], np.zeros((300, 3)), 4))
-    settings = config()
-    data = dataclasses.replace(settings.DATA, DATASET="imagenet_tfrecord", BALANCED=True)
-    with pytest.raises(UserError, match=r"DATA\.BALANCED: imagenet_tfrecord: the labels are in the records"):
-        data_build.build_train_loader(dataclasses.replace(settings, DATA=data))
+def test_balanced_class_weights_of_a_class_without_an_image_are_one_line():
+    with pytest.raises(UserError, match=r"^TRAIN\.CLASS_WEIGHTS: balanced: without a training image: class 1, 3$"):
+        build_criterion(config(CLASS_WEIGHTS="balanced"), images_with([0, 0, 2]))
 
 
 def test_weights_of_other_classes_name_the_key():

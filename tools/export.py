@@ -44,6 +44,7 @@ from image_classification.runtime import (
     whole_folder,
     writing_to,
 )
+from image_classification.tools.parts.pretrained import add_pretrained, settle_pretrained
 
 ONNX = Path(__file__).resolve().parent / "parts" / "export_onnx.py"
 NUM_IMAGES = 10
@@ -57,7 +58,7 @@ def main(arguments):
     """Write the files and return the exit code."""
     parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="model, recipe, YAML file or run's folder")
-    parser.add_argument("-pretrained", required=True, help="registry id, hf-hub:owner/name, URL, file or run's folder")
+    add_pretrained(parser)
     parser.add_argument("-output", type="new_folder", required=True, help="folder to write")
     parser.add_argument("-onnx", action="store_true", help="also write inference.onnx")
     parser.add_argument("-fold", action="store_true", help="fold BatchNorms into the convolutions before them")
@@ -66,6 +67,7 @@ def main(arguments):
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
+    settle_pretrained(options)
     refuse_what_no_engine_has(options)
     refuse_existing(options.output, "-output")
     try:

@@ -30,6 +30,7 @@ from image_classification.runtime import (
     progress_bar,
     refuse_existing,
 )
+from image_classification.tools.parts.pretrained import add_pretrained, settle_pretrained
 
 CAPTIONS = 3  # classes below a picture
 
@@ -40,7 +41,7 @@ def main(arguments):
     parser = Parser(description=__doc__)
     parser.add_argument("cfg", help="model, recipe, YAML file or run's folder")
     parser.add_argument("images", nargs="+", help="images, folders, patterns")
-    parser.add_argument("-pretrained", required=True, help="registry id, hf-hub:owner/name, URL, file or run's folder")
+    add_pretrained(parser)
     parser.add_argument("-top_k", type="count", default=5, help="classes an image (default: 5)")
     parser.add_argument("-batch_size", type="count", default=32, help="images at a time (default: 32)")
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
@@ -49,6 +50,7 @@ def main(arguments):
     parser.add_argument("-explain", action="store_true", help="add where the model looked to the pictures")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
+    settle_pretrained(options)
     if options.explain and options.output is None:
         raise UserError("-explain: needs -output with a folder for the pictures")
     config = check_model(options.cfg, options.opts)

@@ -33,6 +33,12 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
         raise UserError(f"TRAIN.CLASS_WEIGHTS: {weights!r}: allowed are a list of numbers and {BALANCED}")
     if weights == BALANCED and config.DATA.BALANCED and not config.EVAL:
         raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: DATA.BALANCED draws each class equally often already")
+    if config.DATA.DATASET == "imagenet_tfrecord" and not config.EVAL:  # listing the records takes long
+        uncounted = "imagenet_tfrecord has its labels in the records, where they are not counted"
+        if config.DATA.BALANCED:
+            raise UserError(f"DATA.BALANCED: {uncounted}; prepare it as class folders")
+        if weights == BALANCED:
+            raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: {uncounted}; give the weights as numbers")
     if train.LAST_EPOCH >= train.NUM_EPOCHS and not (config.EVAL or config.MODEL.RESUME):
         raise UserError(f"-last_epoch={train.LAST_EPOCH}: TRAIN.NUM_EPOCHS is {train.NUM_EPOCHS}: nothing to train")
     if config.EVAL and of_command_line.TRAIN.PROFILE_STEP is not None:

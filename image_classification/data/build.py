@@ -46,7 +46,7 @@ def build_train_loader(config, rank=0, world_size=1, dataset=None):
         rank=rank,
         world_size=world_size,
         repeats=config.TRAIN.REPEATED_AUG,
-        shares=_balanced_shares(data.DATASET, dataset) if data.BALANCED else None,
+        shares=balanced_shares(dataset.labels) if data.BALANCED else None,
     )
     loader = _loader(config, dataset, transform, order, data.BATCH_SIZE, world_size, training=True)
     mix = build_batch_transform(config)
@@ -55,12 +55,6 @@ def build_train_loader(config, rank=0, world_size=1, dataset=None):
             images, labels, batch_rng(config.SEED, epoch, batch, rank)
         )
     return loader
-
-
-def _balanced_shares(name, dataset):
-    if dataset.labels is None:
-        raise UserError(f"DATA.BALANCED: {name}: the labels are in the records; prepare it as class folders")
-    return balanced_shares(dataset.labels)
 
 
 def build_eval_loader(config, rank=0, world_size=1, dataset=None):

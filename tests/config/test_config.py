@@ -344,6 +344,8 @@ def test_two_sources_of_weights_in_one_place_are_an_error(tmp_path, text, argv):
         ("", ["-amp", "-opts", "EVAL_FP32=True"], "EVAL_FP32=True: compares evaluations: add -eval"),
         ("TRAIN: {CLASS_WEIGHTS: even}", [], "CLASS_WEIGHTS: 'even': allowed are a list of numbers and balanced"),
         ("TRAIN: {CLASS_WEIGHTS: balanced}", ["-opts", "DATA.BALANCED=True"], "balanced: DATA.BALANCED draws each"),
+        ("TRAIN: {CLASS_WEIGHTS: balanced}", ["-dataset=imagenet_tfrecord"], "balanced: .* weights as numbers$"),
+        ("DATA: {BALANCED: True}", ["-dataset=imagenet_tfrecord"], "BALANCED: imagenet_tfrecord has its labels in the"),
     ],
 )
 def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected):

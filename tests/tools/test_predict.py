@@ -137,3 +137,20 @@ def test_predict_never_writes_among_the_photographs(weights, tmp_path, capsys, m
         assert tool("predict").main(words) == 2
         assert f"-output: {output}: lies among the photographs" in capsys.readouterr().err
     assert len(list((tmp_path / "photos").rglob("*"))) == 4
+
+
+@pytest.mark.parametrize("program", ["predict", "export"])
+def test_folder_of_a_run_brings_its_weights_and_a_model_alone_needs_them(program, photos, weights, tmp_path, capsys):
+    run, words = tmp_path / "run", {"predict": [str(photos)], "export": [f"-output={tmp_path / 'out'}"]}[program]
+    run.mkdir()
+    (run / "config.yaml").write_text(f"BASE: {VARIANT}\n")
+    assert tool(program).main([str(run), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: -pretrained: {run}: ")  # it has none yet
+    paddle.save(zoo.load_model(VARIANT, str(weights))[0].state_dict(), str(run / "best.pdparams"))
+    assert tool(program).main([str(run), *words]) == 0
+    found = capsys.readouterr().out
+    if program == "predict":
+        assert tool(program).main([str(run), *words, f"-pretrained={weights}"]) == 0
+        assert capsys.readouterr().out == found
+    assert tool(program).main([VARIANT, *words]) == 2
+    assert capsys.readouterr().err == "error: the following arguments are required: -pretrained; -h explains them\n"
