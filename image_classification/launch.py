@@ -126,11 +126,11 @@ def run(config, build_model, parallel):
         from .dry_run import dry_run
 
         return dry_run(parts, trainer)
-    folder = open_folder(parts)
-    if config.EVAL:
-        evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
-    else:
-        train(trainer, parts, folder, report)
+    with contextlib.closing(open_folder(parts)) as folder:
+        if config.EVAL:
+            evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
+        else:
+            train(trainer, parts, folder, report)
     ignore_interrupts()  # nothing is left to do but to end the data workers
     get_logger().info(f"results are in {folder.path}")
 

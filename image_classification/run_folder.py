@@ -31,7 +31,7 @@ class RunFolder:
 
     def __init__(self, path, lock=None):
         self.path = Path(path)
-        self._lock = lock  # an open file; closing it, or the end of the process, frees the lock
+        self._lock = lock  # an open file; closing it, or the end of the process, frees the lock; None: another's
         self._metrics = self.path / "metrics.jsonl"
         self._waiting = []  # lines of metrics.jsonl that could not be written yet
         self._complained = False
@@ -76,6 +76,11 @@ class RunFolder:
             except FileExistsError:
                 continue
         raise FileExistsError(17, "holds a thousand runs of this second", config.SAVE)
+
+    def close(self):
+        """Let another run begin here."""
+        if self._lock is not None:
+            self._lock.close()
 
     def holds(self, path):
         """Return whether a file is of this folder."""

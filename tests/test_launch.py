@@ -515,6 +515,11 @@ def test_out_of_memory_is_one_line_with_the_way_out(build_model, capsys):
     assert re.match("error: out of memory: .*alloc.*; lower -batch_size and raise -accum_iter", error)
 
 
+def test_run_leaves_no_file_open(tmp_path):
+    developers = {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error::ResourceWarning"}
+    run_well(*SMALL_VIT, "TRAIN.NUM_EPOCHS=1", f"-output={tmp_path}", env=developers)
+
+
 def test_interrupt_once_ends_after_the_running_step_with_a_checkpoint(tmp_path):
     process = start(*SMALL_VIT, "-output", tmp_path / "run", "-num_epochs", 300, start_new_session=True)
     for line in process.stdout:

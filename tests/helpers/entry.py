@@ -1,7 +1,6 @@
 """Start an entry point as a user would: a process of its own, from the model's folder."""
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -63,7 +62,6 @@ def run_here(*argv):
             code = run_guarded(build_model, [*map(str, argv)])
     finally:
         os.chdir(folder)
-        gc.collect()  # the lock of the run's folder goes with its owner
     return code, out.getvalue(), err.getvalue()
 
 
