@@ -117,10 +117,10 @@ class _Watcher:
         """Say which process failed first and why; return the exit code that tells it best."""
         codes = self._codes()
         hung = [rank for rank, code in enumerate(codes) if code is None]
-        for rank in hung:
-            self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
-        time.sleep(0.2 if hung else 0)
         culprits = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_PEER_LOST)] or hung
+        for rank in set(hung).intersection(culprits):  # else it works on, as one does until it needs the others
+            self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
+        time.sleep(0.2 if culprits == hung else 0)
         if codes[0] == EXIT_PEER_LOST and culprits == hung:
             culprits = []  # rank 0 has said who
         elif codes[0] and all(codes[rank] == codes[0] for rank in culprits):

@@ -100,6 +100,21 @@ def test_sigusr1_to_the_process_that_started_the_others_shows_where_they_are_and
     assert code == 0, program.text()
 
 
+def test_process_that_works_on_beside_one_that_failed_prints_no_stack(start, tmp_path):
+    words = command(*NGPUS_2, *SMALL, "-num_epochs=1", f"-output={tmp_path / 'run'}")
+    finish(start(words))
+    many = ["-dataset=synthetic", "-opts", "DATA.SYNTHETIC_IMAGES=500000", "MODEL.CLASS_NAMES=[]"]
+    folder = f"-cfg={tmp_path / 'run'}", "-eval", f"-resume={tmp_path / 'run'}", f"-output={tmp_path / 'eval'}"
+    program = start(command(*NGPUS_2, *folder, *many))
+    program.wait_for("run folder")
+    time.sleep(1)
+    os.kill(program.workers()[1], signal.SIGTERM)
+    code, _ = program.wait(30 * PATIENCE)
+    assert code == 143, program.text()
+    assert program.text().endswith("the end of its output:\n[rank 1] error: terminated\n")
+    assert "most recent call" not in program.text()
+
+
 def test_limit_of_open_files_with_which_processes_cannot_connect_is_one_line(start):
     words = command(*NGPUS_2, *SMALL)
     program = start(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *words])
