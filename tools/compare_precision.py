@@ -32,7 +32,6 @@ from image_classification.config import (
     to_yaml,
 )
 from image_classification.config.schema import FLOAT32_MODES, HALF_DTYPES, HALF_NAMES, PRECISION_MODES
-from image_classification.run_folder import take_lock
 from image_classification.runtime import Parser, UserError, atomic_write, command, cores, progress_bar, refuse_existing
 
 BEGUN = "begun"  # the configuration of a run, beside what it writes; "done" in the end
@@ -146,6 +145,8 @@ def train(arguments, output, words, configuration, running):
     Raises:
         UserError: the run failed; the message has its last line.
     """
+    from image_classification.run_folder import take_lock  # loads numpy, which a typing mistake need not wait for
+
     if not (output / "done").exists():
         if (output / BEGUN).exists():
             with take_lock(output):
