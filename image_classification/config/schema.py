@@ -24,6 +24,7 @@ DISTILLATIONS = ("none", "soft", "hard")
 DATASETS = ("digits", "imagenet2012", "imagenet_tfrecord", "cifar10", "cifar100", "caltech101", "folder", "list",
             "tar_shards", "synthetic")  # fmt: skip
 WITHOUT_FOLDER = ("digits", "synthetic")  # data sets that read nothing from DATA.DATA_PATH
+UNCOUNTED = ("imagenet_tfrecord",)  # data sets whose labels only reading the records would tell
 OPTIMIZERS = ("AdamW", "Adam", "SGD", "Momentum", "RMSProp", "LAMB", "LARS", "Lion")
 SCHEDULES = ("warmupcosine", "cosine", "linear", "polynomial", "step", "multistep", "apexstep", "constant")
 MOST_PROCESSES = 1024  # of a kind on one host; a slip of the keyboard would start as many as it says

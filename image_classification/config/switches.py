@@ -3,7 +3,7 @@
 import dataclasses
 
 from ..runtime import UserError
-from .schema import BALANCED, FLOAT32_MODES, PRECISION_MODES, WITHOUT_FOLDER, Config
+from .schema import BALANCED, FLOAT32_MODES, PRECISION_MODES, UNCOUNTED, WITHOUT_FOLDER, Config
 
 
 def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
@@ -12,7 +12,7 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
             have none, a folder of runs beside the run's own, a teacher that nobody asks, classes that
-            are weighted by another word, or twice, a profile of an evaluation, no epoch that is left, epochs done
+            are weighted by another word, or twice, or of data that do not tell them, a profile of an evaluation, no epoch that is left, epochs done
             beside a checkpoint, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
@@ -33,8 +33,8 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
         raise UserError(f"TRAIN.CLASS_WEIGHTS: {weights!r}: allowed are a list of numbers and {BALANCED}")
     if weights == BALANCED and config.DATA.BALANCED and not config.EVAL:
         raise UserError(f"TRAIN.CLASS_WEIGHTS: {BALANCED}: DATA.BALANCED draws each class equally often already")
-    if config.DATA.DATASET == "imagenet_tfrecord" and not config.EVAL:  # listing the records takes long
-        uncounted = "imagenet_tfrecord has its labels in the records, where they are not counted"
+    if config.DATA.DATASET in UNCOUNTED and not config.EVAL:  # listing the records takes long
+        uncounted = f"{config.DATA.DATASET} has its labels in the records, where they are not counted"
         if config.DATA.BALANCED:
             raise UserError(f"DATA.BALANCED: {uncounted}; prepare it as class folders")
         if weights == BALANCED:
