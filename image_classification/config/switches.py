@@ -11,9 +11,9 @@ def check_switches(config: Config, of_command_line: Config, amp: bool) -> None:
 
     Raises:
         UserError: ``-amp`` with mode fp32, a half format for a mode that computes in float32, a folder for data that
-            have none, a folder of runs beside the run's own, a teacher that nobody asks, classes that
-            are weighted by another word, or twice, or of data that do not tell them, a profile of an evaluation, no epoch that is left, epochs done
-            beside a checkpoint, or a comparison of float32 with itself.
+            have none, a folder of runs beside the run's own, a teacher that nobody asks, classes that are weighted by
+            another word, or twice, or of data that do not tell them, a profile of an evaluation, no epoch that is left,
+            epochs done beside a checkpoint, or a comparison of float32 with itself.
     """
     path, train = of_command_line.DATA.DATA_PATH, config.TRAIN
     if config.DATA.DATASET in WITHOUT_FOLDER and path != Config().DATA.DATA_PATH:
