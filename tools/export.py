@@ -67,7 +67,6 @@ def main(arguments):
     parser.add_argument("-class_names", help="file with one class a line (default: the run's, or ImageNet-1k's)")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
-    settle_pretrained(options)
     refuse_what_no_engine_has(options)
     refuse_existing(options.output, "-output")
     try:
@@ -75,6 +74,7 @@ def main(arguments):
     except UnicodeEncodeError:
         raise UserError(f"-output: {options.output}: Paddle writes to paths in UTF-8 only; name another") from None
     config = check_model(options.cfg, options.opts)
+    settle_pretrained(options)
     prepare_process()
     log_to_stderr()
     from image_classification.preview import class_names

@@ -50,10 +50,10 @@ def main(arguments):
     parser.add_argument("-explain", action="store_true", help="add where the model looked to the pictures")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the configuration")
     options = parser.parse_args(arguments)
-    settle_pretrained(options)
     if options.explain and options.output is None:
         raise UserError("-explain: needs -output with a folder for the pictures")
     config = check_model(options.cfg, options.opts)
+    settle_pretrained(options)
     prepare_process()
     log_to_stderr()
     from image_classification.preview import class_names

@@ -146,11 +146,13 @@ def test_folder_of_a_run_brings_its_weights_and_a_model_alone_needs_them(program
     (run / "config.yaml").write_text(f"BASE: {VARIANT}\n")
     assert tool(program).main([str(run), *words]) == 2
     assert capsys.readouterr().err.startswith(f"error: -pretrained: {run}: ")  # it has none yet
+    assert tool(program).main([VARIANT, *words]) == 2
+    assert capsys.readouterr().err == "error: the following arguments are required: -pretrained; -h explains them\n"
+    assert tool(program).main([f"{run}n", *words]) == 2  # mistyped: it is not weights that are missing
+    assert capsys.readouterr().err.startswith(f"error: -cfg: {run}n: ")
     paddle.save(zoo.load_model(VARIANT, str(weights))[0].state_dict(), str(run / "best.pdparams"))
     assert tool(program).main([str(run), *words]) == 0
     found = capsys.readouterr().out
     if program == "predict":
         assert tool(program).main([str(run), *words, f"-pretrained={weights}"]) == 0
         assert capsys.readouterr().out == found
-    assert tool(program).main([VARIANT, *words]) == 2
-    assert capsys.readouterr().err == "error: the following arguments are required: -pretrained; -h explains them\n"
