@@ -168,11 +168,13 @@ def _look_at_origin(loaded, config):
 def _model_of_teacher(config):
     """Return (the teacher's variant or YAML, what is to be added to an error where the weights' name alone says it).
 
-    It is MODEL.TEACHER_CFG, else that of the registry, else the name of the weights' file.
+    It is MODEL.TEACHER_CFG, else that of the registry or of the run's folder, else the name of the weights' file.
     """
     entry = published(config.MODEL.TEACHER)
     if config.MODEL.TEACHER_CFG or entry:
         return config.MODEL.TEACHER_CFG or entry.variant, ""
+    if os.path.isdir(config.MODEL.TEACHER):
+        return config.MODEL.TEACHER, ""
     name = os.path.basename(config.MODEL.TEACHER).removesuffix(".pdparams")
     return name, "; MODEL.TEACHER_CFG says whose weights they are"
 

@@ -160,6 +160,15 @@ def test_teacher_computes_in_the_students_precision_or_in_float32(weights, mode,
     assert 0 < abs(half - plain).max() < 0.1 * abs(plain).max()  # 2**-8 a layer in bfloat16
 
 
+def test_teacher_that_is_the_folder_of_a_run_is_its_model_with_its_weights(weights, tmp_path):
+    (tmp_path / "config.yaml").write_text("BASE: resnet_tiny_digits\nMODEL: {NUM_CLASSES: 4}\n")
+    (tmp_path / "best.pdparams").write_bytes(weights.read_bytes())
+    images = paddle.to_tensor(RNG.normal(size=(2, 3, 16, 16)).astype("float32"))
+    small, folder = "DATA.IMAGE_SIZE=16", (f"MODEL.TEACHER={tmp_path}", "MODEL.TEACHER_CFG=none")
+    logits = [trainer_of(weights, small, *words).teacher(images, None)[1].numpy() for words in ((), folder)]
+    np.testing.assert_array_equal(*logits)
+
+
 def test_teacher_that_is_missing_or_does_not_fit_is_one_line(weights):
     with pytest.raises(UserError, match="TRAIN.DISTILLATION_TYPE hard: needs MODEL.TEACHER"):
         trainer_of(weights, "MODEL.TEACHER=none")

@@ -103,7 +103,7 @@ class Model:
     RESUME: str | None = option(None, "checkpoint, with or without .pdparams, or run's folder to go on", recipe=False)
     TEACHER: str | None = option(None, "weights of the teacher of TRAIN.DISTILLATION_TYPE, as PRETRAINED takes them")
     TEACHER_CFG: str | None = option(
-        None, "the teacher's variant or YAML; none: by the weights' id, or by their file's name"
+        None, "the teacher's variant or YAML; none: by the weights' id, run's folder or file's name"
     )
     TEACHER_FP32: bool = option(False, "the teacher computes in float32 instead of the student's precision")
     CLASS_NAMES: tuple[str, ...] = option((), "name of each class; those of the data, where they have names")
