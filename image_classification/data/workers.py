@@ -151,10 +151,10 @@ class WorkerPool:
             if self.memory.status[:, _DONE].sum() != progress:
                 progress, since = self.memory.status[:, _DONE].sum(), time.monotonic()
             starting = (self.memory.status[:, _DONE] < 0).any()
-            limit, why = self.timeout_seconds + starting * START_SECONDS, "DATA.WORKER_TIMEOUT"
+            limit, why = self.timeout_seconds, "DATA.WORKER_TIMEOUT"
             if self.is_to_stop and limit > STOP_SECONDS:
                 limit, why = STOP_SECONDS, "the run is to stop"
-            if time.monotonic() - since > limit:
+            if time.monotonic() - since > limit + starting * START_SECONDS:
                 number = int(np.argmax(self.memory.status[:, _CURRENT] >= 0))
                 self.close()
                 raise UserError(

@@ -439,20 +439,23 @@ def test_interrupt_does_not_wait_for_a_worker_that_hangs():
     assert time.monotonic() - start < 30  # two seconds on an idle machine
 
 
-@pytest.mark.parametrize("has_read", [True, False])
-def test_run_that_is_to_stop_does_not_wait_long_for_a_worker_that_hangs(has_read, monkeypatch):
+@pytest.mark.parametrize("moment", ["before", "asked", "not asked"])
+def test_run_that_is_to_stop_does_not_wait_long_for_a_worker_that_hangs(moment, monkeypatch):
     """A scheduler kills what does not end, and a run that waits has not saved yet."""
     monkeypatch.setattr("image_classification.data.workers.STOP_SECONDS", 1.0)
     order = np.stack([np.arange(16), np.zeros(16, int)], 1)
     maker = SampleMaker(SabotagedDataset("hangs"), keep, 1, 0)
     loader = Loader(maker, lambda epoch: order, 4, Normalize([0], [1]), (3, 4, 4), num_workers=1, timeout_seconds=100)
     batches = iter(loader)
+    if moment == "before":
+        loader.hurry()
     next(batches)
     start = time.monotonic()
-    if has_read:  # the batch that hangs is not asked for
+    if moment == "not asked":  # for the batch that hangs
         batches.close()
     else:
-        threading.Timer(0.2, loader.hurry).start()
+        if moment == "asked":
+            threading.Timer(0.2, loader.hurry).start()
         with pytest.raises(UserError, match=r"^data worker 0 made no progress for 1 s \(the run is to stop\)"):
             list(batches)
     assert time.monotonic() - start < 30  # four to eight seconds on an idle machine
