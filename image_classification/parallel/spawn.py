@@ -118,9 +118,10 @@ class _Watcher:
         codes = self._codes()
         hung = [rank for rank, code in enumerate(codes) if code is None]
         culprits = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_PEER_LOST)] or hung
-        for rank in set(hung).intersection(culprits):  # else it works on, as one does until it needs the others
-            self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
-        time.sleep(0.2 if culprits == hung else 0)
+        if culprits == hung:  # else they work on, as ranks do until they need the others
+            for rank in hung:
+                self.processes[rank].send_signal(signal.SIGUSR1)  # prints where it stands
+            time.sleep(0.2)
         if codes[0] == EXIT_PEER_LOST and culprits == hung:
             culprits = []  # rank 0 has said who
         elif codes[0] and all(codes[rank] == codes[0] for rank in culprits):

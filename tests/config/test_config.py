@@ -353,6 +353,10 @@ def test_switch_that_would_do_nothing_is_an_error(tmp_path, text, argv, expected
         load(tmp_path, text, *argv)
 
 
+def test_run_with_balanced_classes_is_evaluated_on_records_that_do_not_tell_theirs(tmp_path):
+    assert load(tmp_path, "DATA: {BALANCED: True}", "-dataset=imagenet_tfrecord", "-eval").EVAL
+
+
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
