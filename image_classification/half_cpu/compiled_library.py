@@ -235,6 +235,8 @@ def build(folder, flags=FLAGS):
                 content = made.read_bytes() if made.exists() else b""
                 if content[:4] != b"\x7fELF":
                     raise OSError(f"{' '.join(program)}: ended without an error, and without a library")
+                if _fingerprint(program, runtime, flags) != path.stem:
+                    raise OSError(f"{SOURCES}: was changed while it was compiled")
                 made.write_bytes(content + hashlib.sha256(content).digest())
                 made.rename(path)
     return path

@@ -84,6 +84,16 @@ def test_library_that_is_not_whole_is_built_anew(kept, zeros, tmp_path, monkeypa
     assert ctypes.CDLL(str(path)).one() == 1
 
 
+def test_sources_that_change_while_they_are_compiled_leave_no_library_under_their_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    source = tmp_path / "cpp" / "one.cpp"
+    changes = f'case "$*" in *one.cpp*) sed -i s/1/2/ "{source}";; esac'  # as a checkout of another version does
+    monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", changes))
+    with pytest.raises(OSError, match="^.*cpp: was changed while it was compiled$"):
+        compiled_library.build(tmp_path / "cache")
+    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).one() == 2
+
+
 def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
     (tmp_path / "cpp" / "two.cpp").write_text("")
