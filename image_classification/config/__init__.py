@@ -5,8 +5,9 @@ from .command_line import check_model, load_config, make_parser, preview_config
 from .dialect import family_of_file
 from .fields import chosen
 from .merge import build_config
-from .schema import Config, invocation_yaml, to_yaml
+from .schema import Config
 from .switches import refuse_run_options
+from .written import invocation_yaml, to_yaml
 
 __all__ = [
     "Config",

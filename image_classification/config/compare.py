@@ -3,8 +3,9 @@
 from typing import Any
 
 from .dialect import flattened
-from .schema import Config, plain
+from .schema import Config
 from .values import as_numbers
+from .written import plain
 
 # What may be another on each machine: where the data are and how they are fetched, where the results go. And which keys
 # were typed, which says nothing of their values.

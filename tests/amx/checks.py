@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from image_classification.half_cpu.compiled_library import FLAGS, SOURCES
+from image_classification.half_cpu.compiler import FLAGS, SOURCES
 
 from .build import COMPILER
 

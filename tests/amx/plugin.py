@@ -4,14 +4,14 @@ import ctypes
 
 import pytest
 
-from image_classification.half_cpu import compiled_library, onednn_library
+from image_classification.half_cpu import compiled_library, compiler, onednn_library
 
 # What oneDNN would compute by AMX it computes otherwise here.
 _isa = onednn_library.Library.isa
 onednn_library.Library.isa = lambda self: _isa(self) | onednn_library.AMX_BF16
 
 assert compiled_library.load() is not None and compiled_library.load().has_amx
-registers = ctypes.CDLL(str(compiled_library.build(compiled_library.cache_folder())))  # the library that is loaded
+registers = ctypes.CDLL(str(compiler.build(compiler.cache_folder())))  # the library that is loaded
 
 
 @pytest.hookimpl(wrapper=True)

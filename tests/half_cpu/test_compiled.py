@@ -11,7 +11,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from image_classification.half_cpu import compiled, compiled_library
+from image_classification.half_cpu import compiled, compiled_library, compiler
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.onednn_primitives import Layout, dense_strides
 from tests.helpers.half_cpu_rounding import DTYPES, round_half, widen
@@ -359,7 +359,7 @@ def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
 def test_kernels_compiled_for_avx2_pass_the_same_tests(tmp_path):
     """The processor here may have more; the compiler is told to use AVX2 only."""
     wrapper = tmp_path / "c++"
-    wrapper.write_text(f'#!/bin/sh\nexec "{compiled_library.compiler()[0]}" "$@" -march=x86-64-v3\n')
+    wrapper.write_text(f'#!/bin/sh\nexec "{compiler.find()[0]}" "$@" -march=x86-64-v3\n')
     wrapper.chmod(0o755)
     environment = os.environ | {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["ONEDNN_MAX_CPU_ISA"] = "AVX2"

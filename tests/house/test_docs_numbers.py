@@ -10,9 +10,9 @@ from image_classification.half_cpu import (
     branches,
     call_list,
     compiled_attention,
-    compiled_library,
     compiled_tiled_convolution,
     compiled_worth,
+    compiler,
     first_calls,
     huge_pages,
     left_to_paddle,
@@ -32,7 +32,7 @@ ORDER = ["zeroth", "first", "second", "third", "fourth", "fifth"]
 MIB, BLOCK = 1 << 20, math.isqrt(compiled_attention.SCORES)
 NUMBERS = {
     "half_cpu": [
-        ("not done after {:.0f} minutes", compiled_library.LIMIT / 60),
+        ("not done after {:.0f} minutes", compiler.LIMIT / 60),
         ("tensors of less than 2^{:.0f} elements", math.log2(compiled_worth.LARGE)),
         ("without a gradient, and up to 2^{:.0f} elements", math.log2(left_to_paddle.SMALL)),
         ("a half tensor of 2^{:.0f} elements or more", math.log2(branches.LARGE_HALF)),

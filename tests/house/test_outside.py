@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "image_classification"
 # call -> the modules that may make it: those that keep to a budget, and those that read what this project itself wrote
 DOORS = {
     "open": {"files/plain.py", "files/download.py", "files/archives.py", "run_folder.py", "parallel/spawn.py",
-             "half_cpu/compiled_library.py", "checkpoint.py", "half_cpu/huge_pages.py"},  # the last: /proc/self/maps
+             "half_cpu/compiler.py", "checkpoint.py", "half_cpu/huge_pages.py"},  # the last: /proc/self/maps
     ".read_text": {"runtime/process.py", "weights/registry.py", "run_folder.py"},
-    ".read_bytes": {"half_cpu/compiled_library.py", "hooks/records.py"},
+    ".read_bytes": {"half_cpu/compiler.py", "hooks/records.py"},
     "Image.open": {"data/decode.py"},
     "cv2.imdecode": {"data/decode.py"},
     "cv2.imread": set(),

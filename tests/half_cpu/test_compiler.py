@@ -15,38 +15,38 @@ from pathlib import Path
 
 import pytest
 
-from image_classification.half_cpu import compiled_library
+from image_classification.half_cpu import compiled_library, compiler
 
 needs_library = pytest.mark.skipif(compiled_library.load() is None, reason="needs a C++ compiler and AVX2")
 
 
 def test_library_is_built_once_into_the_cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     folder = tmp_path / "cache"
     folder.mkdir()
     killed = tempfile.mkdtemp(dir=folder)  # what a process leaves that is killed while it builds
     Path(killed, "one.o").touch()
-    path = compiled_library.build(folder)
+    path = compiler.build(folder)
     stamp = path.stat().st_mtime_ns
-    assert compiled_library.build(folder) == path
+    assert compiler.build(folder) == path
     assert path.stat().st_mtime_ns == stamp
     assert sorted(entry.name for entry in folder.iterdir()) == sorted([path.name, "lock"])
 
 
 def test_library_of_other_sources_has_another_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
-    before = compiled_library.build(tmp_path / "cache")
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
+    before = compiler.build(tmp_path / "cache")
     (tmp_path / "cpp" / "one.cpp").write_text('extern "C" int two() { return 2; }')
-    assert compiled_library.build(tmp_path / "cache") != before
+    assert compiler.build(tmp_path / "cache") != before
 
 
 @needs_library
 @pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
 def test_kernels_compile_for_every_kind_of_processor(tmp_path, processor):
     """Those who test have one of them; another has other branches of the sources, such as AMX."""
-    sources = sorted(compiled_library.SOURCES.iterdir())
-    flags = [flag for flag in compiled_library.FLAGS if flag not in ("-O3", "-march=native")]
-    command = [*compiled_library.compiler(), *flags, f"-march={processor}", "-w"]
+    sources = sorted(compiler.SOURCES.iterdir())
+    flags = [flag for flag in compiler.FLAGS if flag not in ("-O3", "-march=native")]
+    command = [*compiler.find(), *flags, f"-march={processor}", "-w"]
     # The system's headers, which are most of what each source would be read with, are read once.
     lines = {line for path in sources for line in path.read_text().splitlines() if line.startswith("#include <")}
     header = tmp_path / "system.h"
@@ -68,34 +68,34 @@ def small_sources(folder):
 
 def small_compiler(path, commands):
     """Write a compiler that runs these commands of the shell first, with the real one as $REAL."""
-    path.write_text(f'#!/bin/sh\nREAL="{compiled_library.compiler()[0]}"\n{commands}\nexec "$REAL" "$@"\n')
+    path.write_text(f'#!/bin/sh\nREAL="{compiler.find()[0]}"\n{commands}\nexec "$REAL" "$@"\n')
     path.chmod(0o755)
     return str(path)
 
 
 @pytest.mark.parametrize(("kept", "zeros"), [(0, 0), (5000, 0), (-5000, 0), (-1, 0), (5000, 100_000)])
 def test_library_that_is_not_whole_is_built_anew(kept, zeros, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
-    path = compiled_library.build(tmp_path / "cache")
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
+    path = compiler.build(tmp_path / "cache")
     part = path.read_bytes()[:kept] + bytes(zeros)
     path.write_bytes(part)  # what a disk has of it after a crash; to load it may end the process
-    assert compiled_library.build(tmp_path / "cache") == path
+    assert compiler.build(tmp_path / "cache") == path
     assert path.read_bytes() != part
     assert ctypes.CDLL(str(path)).one() == 1
 
 
 def test_sources_that_change_while_they_are_compiled_leave_no_library_under_their_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     source = tmp_path / "cpp" / "one.cpp"
     changes = f'case "$*" in *one.cpp*) sed -i s/1/2/ "{source}";; esac'  # as a checkout of another version does
     monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", changes))
     with pytest.raises(OSError, match="^.*cpp: was changed while it was compiled$"):
-        compiled_library.build(tmp_path / "cache")
-    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).one() == 2
+        compiler.build(tmp_path / "cache")
+    assert ctypes.CDLL(str(compiler.build(tmp_path / "cache"))).one() == 2
 
 
 def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     (tmp_path / "cpp" / "two.cpp").write_text("")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
     other = tmp_path / "other"
@@ -104,7 +104,7 @@ def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypa
     cases = f'case "$*" in *one.cpp*) {fails};; *two.cpp*) {waits};; esac'
     monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", cases))
     with pytest.raises(subprocess.CalledProcessError) as error:
-        compiled_library.build(tmp_path / "cache")
+        compiler.build(tmp_path / "cache")
     assert "space" in error.value.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(other.read_text()), 0)
@@ -112,45 +112,45 @@ def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypa
 
 
 def test_compiler_may_have_words_of_its_own_and_a_path_with_blanks(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     program = small_compiler(tmp_path / "my compiler", "")
     monkeypatch.setenv("CXX", f"'{program}' -Done=two")
-    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).two() == 1
+    assert ctypes.CDLL(str(compiler.build(tmp_path / "cache"))).two() == 1
     monkeypatch.setenv("CXX", program)
-    assert compiled_library.compiler() == (program,)
+    assert compiler.find() == (program,)
 
 
 def test_compiler_that_is_killed_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
     """Ctrl-C, or another one that failed, ends compilers by SIGKILL: what they write to a file stays."""
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     plan = f'case "$*" in *" -c "*) "$REAL" "$@" "-###" 2> "{tmp_path / "plan"}";; esac'
     monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", plan))
-    compiled_library.build(tmp_path / "cache")
+    compiler.build(tmp_path / "cache")
     plan = (tmp_path / "plan").read_text()
     assert "one.cpp" in plan and "temporary" not in plan
 
 
 def test_as_many_compilers_run_at_once_as_there_are_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     for name in ("two", "three", "four"):
         (tmp_path / "cpp" / f"{name}.cpp").write_text("")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
     log = tmp_path / "log"
     noted = f'case "$*" in *" -c "*) echo begins >> "{log}"; sleep 0.1; "$REAL" "$@"; echo ends >> "{log}"; exit;; esac'
     monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", noted))
-    assert ctypes.CDLL(str(compiled_library.build(tmp_path / "cache"))).one() == 1
+    assert ctypes.CDLL(str(compiler.build(tmp_path / "cache"))).one() == 1
     steps = [1 if line == "begins" else -1 for line in log.read_text().split()]
     assert max(itertools.accumulate(steps)) == 2
 
 
 def test_processes_that_start_at_once_build_one_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     counted = f'case "$*" in *-shared*) echo once >> "{tmp_path / "count"}"; sleep 0.3;; esac'
     monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", counted))
     with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context("fork")) as pool:
-        paths = list(pool.map(compiled_library.build, [tmp_path / "cache"] * 3))
+        paths = list(pool.map(compiler.build, [tmp_path / "cache"] * 3))
     assert len(set(paths)) == 1
     assert (tmp_path / "count").read_text() == "once\n"
 
@@ -169,10 +169,10 @@ def locked(cache, held):
 
 def test_process_that_waits_for_one_that_compiles_says_so(tmp_path, monkeypatch, caplog):
     """It takes minutes, in which a second run would stand without a word."""
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
-    monkeypatch.setattr(compiled_library, "LIMIT", 0.5)
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "LIMIT", 0.5)
     with caplog.at_level(logging.INFO), locked(tmp_path, True), pytest.raises(OSError, match="another process has had"):
-        compiled_library.build(tmp_path / "half_cpu")
+        compiler.build(tmp_path / "half_cpu")
     assert f"another process compiles: {tmp_path / 'half_cpu' / 'lock'}" in caplog.text
 
 
@@ -191,7 +191,7 @@ def test_process_that_waits_for_one_that_compiles_says_so(tmp_path, monkeypatch,
     ("locked", "another process has had"),
 ])  # fmt: skip
 def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(compiled_library, "SOURCES", small_sources(tmp_path / "cpp"))
+    monkeypatch.setattr(compiler, "SOURCES", small_sources(tmp_path / "cpp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if sources == "no compiler":
         monkeypatch.setenv("CXX", "no-such-compiler -m64")
@@ -219,7 +219,7 @@ def test_library_that_cannot_be_built_is_none_and_the_log_says_why(sources, why,
     elif sources == "broken sources":
         (tmp_path / "cpp" / "one.cpp").write_text("this is not C++")
     else:
-        monkeypatch.setattr(compiled_library, "LIMIT", 0.5)
+        monkeypatch.setattr(compiler, "LIMIT", 0.5)
         waits = f'case "$*" in *one.cpp*) sleep 2; : > "{tmp_path / "left"}";; esac'
         monkeypatch.setenv("CXX", small_compiler(tmp_path / "compiler", waits if sources == "hanging" else ""))
     with caplog.at_level(logging.WARNING), locked(tmp_path / "cache", sources == "locked"):
