@@ -33,6 +33,7 @@ from .scope import constant, is_kept, made_once
 
 _CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8
+FEW = 16  # rows, as in cpp/few_rows.h
 
 
 def _arguments(builder, left, right, bias, out, post_ops):
@@ -51,7 +52,16 @@ def takes_signals():
 
 
 def _is_own(*key):
-    return is_tiles(*key) or is_long(*key) or key[0].data_type == onednn.FLOAT32 and not takes_signals()
+    is_wide = key[0].data_type == onednn.FLOAT32
+    return is_tiles(*key) or is_long(*key) or is_wide and (not takes_signals() or _reads_pages(*key))
+
+
+def _reads_pages(left, right, *rest):
+    """Whether a few float32 rows are multiplied with rows that begin 4 KiB apart: oneDNN, which reads some columns of
+    all of these at a time, takes up to twice as long as to read each row once."""
+    if len(left.shape) != 2 or left.shape[0] > FEW or right.strides is None or not compiled.formats():
+        return False
+    return right.strides[1] == 1 and right.strides[0] % 1024 == 0
 
 
 @compiled.counterpart(_compiled, _is_own)
@@ -104,6 +114,10 @@ def multiply(left, right, out, bias=None, *, post_ops=(), operands=()):
     product(left.pointer, packed.data_ptr(), out.pointer, *last)
 
 
+# (whether the right factor is packed once, whether its rows begin 4 KiB apart) -> rows from which float32 is packed
+_FLOAT32_ROWS = {(False, False): 512, (False, True): 128, (True, False): 128, (True, True): 1}
+
+
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _prepared(kept, *key):
     """Return (the primitive of a product, the one that packs its right factor or None where it takes it as it is), or
@@ -111,7 +125,7 @@ def _prepared(kept, *key):
     left, right, bias, out, post_ops = key
     if any(map(is_misread, (left, right, out))):
         return None
-    if not _pays_packing(left, right, kept) or _is_own(*key):
+    if _is_own(*key) or not _pays_packing(left, right, kept):
         return cache.get(_describe, *key), None
     product = cache.get(_describe, left, right._replace(strides=None), bias, out, post_ops)
     return product, cache.get(_describe_packing, *key)
@@ -121,13 +135,13 @@ def _pays_packing(left, right, kept):
     """Whether a product is faster with its right factor rearranged first, because oneDNN would otherwise copy
     blocks of it again for each block of rows: with five hundred rows or more, and always where it is done once, for a
     frozen weight. The bits are the same. oneDNN's own copy of a transposed one takes five times as long in bfloat16 and
-    none in float32. Rows that begin 4 KiB apart push each other out of a cache: then a hundred are enough in float32.
-    Without AVX512-BF16 the product is not oneDNN's."""
+    none in float32. Rows that begin 4 KiB apart push each other out of a cache: then a hundred are enough in float32,
+    and any number for a frozen weight. Without AVX512-BF16 the product is not oneDNN's."""
     if left.data_type in compiled.formats() or len(left.shape) != 2 or min(right.shape) < 64:
         return False
     if left.data_type == onednn.FLOAT32:
         step, along = right.strides
-        return along == 1 and left.shape[0] >= (128 if step % 1024 == 0 else 512)
+        return along == 1 and left.shape[0] >= _FLOAT32_ROWS[kept, step % 1024 == 0]
     rows = 512 if compiled.formats() or right.strides[-1] == 1 else 1024
     return left.shape[0] >= rows or kept
 

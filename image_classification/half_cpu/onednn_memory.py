@@ -12,7 +12,7 @@ import paddle
 from . import compiled, copies, paddle_names
 from . import onednn_library as onednn
 from .arguments import HALF_NAMES, replace_tensors
-from .compiled_worth import LARGE
+from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_primitives import (
     CACHE_SIZE,
@@ -226,14 +226,15 @@ def write(original, args, kwargs):
 
 
 def _view(x, view, back, axes):
-    """Return the view with other axes of size one; Paddle would copy the gradient of a strided one number by number."""
+    """Return the view with other axes of size one; Paddle would copy a gradient that comes back strided, as that of
+    images does, number by number."""
     return LinearMap.apply(x, lambda x: view(x, axes), lambda gradient: back(gradient, axes))
 
 
 def _unit_axes(back, places):
     def kernel(original, args, kwargs):
         x, axes = bound(args, kwargs, ("x", "axis"), ())
-        if x.is_contiguous() or not servable(x):
+        if not servable(x) or x.is_contiguous() and not (asks_gradient(x) and numel(x) >= LARGE):
             return NotImplemented
         axes = [axes] if isinstance(axes, int) else axes
         if not isinstance(axes, (list, tuple)) or not all(isinstance(axis, int) for axis in axes) or not axes:

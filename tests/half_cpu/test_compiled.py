@@ -205,7 +205,8 @@ def strides_of(shape, order):
 # M, N, K: odd, shorter than every block, and longer than what is packed at a time (1 << 20 floats of the right factor)
 SIZES = [(1, 1, 1), (15, 33, 17), (40, 31, 800), (3, 2100, 1000), (200, 70, 385), (29, 1, 5000)]
 FEW_COLUMNS = [(150, 70, 64), (101, 16, 384), (97, 260, 5), (60, 5, 0)]  # of several blocks of rows; of no terms
-FEW_ROWS = [(1, 130, 131), (2, 517, 1037), (3, 999, 66), (4, 1, 20001), (5, 260, 260)]
+FEW_ROWS = [(1, 130, 131), (2, 517, 1037), (3, 999, 66), (4, 1, 20001), (7, 260, 260), (9, 130, 131), (16, 999, 66),
+            (17, 260, 260)]  # fmt: skip
 
 
 @needs_library

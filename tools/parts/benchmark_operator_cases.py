@@ -36,9 +36,12 @@ def cases(batch):
 
     tokens, hidden, maps, gated = (batch, 197, 768), (batch, 197, 3072), (batch, 64, 56, 56), (batch, 240, 28, 28)
     heads, pyramid, one = (batch, 197, 12, 64), (batch, 256, 28, 28), (batch, 240, 1, 1)
+    signal = (batch, 64, 1000)
     found = {
         "linear 768 to 3072": (F.linear, [tokens, (768, 3072), (3072,)]),
         "linear 3072 to 768": (F.linear, [hidden, (3072, 768), (768,)]),
+        "linear 4096 to 4096 of one row each": (F.linear, [(batch, 4096), (4096, 4096), (4096,)]),
+        "linear 2048 to 1000 of one row each": (F.linear, [(batch, 2048), (2048, 1000), (1000,)]),
         "scaled_dot_product_attention": (dot_product, [tokens] * 3),
         "scaled_dot_product_attention, causal, 1024 tokens": (
             lambda *operands: dot_product(*operands, is_causal=True), [(batch, 1024, 768)] * 3),
@@ -74,6 +77,9 @@ def cases(batch):
         "batch_norm": (batch_norm, [(batch, 256, 56, 56), (256,), (256,)]),
         "group_norm": (lambda x, w, b: F.group_norm(x, 32, 1e-5, w, b), [pyramid, (256,), (256,)]),
         "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [pyramid, (256,), (256,)]),
+        "conv 1d of 9": (lambda x, w: F.conv1d(x, w, padding=4), [signal, (64, 64, 9)]),
+        "max_pool 1d": (lambda x: F.max_pool1d(x, 2), [signal]),
+        "avg_pool 1d": (lambda x: F.avg_pool1d(x, 2), [signal]),
         "max_pool 3x3 stride 2": (lambda x: F.max_pool2d(x, 3, 2, 1), [(batch, 64, 112, 112)]),
         "avg_pool 3x3": (lambda x: F.avg_pool2d(x, 3, 1, 1), [pyramid]),
         "avg_pool 2x2 stride 2": (lambda x: F.avg_pool2d(x, 2), [(batch, 256, 56, 56)]),
