@@ -86,6 +86,11 @@ class Operator:
                 self.uses.append((block, 0, None))
             self._made.append((index, block, tensor.shape, layout))
 
+    @property
+    def bytes(self):
+        """Those of its results, which are copied."""
+        return sum(block.bytes for _, block, _, _ in self._made if block is not None)
+
     def _place(self, find, tensor):
         """Return what stands for a tensor, whose memory is free before the pass is played, among the arguments."""
         if not pointer_of(tensor):

@@ -21,6 +21,9 @@ from .past_operators import Watcher
 from .recorded_calls import Enough, Kernel, Operator, Refused, pointer_of
 from .scope import active, undispatched
 
+# Results of operators of Paddle are copied once a pass is played: of more than so many bytes, no larger share of all
+COPIED, SHARE = 1 << 20, 0.5
+
 
 class Recorder(Watcher):
     """Notes the calls of a pass and the memory that they use.
@@ -142,6 +145,16 @@ class Recorder(Watcher):
         self._slots = slots[: len(self._inputs)], slots[len(self._inputs) :]
         self._inputs = []
         self._blocks = users.keys()
+
+    def copies_little(self) -> None:
+        """See that little of what the pass computes is copied.
+
+        Raises:
+            Refused: it would take longer than with layers.
+        """
+        copied = sum(step.bytes for step in self.steps if isinstance(step, Operator))
+        if copied > max(COPIED, SHARE * sum(block.bytes for block in self._blocks if not block.given)):
+            raise Refused("operators of Paddle's compute most of it, whose results would be copied")
 
     def read_from(self, number, tensors):
         """Return those tensors whose memory steps from a number on use."""

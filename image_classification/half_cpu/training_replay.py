@@ -277,6 +277,7 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     noted, written = state.noted(), state.written()
     learning = [number for number, gradient in enumerate(found) if gradient is not None]
     recorder.returns([*flat(result), *(found[number] for number in learning)])
+    recorder.copies_little()
     read_later = recorder.read_from(forward_steps, [*weights, *buffers])
     del result, found  # neither these nor what the layers make now are in memory beside the played pass
     state.restore()

@@ -1,12 +1,15 @@
 """Products by oneDNN: their errors, what they keep for the backward pass, and GELU in the same primitive."""
 
+import collections
+import contextlib
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
 
 from image_classification import half_cpu, layers
-from image_classification.half_cpu import onednn_matmul
+from image_classification.half_cpu import compiled, onednn_matmul, onednn_primitives
 from tests.helpers.onednn_runs import (
     ALL,
     BFLOAT16,
@@ -42,6 +45,26 @@ def test_linear_keeps_bfloat16_activations_only():
     with half_cpu.dispatch():
         node = F.linear(x, weight).grad_fn
     assert node.name() == "GradNodePyLayer_Linear"
+
+
+@pytest.mark.skipif(not compiled.formats() or not onednn_matmul.takes_signals(), reason="needs both kernels")
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize(("rows", "features", "is_own"), [
+    (1, 1024, True), (16, 3072, True), (17, 1024, False), (8, 1000, False),
+])  # fmt: skip
+def test_few_float32_rows_are_multiplied_by_the_kernel_that_reads_each_row_once(
+    rows, features, is_own, is_frozen, monkeypatch
+):
+    """oneDNN takes up to twice as long where the rows of the other factor begin 4 KiB apart."""
+    monkeypatch.setattr(onednn_primitives.cache, "_entries", entries := collections.OrderedDict())
+    onednn_matmul._prepared.cache_clear()
+    layer = paddle.nn.Linear(70, features, bias_attr=False)
+    x = tensors([(rows, 70)], FLOAT32)[0].detach()
+    with paddle.no_grad(), half_cpu.dispatch(), half_cpu.frozen(layer) if is_frozen else contextlib.nullcontext():
+        found = layer(x)
+    products = [one.implementation for key, one in entries.items() if key[0] is onednn_matmul._describe]
+    assert [name.startswith("compiled") for name in products] == [is_own]
+    np.testing.assert_allclose(found.numpy(), x.numpy() @ layer.weight.numpy(), rtol=0, atol=70 * 2.0**-22)
 
 
 # rows, columns, features: AMX by tiles and by columns, kernels of few rows and of few columns

@@ -17,9 +17,11 @@ from image_classification.half_cpu import (
     huge_pages,
     left_to_paddle,
     onednn_convolution_passes,
+    onednn_matmul,
     onednn_primitives,
     onednn_tiles,
     pieces,
+    recording,
     training_replay,
 )
 from image_classification.half_cpu.replay import KEPT, RECORDED
@@ -49,6 +51,8 @@ NUMBERS = {
         ("recorded training](#training-without-layers) of more than {:.0f} MiB", training_replay._LARGE / MIB),
         ("**Recorded** is the {} batch of a shape", ORDER[RECORDED]),
         ("the call is made. {} shapes are kept", COUNT[KEPT].capitalize()),
+        ("compute most of it and more than {:.0f} MiB", recording.COPIED / MIB),
+        ("up to {} rows are multiplied by a kernel of our own", onednn_matmul.FEW),
         ("The {} batch of a shape is recorded", ORDER[training_replay.RECORDED]),
         ("**Kept** are {} shapes. To record again", COUNT[training_replay.KEPT]),
         ("up to {} without a look at signals", call_list._AT_ONCE),
