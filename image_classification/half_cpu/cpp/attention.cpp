@@ -351,32 +351,30 @@ void attend_backward(const Call& call, float scale, const T* query, const T* key
 
 // numbers: the sizes, then the strides (sample, head, token) of queries, keys, values, result and bias. `kept` gets the
 // probabilities, [batch, heads, queries, keys]; it and the bias may be null.
-EXPORT int attention(int format, const long* numbers, float scale, const void* query, const void* key,
-                     const void* value, const void* bias, void* kept, void* out) {
+EXPORT int attention(int format, const long* numbers, float scale, Source query, Source key, Source value, Source bias,
+                     Target kept, Target out) {
     Call call;
     memcpy(&call, numbers, sizeof(Sizes) + (BIAS + 1) * sizeof(Steps));
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         with_lanes<T>([&](auto lanes) {
-            attend<decltype(lanes)>(call, scale, (const T*)query, (const T*)key, (const T*)value, (const T*)bias, (T*)kept,
-                                    (T*)out);
+            attend<decltype(lanes), T>(call, scale, query, key, value, bias, kept, out);
         });
     });
 }
 
 // numbers: as above, then the strides of the gradients of queries, keys and values. Where `kept` is null, probabilities
 // are computed again. The gradient of the bias, null where none is wanted, is dense, [biases, heads, queries, keys].
-EXPORT int attention_backward(int format, const long* numbers, float scale, const void* query, const void* key,
-                              const void* value, const void* bias, const void* kept, const void* gradient,
-                              void* query_gradient, void* key_gradient, void* value_gradient, void* bias_gradient) {
+EXPORT int attention_backward(int format, const long* numbers, float scale, Source query, Source key, Source value,
+                              Source bias, Source kept, Source gradient, Target query_gradient, Target key_gradient,
+                              Target value_gradient, Target bias_gradient) {
     Call call;
     memcpy(&call, numbers, sizeof(Call));
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         with_lanes<T>([&](auto lanes) {
-            attend_backward<decltype(lanes)>(call, scale, (const T*)query, (const T*)key, (const T*)value,
-                                             (const T*)bias, (const T*)kept, (const T*)gradient, (T*)query_gradient,
-                                             (T*)key_gradient, (T*)value_gradient, (T*)bias_gradient);
+            attend_backward<decltype(lanes), T>(call, scale, query, key, value, bias, kept, gradient, query_gradient,
+                                                key_gradient, value_gradient, bias_gradient);
         });
     });
 }

@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr long GRAIN = 16384;  // elements: less is not worth a thread
-
 // Call f(first element, elements of a vector) for each column of [outer, middle, inner].
 template <class F>
 void for_columns(long outer, long middle, long inner, F f) {
@@ -181,50 +179,40 @@ void running_sum(long outer, long middle, long inner, bool back, const T* x, T* 
 }  // namespace
 
 // The sizes are those of outer, middle and inner axes of a dense tensor; the result has no middle.
-EXPORT int extreme(int format, int is_minimum, long outer, long middle, long inner, const void* x, void* out) {
+EXPORT int extreme(int format, int is_minimum, long outer, long middle, long inner, Source x, Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        if (is_minimum)
-            extreme(outer, middle, inner, (const T*)x, (T*)out, [](Vector a, Vector b) { return smallest(a, b); });
-        else extreme(outer, middle, inner, (const T*)x, (T*)out, [](Vector a, Vector b) { return largest(a, b); });
+        auto run = [&](auto better) { extreme<decltype(number)>(outer, middle, inner, x, out, better); };
+        if (is_minimum) run([](Vector a, Vector b) { return smallest(a, b); });
+        else run([](Vector a, Vector b) { return largest(a, b); });
     });
 }
 
-EXPORT int extreme_backward(int format, long outer, long middle, long inner, const void* x, const void* y,
-                            const void* gradient, void* out) {
+EXPORT int extreme_backward(int format, long outer, long middle, long inner, Source x, Source y, Source gradient,
+                            Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        extreme_backward(outer, middle, inner, (const T*)x, (const T*)y, (const T*)gradient, (T*)out);
+        extreme_backward<decltype(number)>(outer, middle, inner, x, y, gradient, out);
     });
 }
 
 // Where the first of the largest, or of the smallest, is: whole numbers below 2^24.
-EXPORT int place(int format, int is_minimum, long outer, long middle, long inner, const void* x, long* out) {
+EXPORT int place(int format, int is_minimum, long outer, long middle, long inner, Source x, long* out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        place(outer, middle, inner, is_minimum ? -1.0f : 1.0f, (const T*)x, out);
+        place<decltype(number)>(outer, middle, inner, is_minimum ? -1.0f : 1.0f, x, out);
     });
 }
 
-EXPORT int running_sum(int format, int back, long outer, long middle, long inner, const void* x, void* out) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        running_sum(outer, middle, inner, back, (const T*)x, (T*)out);
-    });
+EXPORT int running_sum(int format, int back, long outer, long middle, long inner, Source x, Target out) {
+    return for_format(format, [&](auto number) { running_sum<decltype(number)>(outer, middle, inner, back, x, out); });
 }
 
 // The root of the sum of squares, rounded and as it is.
-EXPORT int length(int format, long outer, long middle, long inner, const void* x, void* out, float* unrounded) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        length(outer, middle, inner, (const T*)x, (T*)out, unrounded);
-    });
+EXPORT int length(int format, long outer, long middle, long inner, Source x, Target out, float* unrounded) {
+    return for_format(format, [&](auto number) { length<decltype(number)>(outer, middle, inner, x, out, unrounded); });
 }
 
-EXPORT int length_backward(int format, long outer, long middle, long inner, float epsilon, const void* x,
-                           const float* lengths, const void* gradient, void* out) {
+EXPORT int length_backward(int format, long outer, long middle, long inner, float epsilon, Source x,
+                           const float* lengths, Source gradient, Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        length_backward(outer, middle, inner, epsilon, (const T*)x, lengths, (const T*)gradient, (T*)out);
+        length_backward<decltype(number)>(outer, middle, inner, epsilon, x, lengths, gradient, out);
     });
 }

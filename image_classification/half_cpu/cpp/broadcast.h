@@ -5,17 +5,20 @@
 
 namespace {
 
-constexpr long GRAIN = 16384;  // elements: less is not worth a thread
-
-// Call f(row, at) for each row of the last of four axes; at(strides) is where it begins in a tensor.
+// Call f(first element, elements, at) for each row of the last of four axes, or for parts of the only one; at(strides) is
+// where it begins in a tensor.
 template <class F>
 void for_rows_of(const long* sizes, F f) {
-    long second = sizes[1], third = sizes[2];
-    for_ranges(sizes[0] * second * third, GRAIN / sizes[3], [=](long first, long last) {
+    long second = sizes[1], third = sizes[2], columns = sizes[3];
+    if (sizes[0] * second * third == 1)
+        return for_ranges(columns, GRAIN, [&](long first, long last) {
+            f(first, last - first, [=](const long* strides) { return first * strides[3]; });
+        });
+    for_ranges(sizes[0] * second * third, GRAIN / columns, [=](long first, long last) {
         const F own = f;  // in registers: a store might change what others can reach
         for (long r = first; r < last; r++) {
             long i = r / (second * third), j = r / third % second, k = r % third;
-            own(r, [=](const long* strides) { return i * strides[0] + j * strides[1] + k * strides[2]; });
+            own(r * columns, columns, [=](const long* strides) { return i * strides[0] + j * strides[1] + k * strides[2]; });
         }
     });
 }
@@ -24,7 +27,6 @@ void for_rows_of(const long* sizes, F f) {
 // each tensor, and where in the result it begins. Where only the right one repeats fewer loops are compiled.
 template <bool ANY, class T, class Out, class F>
 void combine(const long* sizes, const long* left, const long* right, const T* a, const T* b, Out* out, F f) {
-    long columns = sizes[3];
     auto row = [&](const T* x, const T* y, long at, long n) {
         Out* z = out + at;
         auto fill = [&](auto first, auto second) {
@@ -38,11 +40,7 @@ void combine(const long* sizes, const long* left, const long* right, const T* a,
         if (right[3]) fill(many(x), many(y));
         else fill(many(x), same(y));
     };
-    if (sizes[0] * sizes[1] * sizes[2] == 1)
-        for_ranges(columns, GRAIN, [&](long first, long last) {
-            row(a + first * left[3], b + first * right[3], first, last - first);
-        });
-    else for_rows_of(sizes, [&](long r, auto at) { row(a + at(left), b + at(right), r * columns, columns); });
+    for_rows_of(sizes, [&](long first, long n, auto at) { row(a + at(left), b + at(right), first, n); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Batch normalisation, maybe with a sum and an activation, of [outer, channels, inner]: inner is 1 where the channels lie side by side, outer * inner the
-// number of elements of a channel. Statistics are float32: each part of the rows has its own mean and squared
-// deviations, which are then merged (Chan et al.), so nothing cancels and one pass over memory is enough.
+// Batch normalisation, maybe with a sum and an activation, of [outer, channels, inner]: inner is 1 where the channels lie
+// side by side, outer * inner the number of elements of a channel. Statistics are float32: each part of the rows has its
+// own mean and squared deviations, which are then merged (Chan et al.), so nothing cancels and one pass over memory is
+// enough.
 #include <type_traits>
 
 #include "activations.h"
@@ -16,16 +17,10 @@ struct Shape {
     bool small() const { return outer * channels * inner < 32768; }
 };
 
-template <class F>
-void run(bool small, long tasks, F f) {
-    if (small) for (long task = 0; task < tasks; task++) f(task);
-    else for_tasks(tasks, f);
-}
-
 // Rows of channels: call f(first, last, part) for each part of the rows.
 template <class F>
 void for_parts(const Shape& s, F f) {
-    run(s.small(), s.parts(), [=](long p) {
+    for_tasks(s.small(), s.parts(), [=](long p) {
         const F own = f;
         own(p * s.part(), std::min(s.outer, (p + 1) * s.part()), p);
     });
@@ -44,7 +39,7 @@ template <class T>
 void statistics(const Shape& s, const T* x, float* mean, float* variance) {
     long C = s.channels;
     if (s.inner > 1) {
-        run(s.small(), C, [&](long c) {
+        for_tasks(s.small(), C, [&](long c) {
             double total = 0, squares = 0;
             for (int pass = 0; pass < 2; pass++) {
                 double center = pass ? total / (s.outer * s.inner) : 0;
@@ -113,7 +108,7 @@ void map_elements(const Shape& s, T* to, F f) {
     long C = s.channels, inner = s.inner, outer = s.outer;
     if (inner == 1) {
         long rows = std::max(1L, 8192 / C);
-        run(s.small(), (outer + rows - 1) / rows, [=](long task) {
+        for_tasks(s.small(), (outer + rows - 1) / rows, [=](long task) {
             const F own = f;
             for (long r = task * rows; r < std::min(outer, (task + 1) * rows); r++)
                 map(C, to + r * C, [=](long c, long count) {
@@ -122,7 +117,7 @@ void map_elements(const Shape& s, T* to, F f) {
         });
         return;
     }
-    run(s.small(), outer * C, [=](long plane) {
+    for_tasks(s.small(), outer * C, [=](long plane) {
         const F own = f;
         map(inner, to + plane * inner, [=](long i, long count) {
             return own(plane * inner + i, count, [=](const float* values) { return all(values[plane % C]); });
@@ -172,7 +167,6 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
             memset(dots, 0, 2 * C * sizeof(float));
             // With the sums in registers where rows are so short that reading many of them by columns reads whole lines, or
             // where they are read from a cache; memory is faster row by row.
-            constexpr long MANY = 4;
             auto columns = [=](long c, auto many, long begin, long end, long count) {
                 Vector dot[decltype(many)::value], total[decltype(many)::value];
                 for (long k = 0; k < many; k++) {
@@ -192,13 +186,10 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
                     give(sums + c + k * W, total[k], count);
                 }
             };
-            using One = std::integral_constant<long, 1>;
-            using Many = std::integral_constant<long, MANY>;
             long rows = C <= MANY * W ? 2 * GROUP : s.outer * C * (long)sizeof(T) <= 8 << 20 ? GROUP : 1;
             for (long r = first; r < last; r += rows) {
-                long end = std::min(last, r + rows), c = 0;
-                for (; c + MANY * W <= C; c += MANY * W) columns(c, Many(), r, end, W);
-                walk(C - c, [=](long k, long count) { columns(c + k, One(), r, end, count); });
+                long end = std::min(last, r + rows);
+                for_vectors(C, [=](long c, long count, auto many) { columns(c, many, r, end, count); });
             }
         });
         for (long c = 0; c < C; c++) {
@@ -208,7 +199,7 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
             shift_gradient[c] = total;
         }
     } else {
-        run(s.small(), C, [&](long c) {
+        for_tasks(s.small(), C, [&](long c) {
             double dot = 0, total = 0;
             for (long o = 0; o < s.outer; o++) {
                 long from = (o * C + c) * s.inner;
@@ -217,13 +208,8 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
                     Vector deviation = take(x + from + i, count) - all(mean[c]);
                     Vector g = arriving(from + i, count, deviation, [&](const float* of) { return all(of[c]); });
                     Vector product = g * deviation;
-                    if (count < W) {  // beyond the end g is zero, and the mean times zero may be NaN
-                        float some[2][W] = {};
-                        store(some[0], product, count), store(some[1], g, count);
-                        product = load(some[0]), g = load(some[1]);
-                    }
-                    dots = dots + product;
-                    sums = sums + g;
+                    dots = dots + within(product, count);  // beyond the end g is zero, and the mean times zero may be NaN
+                    sums = sums + within(g, count);
                 });
                 dot += sum(dots), total += sum(sums);
             }
@@ -250,17 +236,14 @@ void batch_norm_backward(const Shape& s, float epsilon, bool given, A activation
 
 // `given`: the statistics are read; otherwise they are computed and written. `residual` may be null.
 EXPORT int batch_norm(int format, long outer, long channels, long inner, float epsilon, int given,
-                      const char* activation, const void* x, const float* scale, const float* shift, void* y,
-                      float* mean, float* variance, const void* residual) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+                      const char* activation, Source x, const float* scale, const float* shift, Target y, float* mean,
+                      float* variance, Source residual) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_fused<T>(activation, [&](auto f) {
-            batch_norm(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, scale, shift, (T*)y, mean,
-                       variance, (const T*)residual);
+        return for_fused<T>(activation, [&](auto f) {
+            batch_norm<T>({outer, channels, inner}, epsilon, given, f, x, scale, shift, y, mean, variance, residual);
         });
     });
-    return unknown;
 }
 
 // running = running * momentum + batch * share, each product rounded as Paddle rounds it: not fused with the sum.
@@ -278,17 +261,14 @@ EXPORT int move_statistics(long channels, float momentum, float share, const flo
 
 // `y` and `passed` are null where the activation has no residual before it.
 EXPORT int batch_norm_backward(int format, long outer, long channels, long inner, float epsilon, int given,
-                               const char* activation, const void* x, const float* mean, const float* variance,
-                               const float* scale, const void* gradient, void* out, float* scale_gradient,
-                               float* shift_gradient, const float* shift, const void* y, void* passed) {
-    int unknown = 0;
-    unknown |= for_format(format, [&](auto number) {
+                               const char* activation, Source x, const float* mean, const float* variance,
+                               const float* scale, Source gradient, Target out, float* scale_gradient,
+                               float* shift_gradient, const float* shift, Source y, Target passed) {
+    return for_format(format, [&](auto number) {
         using T = decltype(number);
-        unknown |= for_fused<T>(activation, [&](auto f) {
-            batch_norm_backward(Shape{outer, channels, inner}, epsilon, given, f, (const T*)x, mean, variance, scale,
-                                (const T*)gradient, (T*)out, scale_gradient, shift_gradient, shift, (const T*)y,
-                                (T*)passed);
+        return for_fused<T>(activation, [&](auto f) {
+            batch_norm_backward<T>({outer, channels, inner}, epsilon, given, f, x, mean, variance, scale, gradient, out,
+                                   scale_gradient, shift_gradient, shift, y, passed);
         });
     });
-    return unknown;
 }

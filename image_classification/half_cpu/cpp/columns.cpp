@@ -71,17 +71,10 @@ void fold(const Geometry& g, const T* x, T* out) {
 }  // namespace
 
 // numbers: a Geometry.
-EXPORT int unfold(int bytes, const long* numbers, const void* x, void* out) {
-    const Geometry& g = *(const Geometry*)numbers;
-    if (bytes == 2) unfold(g, (const uint16_t*)x, (uint16_t*)out);
-    else if (bytes == 4) unfold(g, (const uint32_t*)x, (uint32_t*)out);
-    else return 1;
-    return 0;
+EXPORT int unfold(int bytes, const long* numbers, Source x, Target out) {
+    return for_width(bytes, [&](auto unit) { unfold<decltype(unit)>(*(const Geometry*)numbers, x, out); });
 }
 
-EXPORT int fold(int format, const long* numbers, const void* x, void* out) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        fold(*(const Geometry*)numbers, (const T*)x, (T*)out);
-    });
+EXPORT int fold(int format, const long* numbers, Source x, Target out) {
+    return for_format(format, [&](auto number) { fold<decltype(number)>(*(const Geometry*)numbers, x, out); });
 }

@@ -40,11 +40,9 @@ void repeat(const long* sizes, const long* strides, const Unit* x, Unit* out) {
 // The number of float32 lanes of a vector.
 EXPORT int lanes() { return W; }
 
-EXPORT int convert(int from_format, int to_format, long n, const void* from, void* to) {
+EXPORT int convert(int from_format, int to_format, long n, Source from, Target to) {
     return for_format(from_format, [&](auto source) {
-        return for_format(to_format, [&](auto target) {
-            convert(n, (const decltype(source)*)from, (decltype(target)*)to);
-        });
+        return for_format(to_format, [&](auto target) { convert<decltype(source), decltype(target)>(n, from, to); });
     });
 }
 
@@ -88,9 +86,9 @@ EXPORT int expand(int from_format, int to_format, const long* sizes, const long*
         return 0;
     }
     if (from_format == to_format && factor == 1 && strides[3]) {
-        long bytes = from_format == FLOAT32 ? 4 : 2, row = sizes[3] * bytes;
-        for_rows_of(sizes, [=](long r, auto at) {
-            memcpy((char*)out + r * row, (const char*)x + at(strides) * bytes, row);
+        long bytes = from_format == FLOAT32 ? 4 : 2;
+        for_rows_of(sizes, [=](long first, long n, auto at) {
+            memcpy((char*)out + first * bytes, (const char*)x + at(strides) * bytes, n * bytes);
         });
         return 0;
     }

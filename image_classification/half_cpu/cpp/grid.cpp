@@ -41,7 +41,7 @@ struct Point {
 template <class T>
 void sample(const Sizes& s, bool corners, bool border, const T* x, const float* grid, T* out) {
     long C = s.channels;
-    for_ranges(s.batch * s.points, 16384 / C, [&](long first, long last) {
+    for_ranges(s.batch * s.points, GRAIN / C, [&](long first, long last) {
         for (long r = first; r < last; r++) {
             Point p(s, corners, border, grid + 2 * r);
             const T* image = x + r / s.points * s.height * s.width * C;
@@ -87,7 +87,7 @@ template <class T>
 void return_to_grid(const Sizes& s, bool corners, bool border, const T* x, const float* grid, const T* gradient,
                     float* out) {
     long C = s.channels;
-    for_ranges(s.batch * s.points, 16384 / C, [&](long first, long last) {
+    for_ranges(s.batch * s.points, GRAIN / C, [&](long first, long last) {
         for (long r = first; r < last; r++) {
             Point p(s, corners, border, grid + 2 * r);
             const T* image = x + r / s.points * s.height * s.width * C;
@@ -108,20 +108,20 @@ void return_to_grid(const Sizes& s, bool corners, bool border, const T* x, const
 
 // sizes: batch, channels, height and width of the images, points of each. `corners`: -1 and 1 are the middles of the first
 // and the last pixel, not their outer edges. Beyond the images are zeros, or, with `border`, their nearest pixels.
-EXPORT int grid_sample(int format, const long* sizes, int corners, int border, const void* x, const float* grid, void* out) {
+EXPORT int grid_sample(int format, const long* sizes, int corners, int border, Source x, const float* grid,
+                       Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        sample(*(const Sizes*)sizes, corners, border, (const T*)x, grid, (T*)out);
+        sample<decltype(number)>(*(const Sizes*)sizes, corners, border, x, grid, out);
     });
 }
 
 // Either of the gradients may be null.
-EXPORT int grid_sample_backward(int format, const long* sizes, int corners, int border, const void* x, const float* grid,
-                                const void* gradient, void* images, float* points) {
+EXPORT int grid_sample_backward(int format, const long* sizes, int corners, int border, Source x, const float* grid,
+                                Source gradient, Target images, float* points) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         const Sizes& s = *(const Sizes*)sizes;
-        if (images) return_to_images(s, corners, border, grid, (const T*)gradient, (T*)images);
-        if (points) return_to_grid(s, corners, border, (const T*)x, grid, (const T*)gradient, points);
+        if (images.data) return_to_images<T>(s, corners, border, grid, gradient, images);
+        if (points) return_to_grid<T>(s, corners, border, x, grid, gradient, points);
     });
 }

@@ -20,7 +20,7 @@ struct Images {
 template <class F>
 void for_groups(const Images& s, F f) {
     long some = s.together(), blocks = (s.groups + some - 1) / some;
-    for_ranges(s.batch * blocks, 16384 / std::max(1L, some * s.elements()), [&](long first, long last) {
+    for_ranges(s.batch * blocks, GRAIN / std::max(1L, some * s.elements()), [&](long first, long last) {
         for (long task = first; task < last; task++) {
             long group = task % blocks * some;
             f(task / blocks, group, std::min(s.groups, group + some));
@@ -50,7 +50,8 @@ void map_elements(const Images& s, long image, long first, long last, T* to, F f
 template <class F>
 void channel_sums(const Images& s, long image, long first, long last, float* sums, F f) {
     if (s.last) {
-        auto columns = [&](long c, auto many, long count) {  // so many vectors side by side: whole lines of the cache
+        return for_vectors(last - first, [&](long i, long count, auto many) {
+            long c = first + i;
             Vector total[decltype(many)::value];
             for (long k = 0; k < many; k++) total[k] = all(0.0f);
             for (long p = 0; p < s.pixels; p++)
@@ -59,24 +60,13 @@ void channel_sums(const Images& s, long image, long first, long last, float* sum
                     total[k] = total[k] + f((image * s.pixels + p) * s.channels + c + k * W, count, of);
                 }
             for (long k = 0; k < many; k++) give(sums + c + k * W, total[k], count);
-        };
-        constexpr long MANY = 4;
-        long c = first;
-        for (; c + MANY * W <= last; c += MANY * W) columns(c, std::integral_constant<long, MANY>(), W);
-        walk(last - c, [&](long i, long count) { columns(c + i, std::integral_constant<long, 1>(), count); });
-        return;
+        });
     }
     for (long c = first; c < last; c++) {
         auto of = [&](const float* values) { return all(values[c]); };
         Vector total[2] = {all(0.0f), all(0.0f)};
         walk(s.pixels, [&](long i, long count) {
-            Vector v = f((image * s.channels + c) * s.pixels + i, count, of);
-            if (count < W) {  // lanes beyond the end count as zero
-                float some[W] = {};
-                store(some, v, count);
-                v = load(some);
-            }
-            total[i / W % 2] = total[i / W % 2] + v;
+            total[i / W % 2] = total[i / W % 2] + within(f((image * s.channels + c) * s.pixels + i, count, of), count);
         });
         sums[c] = sum(total[0] + total[1]);
     }
@@ -164,20 +154,18 @@ Images images(const long* numbers) { return {numbers[0], numbers[1], numbers[2],
 
 // numbers: batch, channels, pixels, groups, and whether the channels lie side by side. means, factors: [batch, channels],
 // the mean and 1 / deviation of each channel's group.
-EXPORT int group_norm(int format, const long* numbers, float epsilon, const void* x, const float* scale,
-                      const float* shift, void* y, float* means, float* factors) {
+EXPORT int group_norm(int format, const long* numbers, float epsilon, Source x, const float* scale, const float* shift,
+                      Target y, float* means, float* factors) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        normalize(images(numbers), epsilon, (const T*)x, scale, shift, (T*)y, means, factors);
+        normalize<decltype(number)>(images(numbers), epsilon, x, scale, shift, y, means, factors);
     });
 }
 
-EXPORT int group_norm_backward(int format, const long* numbers, const void* x, const float* means, const float* factors,
-                               const float* scale, const void* gradient, void* out, float* scale_gradient,
+EXPORT int group_norm_backward(int format, const long* numbers, Source x, const float* means, const float* factors,
+                               const float* scale, Source gradient, Target out, float* scale_gradient,
                                float* shift_gradient) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        normalize_back(images(numbers), (const T*)x, means, factors, scale, (const T*)gradient, (T*)out, scale_gradient,
-                       shift_gradient);
+        normalize_back<decltype(number)>(images(numbers), x, means, factors, scale, gradient, out, scale_gradient,
+                                         shift_gradient);
     });
 }

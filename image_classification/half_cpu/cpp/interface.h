@@ -9,6 +9,18 @@
 // The numbers are oneDNN's.
 enum Format { FLOAT16 = 1, BFLOAT16 = 2, FLOAT32 = 3 };
 
+// The first number of a tensor that is read, or written, in whichever format the call names.
+struct Source {
+    const void* data;
+    template <class T>
+    operator const T*() const { return (const T*)data; }
+};
+struct Target {
+    void* data;
+    template <class T>
+    operator T*() const { return (T*)data; }
+};
+
 // Return f(a number of the format), 0 where it returns nothing.
 template <class F>
 static int for_format(int format, F f) {
@@ -17,4 +29,10 @@ static int for_format(int format, F f) {
         else return f(number);
     };
     return format == FLOAT16 ? call(Float16{}) : format == BFLOAT16 ? call(BFloat16{}) : format == FLOAT32 ? call(float{}) : 1;
+}
+
+// The same for elements of so many bytes, whatever their format.
+template <class F>
+static int for_width(long bytes, F f) {
+    return bytes == 2 ? f(uint16_t{}), 0 : bytes == 4 ? f(uint32_t{}), 0 : 1;
 }

@@ -62,22 +62,18 @@ void cross_entropy_backward(long rows, long columns, long ignored, const float* 
 
 // Labels are one whole number for each row, or `soft` has a share for each class; 1 for a label that is no class. The
 // backward pass wants the probabilities unrounded: one that was rounded to 1 would leave its class without gradient.
-EXPORT int cross_entropy(int format, long rows, long columns, long ignored, const void* x, const long* labels,
-                         const void* soft, void* rounded, float* probabilities, void* losses) {
+EXPORT int cross_entropy(int format, long rows, long columns, long ignored, Source x, const long* labels, Source soft,
+                         Target rounded, float* probabilities, Target losses) {
     if (labels && !are_classes(rows, columns, ignored, labels)) return 1;
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        cross_entropy(rows, columns, ignored, (const T*)x, labels, (const T*)soft, (T*)rounded, probabilities,
-                      (T*)losses);
+        cross_entropy<decltype(number)>(rows, columns, ignored, x, labels, soft, rounded, probabilities, losses);
     });
 }
 
 EXPORT int cross_entropy_backward(int format, long rows, long columns, long ignored, const float* probabilities,
-                                  const long* labels, const void* soft, const void* gradient, void* out) {
+                                  const long* labels, Source soft, Source gradient, Target out) {
     if (labels && !are_classes(rows, columns, ignored, labels)) return 1;  // somebody may have written them since
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        cross_entropy_backward(rows, columns, ignored, probabilities, labels, (const T*)soft, (const T*)gradient,
-                               (T*)out);
+        cross_entropy_backward<decltype(number)>(rows, columns, ignored, probabilities, labels, soft, gradient, out);
     });
 }

@@ -123,7 +123,7 @@ void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
         run = axes[0].size;
         axes.erase(axes.begin());
         if (axes.empty())
-            return for_ranges(run, 16384, [&](long begin, long end) {
+            return for_ranges(run, GRAIN, [&](long begin, long end) {
                 copy_run(unit, end - begin, from + begin * Unit::READ, to + begin * Unit::WRITTEN);
             });
     }
@@ -141,7 +141,7 @@ void copy(Unit unit, std::vector<Axis> axes, const char* from, char* to) {
     long strips = (many + strip - 1) / strip, others = 1;
     for (const Axis& axis : axes) others *= axis.size;
     long work = run * inner.size * rows.size() * std::min(many, strip);
-    for_ranges(others * strips, 16384 / work, [&](long begin, long end) {
+    for_ranges(others * strips, GRAIN / work, [&](long begin, long end) {
         for (long task = begin; task < end; task++) {
             long index = task / strips, first = task % strips * strip;
             const char* source = from;

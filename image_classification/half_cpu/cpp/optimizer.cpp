@@ -4,8 +4,6 @@
 
 namespace {
 
-constexpr long GRAIN = 16384;  // elements: less is not worth a thread
-
 // Gradients times a factor, rounded to the format T of the weights as if they had been written in it.
 template <class T, class G>
 inline Vector scaled(const G* gradient, float factor, long count) {
@@ -139,7 +137,7 @@ EXPORT int lamb_direction(long n, double beta1, double beta2, float epsilon, flo
         Vector d = m / lack1 / (root(v / lack2) + all(epsilon));
         d = decay ? fma(w, all(decay), d) : d;
         give(direction + i, d, count);
-        add(0, w), add(1, count < W ? take(direction + i, count) : d);  // 0 beyond the last
+        add(0, w), add(1, within(d, count));
     });
     return 0;
 }

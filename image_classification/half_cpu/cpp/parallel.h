@@ -30,6 +30,15 @@ static void for_tasks(long tasks, F f) {
     }
 }
 
+// The same in this thread alone, where there is little to do.
+template <class F>
+static void for_tasks(bool few, long tasks, F f) {
+    if (few) for (long task = 0; task < tasks; task++) f(task);
+    else for_tasks(tasks, f);
+}
+
+constexpr long GRAIN = 16384;  // elements: less is not worth a thread
+
 // Call f(first, last) for ranges of 0..n that are no smaller than `grain` and the same for any number of threads.
 template <class F>
 static void for_ranges(long n, long grain, F f) {

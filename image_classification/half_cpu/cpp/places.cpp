@@ -11,15 +11,6 @@ bool within(long count, const long* index, long places) {
     return all_within;
 }
 
-// Elements of `Unit`, whatever their format.
-template <class F>
-int for_width(long bytes, F f) {
-    if (bytes == 2) f(uint16_t{});
-    else if (bytes == 4) f(uint32_t{});
-    else return 1;
-    return 0;
-}
-
 template <class T>
 void add_rows(long outer, long places, long count, long inner, const long* index, const T* gradient, T* out) {
     std::vector<long> begins(places + 1), sources(count);  // the rows that each place was read for, in their order
@@ -27,7 +18,7 @@ void add_rows(long outer, long places, long count, long inner, const long* index
     for (long k = 0; k < places; k++) begins[k + 1] += begins[k];
     std::vector<long> next(begins.begin(), begins.end() - 1);
     for (long j = 0; j < count; j++) sources[next[index[j]]++] = j;
-    for_ranges(outer * places, 16384 / inner, [&](long first, long last) {
+    for_ranges(outer * places, GRAIN / inner, [&](long first, long last) {
         for (long r = first; r < last; r++) {
             long begin = begins[r % places], end = begins[r % places + 1];
             const T* block = gradient + r / places * count * inner;
@@ -44,7 +35,7 @@ void add_rows(long outer, long places, long count, long inner, const long* index
 template <class T, class F>
 void add_along(long outer, long places, long count, long inner, F place, const T* gradient, T* out) {
     long width = std::min(inner, 64L), blocks = (inner + width - 1) / width;
-    for_ranges(outer * blocks, 16384 / (width * (places + count)), [&](long first, long last) {
+    for_ranges(outer * blocks, GRAIN / (width * (places + count)), [&](long first, long last) {
         static thread_local Scratch scratch;
         float *sums = scratch.floats((places + count + 2 * W) * width), *wide = sums + places * width + W;
         for (long task = first; task < last; task++) {
@@ -89,13 +80,13 @@ EXPORT int take_rows(long bytes, long outer, long places, long count, long inner
 // The index is asked again: somebody may have written it since.
 // out[o, k] = the sum of gradient[o, j] over all j with index[j] = k, rows of elements.
 EXPORT int add_rows(int format, long outer, long places, long count, long inner, const long* index,
-                    const void* gradient, void* out) {
+                    Source gradient, Target out) {
     if (!within(count, index, places)) return 1;
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         auto place = [index](long, long j, long) { return index[j]; };
-        if (inner < W) add_along(outer, places, count, inner, place, (const T*)gradient, (T*)out);
-        else add_rows(outer, places, count, inner, index, (const T*)gradient, (T*)out);
+        if (inner < W) add_along<T>(outer, places, count, inner, place, gradient, out);
+        else add_rows<T>(outer, places, count, inner, index, gradient, out);
     });
 }
 
@@ -105,7 +96,7 @@ EXPORT int take_along(long bytes, long outer, long places, long count, long inne
     if (!within(outer * count * inner, index, places)) return 1;
     return for_width(bytes, [&](auto unit) {
         using U = decltype(unit);
-        for_ranges(outer * count, 16384 / inner, [&](long first, long last) {
+        for_ranges(outer * count, GRAIN / inner, [&](long first, long last) {
             for (long r = first; r < last; r++) {
                 const U* block = (const U*)x + r / count * places * inner;
                 for (long i = 0; i < inner; i++) ((U*)out)[r * inner + i] = block[index[r * inner + i] * inner + i];
@@ -116,12 +107,11 @@ EXPORT int take_along(long bytes, long outer, long places, long count, long inne
 
 // out[o, k, i] = the sum of gradient[o, j, i] over all j with index[o, j, i] = k.
 EXPORT int add_along(int format, long outer, long places, long count, long inner, const long* index,
-                     const void* gradient, void* out) {
+                     Source gradient, Target out) {
     if (!within(outer * count * inner, index, places)) return 1;
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
         auto place = [=](long o, long j, long i) { return index[(o * count + j) * inner + i]; };
-        add_along(outer, places, count, inner, place, (const T*)gradient, (T*)out);
+        add_along<decltype(number)>(outer, places, count, inner, place, gradient, out);
     });
 }
 
@@ -149,9 +139,6 @@ EXPORT int pick(long bytes, const long* sizes, const long* strides, const uint8_
             else if (b_step) fill(one(p), many(q));
             else fill(one(p), one(q));
         };
-        long columns = sizes[3];
-        if (sizes[0] * sizes[1] * sizes[2] == 1)
-            for_ranges(columns, GRAIN, [&](long first, long last) { run(mask + first * strides[3], first, last - first); });
-        else for_rows_of(sizes, [=](long r, auto at) { run(mask + at(strides), r * columns, columns); });
+        for_rows_of(sizes, [=](long first, long n, auto at) { run(mask + at(strides), first, n); });
     });
 }

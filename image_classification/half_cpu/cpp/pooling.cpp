@@ -32,7 +32,7 @@ struct Reading {
 // Call f(pixel, readings) for each pixel of images; find(batch, row, column, readings) adds what takes part in one.
 template <class Find, class F>
 void for_pixels(long batch, long height, long width, long channels, Find find, F f) {
-    for_ranges(batch * height * width, 16384 / channels, [&](long first, long last) {
+    for_ranges(batch * height * width, GRAIN / channels, [&](long first, long last) {
         std::vector<Reading> readings;
         long b = first / (height * width), i = first / width % height, j = first % width;
         for (long p = first; p < last; p++) {
@@ -44,15 +44,6 @@ void for_pixels(long batch, long height, long width, long channels, Find find, F
             if (++i == height) i = 0, b++;
         }
     });
-}
-
-// Walk the channels: f(first channel, channels of a vector, number of vectors), of several at a time where there are.
-template <class F>
-void for_vectors(long C, F f) {
-    constexpr long MANY = 4;
-    long c = 0;
-    for (; c + MANY * W <= C; c += MANY * W) f(c, (long)W, std::integral_constant<long, MANY>());
-    walk(C - c, [&](long k, long count) { f(c + k, count, std::integral_constant<long, 1>()); });
 }
 
 // The largest number; the first one of equal ones, and a NaN that comes first.
@@ -154,18 +145,16 @@ Geometry geometry(const long* n, int maximum, int with_padding) {
 
 // numbers: batch, channels, height, width, height and width of the result, then window, stride and padding before, each
 // for height and width. `positions`, a byte for each result, may be null; windows have at most 256 elements where not.
-EXPORT int pooling(int format, const long* numbers, int maximum, int with_padding, const void* x, void* y,
+EXPORT int pooling(int format, const long* numbers, int maximum, int with_padding, Source x, Target y,
                    uint8_t* positions) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        forward(geometry(numbers, maximum, with_padding), (const T*)x, (T*)y, positions);
+        forward<decltype(number)>(geometry(numbers, maximum, with_padding), x, y, positions);
     });
 }
 
-EXPORT int pooling_backward(int format, const long* numbers, int maximum, int with_padding, const void* gradient,
-                            void* out, const uint8_t* positions) {
+EXPORT int pooling_backward(int format, const long* numbers, int maximum, int with_padding, Source gradient, Target out,
+                            const uint8_t* positions) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        backward(geometry(numbers, maximum, with_padding), (const T*)gradient, (T*)out, positions);
+        backward<decltype(number)>(geometry(numbers, maximum, with_padding), gradient, out, positions);
     });
 }

@@ -43,7 +43,7 @@ void sum_few(const long* sizes, const long* steps, const T* a, float scale, Out*
     if (inner > 1) {
         constexpr long STRIP = 4096;
         long strips = (inner + STRIP - 1) / STRIP;
-        return for_ranges(outer * strips, 16384 / (middle * std::min(inner, STRIP)), [=](long first, long last) {
+        return for_ranges(outer * strips, GRAIN / (middle * std::min(inner, STRIP)), [=](long first, long last) {
             for (long task = first; task < last; task++) {
                 long o = task / strips, begin = task % strips * STRIP;
                 const T* from = a + o * across + begin;
@@ -56,7 +56,7 @@ void sum_few(const long* sizes, const long* steps, const T* a, float scale, Out*
             }
         });
     }
-    for_ranges(outer, 16384 / middle, [=](long first, long last) {
+    for_ranges(outer, GRAIN / middle, [=](long first, long last) {
         float sums[W];
         for (long o = first; o < last; o += W) {
             long n = std::min(last - o, (long)W);
@@ -81,8 +81,8 @@ void reduce(const long* sizes, const long* left, const long* right, const T* a, 
         sum_block(p * part, std::min(middle, (p + 1) * part), inner, left, right, a + o * left[0],
                   b ? b + o * right[0] : b, sums + task * inner);
     };
-    if (outer * middle * inner < 32768) for (long task = 0; task < outer * parts; task++) run(task);
-    else if (parts > 1 || outer < 1024) for_tasks(outer * parts, run);
+    bool few = outer * middle * inner < 32768;
+    if (few || parts > 1 || outer < 1024) for_tasks(few, outer * parts, run);
     else for_ranges(outer, 16, [&](long first, long last) { for (long o = first; o < last; o++) run(o); });
     for (long o = 0; o < outer; o++) {
         float* total = sums + o * parts * inner;
@@ -98,12 +98,11 @@ void reduce(const long* sizes, const long* left, const long* right, const T* a, 
 
 // sizes: outer, middle, inner; strides: those of left, then of right, in elements; the last stride is 1, or 0 for a
 // repeated element. The result is [outer, inner]. `right` may be null.
-EXPORT int reduce(int format, int out_format, const long* sizes, const long* strides, const void* left,
-                  const void* right, float scale, void* out) {
+EXPORT int reduce(int format, int out_format, const long* sizes, const long* strides, Source left, Source right,
+                  float scale, Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
         return for_format(out_format, [&](auto result) {
-            reduce(sizes, strides, strides + 3, (const T*)left, (const T*)right, scale, (decltype(result)*)out);
+            reduce<decltype(number), decltype(result)>(sizes, strides, strides + 3, left, right, scale, out);
         });
     });
 }

@@ -16,7 +16,7 @@ struct Taps {
 template <class T>
 void resample(long outer, long height, long width, long inner, const Taps& down, const Taps& across, const T* x, T* y) {
     long taps = std::max(1L, down.starts[down.size] / std::max(1L, down.size));
-    for_ranges(outer * down.size, 16384 / std::max(1L, across.size * inner * taps), [&](long first, long last) {
+    for_ranges(outer * down.size, GRAIN / std::max(1L, across.size * inner * taps), [&](long first, long last) {
         static thread_local Scratch scratch;
         float* sums = scratch.floats((width + W) * (inner == 1));
         for (long r = first; r < last; r++) {
@@ -71,11 +71,9 @@ void resample(long outer, long height, long width, long inner, const Taps& down,
 
 // sizes: outer, height and width of the source, inner, height and width of the result
 EXPORT int resample(int format, const long* sizes, const long* row_starts, const long* rows, const float* row_weights,
-                    const long* column_starts, const long* columns, const float* column_weights, const void* x,
-                    void* y) {
+                    const long* column_starts, const long* columns, const float* column_weights, Source x, Target y) {
+    Taps down{sizes[4], row_starts, rows, row_weights}, across{sizes[5], column_starts, columns, column_weights};
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        Taps down{sizes[4], row_starts, rows, row_weights}, across{sizes[5], column_starts, columns, column_weights};
-        resample(sizes[0], sizes[1], sizes[2], sizes[3], down, across, (const T*)x, (T*)y);
+        resample<decltype(number)>(sizes[0], sizes[1], sizes[2], sizes[3], down, across, x, y);
     });
 }

@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr long GRAIN = 16384;  // elements: less is not worth a thread
-
 // The rows of a sample share its factor.
 template <class A, class X, class Out>
 void scaled_sum(long samples, long rows, long columns, bool gates, long step, const A* addend, const X* x, const float* scale,
@@ -55,8 +53,7 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
             });
         }
     };
-    if (total * columns < 2 * GRAIN) for (long p = 0; p < parts; p++) run(p);
-    else for_tasks(parts, run);
+    for_tasks(total * columns < 2 * GRAIN, parts, run);
     if (!sums) return;
     walk(columns, [&](long i, long count) {
         Vector a = all(0.0f), b = all(0.0f);
@@ -73,17 +70,17 @@ void scaled_sum_backward(long samples, long rows, long columns, const Out* gradi
 
 // gates: the scale has a row of each sample. step: elements from one row of the addend to the next, 0 where it is a row.
 EXPORT int scaled_sum(int addend_format, int format, int out_format, long samples, long rows, long columns, int gates,
-                      long step, const void* addend, const void* x, const float* scale, const float* factors, void* out) {
+                      long step, Source addend, Source x, const float* scale, const float* factors, Target out) {
     if (out_format != format && out_format != FLOAT32) return 1;
     return for_format(addend_format, [&](auto added) {
         return for_format(format, [&](auto number) {
-            using A = decltype(added);
             using X = decltype(number);
-            auto run = [&](auto* to) {
-                scaled_sum(samples, rows, columns, gates, step, (const A*)addend, (const X*)x, scale, factors, to);
+            auto run = [&](auto result) {
+                using Out = decltype(result);
+                scaled_sum<decltype(added), X, Out>(samples, rows, columns, gates, step, addend, x, scale, factors, out);
             };
-            if (out_format == format) run((X*)out);
-            else run((float*)out);
+            if (out_format == format) run(number);
+            else run(float{});
         });
     });
 }

@@ -49,7 +49,7 @@ EXPORT int rotary(int format, const long* numbers, int halves, int back, const f
     Turn turn{back != 0};
     return for_format(format, [&](auto kind) {
         using T = decltype(kind);
-        for_ranges(samples * tokens, 16384 / (heads * dim), [&](long first, long last) {
+        for_ranges(samples * tokens, GRAIN / (heads * dim), [&](long first, long last) {
             for (long row = first; row < last; row++) {
                 const T* x = (const T*)from + row * heads * dim;
                 T* y = (T*)to + row * heads * dim;

@@ -1,4 +1,4 @@
-// Softmax, layer normalisation and root-mean-square normalisation of the rows of a matrix; float32 inside.
+// Softmax and its logarithm, and layer normalisation, of the rows of a matrix; float32 inside.
 #include <vector>
 
 #include "rows.h"
@@ -60,10 +60,10 @@ void softmax_backward(long rows, long columns, const T* result, const T* gradien
 }
 
 // Softmax over the middle of [outer, columns, inner], a vector of inner elements at a time.
-template <class T, class F>
+template <class F>
 void for_columns(long outer, long columns, long inner, F f) {
     long strips = (inner + W - 1) / W;
-    for_ranges(outer * strips, 16384 / (columns * W), [&](long first, long last) {
+    for_ranges(outer * strips, GRAIN / (columns * W), [&](long first, long last) {
         static thread_local Scratch scratch;
         float* kept = scratch.floats(columns * W);
         for (long task = first; task < last; task++) {
@@ -75,7 +75,7 @@ void for_columns(long outer, long columns, long inner, F f) {
 
 template <class T>
 void softmax_columns(long outer, long columns, long inner, const T* x, T* y) {
-    for_columns<T>(outer, columns, inner, [&](long at, long count, float* kept) {
+    for_columns(outer, columns, inner, [&](long at, long count, float* kept) {
         Vector top = all(-INFINITY), total = all(0.0f);
         for (long n = 0; n < columns; n++) {
             Vector v = take(x + at + n * inner, count);
@@ -94,7 +94,7 @@ void softmax_columns(long outer, long columns, long inner, const T* x, T* y) {
 
 template <class T>
 void softmax_columns_backward(long outer, long columns, long inner, const T* y, const T* gradient, T* out) {
-    for_columns<T>(outer, columns, inner, [&](long at, long count, float*) {
+    for_columns(outer, columns, inner, [&](long at, long count, float*) {
         Vector dot = all(0.0f), total = dot;
         for (long n = 0; n < columns; n++) {
             long place = at + n * inner;
@@ -244,7 +244,7 @@ void layer_norm(long rows, long columns, float epsilon, const Matrix& matrix, co
             });
         }
     };
-    for_ranges(rows, 16384 / columns / block * block, [&](long first, long last) {
+    for_ranges(rows, GRAIN / columns / block * block, [&](long first, long last) {
         static thread_local Scratch scratch;
         float* factors = scratch.floats(W + block * columns);
         for (; first < last; first += block) run(first, std::min(last, first + block), factors + W, factors);
@@ -285,8 +285,7 @@ void layer_norm_backward(long rows, long columns, float epsilon, const Matrix& m
             });
         }
     };
-    if (rows * columns < 16384) for (long p = 0; p < parts; p++) run(p);
-    else for_tasks(parts, run);
+    for_tasks(rows * columns < GRAIN, parts, run);
     for (long k = 0; k < count; k++)
         walk(columns, [&](long i, long lanes) {
             Vector total = all(0.0f);
@@ -297,46 +296,34 @@ void layer_norm_backward(long rows, long columns, float epsilon, const Matrix& m
 
 }  // namespace
 
-EXPORT int softmax(int format, long rows, long columns, const void* x, void* y) {
+EXPORT int softmax(int format, long rows, long columns, Source x, Target y) {
+    return for_format(format, [&](auto number) { softmax<decltype(number)>(rows, columns, x, y); });
+}
+
+EXPORT int softmax_backward(int format, long rows, long columns, Source y, Source gradient, Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        softmax(rows, columns, (const T*)x, (T*)y);
+        softmax_backward<decltype(number)>(rows, columns, y, gradient, out);
     });
 }
 
-EXPORT int softmax_backward(int format, long rows, long columns, const void* y, const void* gradient, void* out) {
+EXPORT int log_softmax(int format, long rows, long columns, Source x, Target y) {
+    return for_format(format, [&](auto number) { log_softmax<decltype(number)>(rows, columns, x, y); });
+}
+
+EXPORT int log_softmax_backward(int format, long rows, long columns, Source x, Source gradient, Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        softmax_backward(rows, columns, (const T*)y, (const T*)gradient, (T*)out);
+        log_softmax_backward<decltype(number)>(rows, columns, x, gradient, out);
     });
 }
 
-EXPORT int log_softmax(int format, long rows, long columns, const void* x, void* y) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        log_softmax(rows, columns, (const T*)x, (T*)y);
-    });
+EXPORT int softmax_columns(int format, long outer, long columns, long inner, Source x, Target y) {
+    return for_format(format, [&](auto number) { softmax_columns<decltype(number)>(outer, columns, inner, x, y); });
 }
 
-EXPORT int log_softmax_backward(int format, long rows, long columns, const void* x, const void* gradient, void* out) {
+EXPORT int softmax_columns_backward(int format, long outer, long columns, long inner, Source y, Source gradient,
+                                    Target out) {
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        log_softmax_backward(rows, columns, (const T*)x, (const T*)gradient, (T*)out);
-    });
-}
-
-EXPORT int softmax_columns(int format, long outer, long columns, long inner, const void* x, void* y) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        softmax_columns(outer, columns, inner, (const T*)x, (T*)y);
-    });
-}
-
-EXPORT int softmax_columns_backward(int format, long outer, long columns, long inner, const void* y,
-                                    const void* gradient, void* out) {
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        softmax_columns_backward(outer, columns, inner, (const T*)y, (const T*)gradient, (T*)out);
+        softmax_columns_backward<decltype(number)>(outer, columns, inner, y, gradient, out);
     });
 }
 
@@ -349,23 +336,21 @@ static int for_formats(int format, int result_format, F f) {
 }
 
 EXPORT int layer_norm(int format, int result_format, long rows, long columns, float epsilon, const long* windows,
-                      const void* x, const float* scale, const float* shift, void* y, float* means, float* variances) {
+                      Source x, const float* scale, const float* shift, Target y, float* means, float* variances) {
     Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
-        using T = decltype(number);
-        PlainRows<T> from{(const T*)x, nullptr, columns};
+        PlainRows<decltype(number)> from{x, nullptr, columns};
         layer_norm(rows, columns, epsilon, from, scale, shift, (decltype(result)*)y, means, variances, places);
     });
 }
 
 EXPORT int layer_norm_backward(int format, int result_format, long rows, long columns, float epsilon,
-                               const long* windows, const void* x, const float* means, const float* variances,
-                               const float* scale, const void* gradient, void* out, float* scale_gradient,
+                               const long* windows, Source x, const float* means, const float* variances,
+                               const float* scale, Source gradient, Target out, float* scale_gradient,
                                float* shift_gradient) {
     Places places(windows);
     return for_formats(format, result_format, [&](auto number, auto result) {
-        using T = decltype(number);
-        PlainRows<T> from{(const T*)x, (T*)out, columns};
+        PlainRows<decltype(number)> from{x, out, columns};
         layer_norm_backward(rows, columns, epsilon, from, means, variances, scale, (const decltype(result)*)gradient,
                             scale_gradient, shift_gradient, places);
     });
@@ -374,25 +359,25 @@ EXPORT int layer_norm_backward(int format, int result_format, long rows, long co
 // The norm of a residual sum, which is written too; `rows` are those of a sample. The branch, its gradient, the norm and
 // the norm's gradient have one format.
 EXPORT int residual_norm(int format, long samples, long rows, long columns, float epsilon, const float* addend,
-                         const void* branch, const float* weights, const float* factors, const float* scale,
-                         const float* shift, float* total, void* y, float* means, float* variances) {
+                         Source branch, const float* weights, const float* factors, const float* scale,
+                         const float* shift, float* total, Target y, float* means, float* variances) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        SummedRows<T> from{addend, (const T*)branch, weights, factors, total, nullptr, nullptr, nullptr, nullptr, columns, rows};
+        SummedRows<T> from{addend, branch, weights, factors, total, nullptr, nullptr, nullptr, nullptr, columns, rows};
         layer_norm(samples * rows, columns, epsilon, from, scale, shift, (T*)y, means, variances, Places(nullptr));
     });
 }
 
 // The gradient of the weights may be null; otherwise the branch is read.
 EXPORT int residual_norm_backward(int format, long samples, long rows, long columns, float epsilon, const float* total,
-                                  const void* branch, const float* weights, const float* factors, const float* means,
+                                  Source branch, const float* weights, const float* factors, const float* means,
                                   const float* variances, const float* scale, const float* total_gradient,
-                                  const void* gradient, float* addend_gradient, void* branch_gradient,
+                                  Source gradient, float* addend_gradient, Target branch_gradient,
                                   float* scale_gradient, float* shift_gradient, float* weight_gradient) {
     return for_format(format, [&](auto number) {
         using T = decltype(number);
-        SummedRows<T> from{nullptr, (const T*)branch, weights, factors, (float*)total, total_gradient, addend_gradient,
-                           (T*)branch_gradient, weight_gradient, columns, rows};
+        SummedRows<T> from{nullptr, branch, weights, factors, (float*)total, total_gradient, addend_gradient,
+                           branch_gradient, weight_gradient, columns, rows};
         layer_norm_backward(samples * rows, columns, epsilon, from, means, variances, scale, (const T*)gradient,
                             scale_gradient, shift_gradient, Places(nullptr));
     });

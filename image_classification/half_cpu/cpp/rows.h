@@ -10,7 +10,7 @@ namespace {
 
 template <class F>
 void for_rows(long rows, long columns, F f) {
-    for_ranges(rows, 16384 / columns, [&](long first, long last) {
+    for_ranges(rows, GRAIN / columns, [&](long first, long last) {
         static thread_local Scratch scratch;
         float* row = scratch.floats(2 * (columns + W));
         for (long r = first; r < last; r++) f(r, row);

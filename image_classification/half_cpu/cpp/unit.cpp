@@ -77,21 +77,17 @@ void unit_backward(const Sizes& s, const T* x, const float* scale, const float* 
 
 // x is [batch, rows, step], of which the first columns are read; y [batch, rows, columns]; factors are one over the
 // lengths, [batch, columns].
-EXPORT int unit(int format, const long* numbers, const void* x, const float* scale, void* y, float* factors) {
+EXPORT int unit(int format, const long* numbers, Source x, const float* scale, Target y, float* factors) {
     Sizes s;
     memcpy(&s, numbers, sizeof(s));
-    return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        unit(s, (const T*)x, scale, (T*)y, factors);
-    });
+    return for_format(format, [&](auto number) { unit<decltype(number)>(s, x, scale, y, factors); });
 }
 
-EXPORT int unit_backward(int format, const long* numbers, const void* x, const float* scale, const float* factors,
-                         const void* gradient, void* out, float* scale_gradient) {
+EXPORT int unit_backward(int format, const long* numbers, Source x, const float* scale, const float* factors,
+                         Source gradient, Target out, float* scale_gradient) {
     Sizes s;
     memcpy(&s, numbers, sizeof(s));
     return for_format(format, [&](auto number) {
-        using T = decltype(number);
-        unit_backward(s, (const T*)x, scale, factors, (const T*)gradient, (T*)out, scale_gradient);
+        unit_backward<decltype(number)>(s, x, scale, factors, gradient, out, scale_gradient);
     });
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 // What has a branch for special numbers, and is called so often that the compiler would make it a function of its own.
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -350,6 +351,15 @@ static inline void walk(long n, F f) {
     long i = 0;
     for (; i + W <= n; i += W) f(i, (long)W);
     if (i < n) f(i, n - i);
+}
+// Walk n elements, whole lines of the cache at a time where there are: f(index, count of a vector, number of vectors), a
+// constant.
+constexpr long MANY = 4;
+template <class F>
+static inline void for_vectors(long n, F f) {
+    long i = 0;
+    for (; i + MANY * W <= n; i += MANY * W) f(i, (long)W, std::integral_constant<long, MANY>());
+    walk(n - i, [&](long j, long count) { f(i + j, count, std::integral_constant<long, 1>()); });
 }
 template <class T>
 static inline Vector take(const T* p, long count) { return count == W ? load(p) : load(p, count); }
