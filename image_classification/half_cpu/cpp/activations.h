@@ -305,35 +305,25 @@ struct Scale {  // the gradient needs nothing kept
     Vector backward(Vector, Vector g) const { return g * all(factor); }
 };
 
+// Call f with the activation of this name.
+template <class F, class... A>
+int for_named(const char* name, F f, A... activations) {
+    return ((!strcmp(name, A::NAME) && (f(activations), true)) || ...) ? 0 : 1;
+}
+
 template <class T, class F>
 int for_activation(const char* name, float alpha, float beta, F f) {
-    bool found = false;
-    auto attempt = [&](auto activation) {
-        if (found || strcmp(name, decltype(activation)::NAME)) return;
-        found = true;
-        f(activation);
-    };
-    attempt(Relu{}), attempt(Relu6{}), attempt(LeakyRelu{alpha, beta}), attempt(Gelu<T>{}), attempt(GeluTanh<T>{});
-    attempt(Sigmoid<T>{}), attempt(Silu<T>{}), attempt(Tanh<T>{}), attempt(HardSwish{}), attempt(HardSigmoid{alpha, beta});
-    attempt(Scale{alpha, beta}), attempt(Elu<T>{alpha, beta}), attempt(Mish<T>{}), attempt(Square{}), attempt(Sqrt{});
-    attempt(Celu<T>{alpha, beta}), attempt(Selu<T>{alpha, beta}), attempt(Softplus<T>{alpha, beta});
-    attempt(LogSigmoid<T>{}), attempt(Softsign{}), attempt(HardTanh{alpha, beta});
-    attempt(Log<T>{}), attempt(Sin<T>{}), attempt(Cos<T>{}), attempt(Power{alpha, beta});
-    attempt(Rsqrt{}), attempt(Exp<T>{}), attempt(Abs{}), attempt(Clip{alpha, beta});
-    return found ? 0 : 1;
+    return for_named(
+        name, f, Relu{}, Relu6{}, LeakyRelu{alpha, beta}, Gelu<T>{}, GeluTanh<T>{}, Sigmoid<T>{}, Silu<T>{}, Tanh<T>{},
+        HardSwish{}, HardSigmoid{alpha, beta}, Scale{alpha, beta}, Elu<T>{alpha, beta}, Mish<T>{}, Square{}, Sqrt{},
+        Celu<T>{alpha, beta}, Selu<T>{alpha, beta}, Softplus<T>{alpha, beta}, LogSigmoid<T>{}, Softsign{},
+        HardTanh{alpha, beta}, Log<T>{}, Sin<T>{}, Cos<T>{}, Power{alpha, beta}, Rsqrt{}, Exp<T>{}, Abs{}, Clip{alpha, beta});
 }
 
 // The ones that a normalisation ends with: all of them know their gradient by their input.
 template <class T, class F>
 int for_fused(const char* name, F f) {
-    if (!strcmp(name, Identity::NAME)) f(Identity{});
-    else if (!strcmp(name, Relu::NAME)) f(Relu{});
-    else if (!strcmp(name, Relu6::NAME)) f(Relu6{});
-    else if (!strcmp(name, HardSwish::NAME)) f(HardSwish{});
-    else if (!strcmp(name, Silu<T>::NAME)) f(Silu<T>{});
-    else if (!strcmp(name, Gelu<T>::NAME)) f(Gelu<T>{});
-    else return 1;
-    return 0;
+    return for_named(name, f, Identity{}, Relu{}, Relu6{}, HardSwish{}, Silu<T>{}, Gelu<T>{});
 }
 
 }  // namespace
