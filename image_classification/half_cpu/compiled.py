@@ -51,6 +51,11 @@ def counterpart(build, preferred=lambda *key: False):
     return decorate
 
 
+def own(build):
+    """Mark the function that builds a primitive from a key alone, since oneDNN has no such one."""
+    return counterpart(build, lambda *key: True)(build)
+
+
 @functools.cache
 def formats():
     """Return oneDNN's numbers of the formats that are computed by compiled kernels on this machine."""
@@ -262,20 +267,24 @@ def convolution_constants(name, source, filters, target, geometry, post_ops=()):
     return source.data_type, ("forward", "backward_data", "backward_weights").index(name), constants, activation
 
 
+def convolving(name, call, *last):
+    """Return the call of a pass that a kernel computes: of operands in the order of oneDNN's, None for what is left
+    out."""
+
+    def run(first, filters, results, factor=None, addend=None, residual=None):
+        operands = (first, results, filters) if name == "backward_weights" else (first, filters, results)
+        call(*operands, factor, addend, residual, *last)
+
+    return run
+
+
 def convolution(name, *key):
     """A pass of a convolution; the forward one may end with a product and a sum for each channel, the sum with a
     residual and an activation, in this order."""
-    call = _partial("convolution", *convolution_constants(name, *key))
+    run = convolving(name, _partial("convolution", *convolution_constants(name, *key)))
     filters = key[1]
     _, inputs, *window = filters.shape[-4:]
     size = onednn.ELEMENT_SIZE[filters.data_type] * math.prod(filters.shape)
-
-    def run(first, filters, last, factor=None, addend=None, residual=None):
-        if name == "backward_weights":
-            call(first, last, filters, None, None, None)
-        else:
-            call(first, filters, last, factor, addend, residual)
-
     # Filters of a single tap are taken as they are.
     return Primitive(run, (0, size, 0) if math.prod(window) > 1 or inputs == 1 else ())
 

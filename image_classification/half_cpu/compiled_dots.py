@@ -8,7 +8,7 @@ import math
 
 from . import onednn_library as onednn
 from .arguments import BFLOAT16
-from .compiled import Primitive, convolution_constants, filters_reorder
+from .compiled import Primitive, convolution_constants, convolving, filters_reorder, own
 from .compiled_library import load
 from .compiled_long_products import multiplies_bfloat16
 from .onednn_primitives import new_tensor
@@ -34,18 +34,16 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     return outputs % _VECTOR == inputs % 2 == 0 and inputs >= _VECTOR and is_known and not any(map(any, geometry[2:]))
 
 
-def describe(library, builder, name, *key):
+@own
+def describe(name, *key):
     """The primitive of a pass, with the arguments of `compiled.convolution`'s; its filters come from the next one."""
     _, _, constants, activation = convolution_constants(name, *key)
     call = functools.partial(load().dot_convolution, constants, *_CLAMPS[activation or b"identity"])
-
-    def run(images, filters, out, factor=None, addend=None, residual=None):
-        call(images, filters, out, factor, addend, residual)
-
-    return Primitive(run, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * math.prod(key[1].shape), 0))
+    return Primitive(convolving(name, call), (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * math.prod(key[1].shape), 0))
 
 
-def describe_filters(library, builder, plain_type, name, *key):
+@own
+def describe_filters(plain_type, name, *key):
     """The way from plain filters to those of a pass."""
     reorder, (outputs, inputs, *_) = filters_reorder(plain_type, name, *key), key[1].shape
 

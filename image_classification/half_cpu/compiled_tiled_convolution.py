@@ -3,12 +3,13 @@
 What stands behind the sum costs oneDNN's kernels as much as the products.
 """
 
+import functools
 import math
 
 import paddle
 
 from . import onednn_library as onednn
-from .compiled import Primitive, convolution_constants, filters_reorder
+from .compiled import Primitive, convolution_constants, convolving, filters_reorder, own
 from .compiled_library import load
 from .compiled_tiles import PANEL, has_tiles
 from .onednn_primitives import new_tensor
@@ -39,19 +40,18 @@ def pays(changes, name, source, filters, target, geometry, post_ops=()):
     return fits and bool(post_ops) and pixels >= PANEL
 
 
-def describe(library, builder, name, *key):
+@own
+def describe(name, *key):
     """The primitive of a pass, with the arguments of `compiled.convolution`'s; its filters come from the next one."""
     _, _, constants, activation = convolution_constants(name, *key)
-
-    def run(images, filters, out, factor=None, addend=None, residual=None):
-        load().tiled_convolution(constants, activation or b"identity", images, filters, out, factor, addend, residual)
-
+    call = functools.partial(load().tiled_convolution, constants, activation or b"identity")
     outputs, inputs, rows, columns = key[1].shape
     terms = rows * (PANEL if inputs % PANEL else inputs * columns)
-    return Primitive(run, (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * outputs * terms, 0))
+    return Primitive(convolving(name, call), (0, onednn.ELEMENT_SIZE[onednn.BFLOAT16] * outputs * terms, 0))
 
 
-def describe_filters(library, builder, plain_type, name, *key):
+@own
+def describe_filters(plain_type, name, *key):
     """The way from plain filters to those of a pass."""
     constants = convolution_constants(name, *key)[2]
     reorder = filters_reorder(plain_type, name, *key)

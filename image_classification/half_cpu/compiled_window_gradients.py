@@ -7,7 +7,7 @@ import functools
 import math
 
 from . import onednn_library as onednn
-from .compiled import Primitive, convolution_constants
+from .compiled import Primitive, convolution_constants, own
 from .compiled_library import load
 from .compiled_tiles import PANEL, has_tiles
 
@@ -28,7 +28,8 @@ def pays(name, source, filters, target, geometry, post_ops=()):
     return has_tiles() and all(not gap or 2 * (taps - 1) * (gap + 1) <= size for size, taps, gap in sizes)
 
 
-def describe(library, builder, plain_type, name, *key):
+@own
+def describe(plain_type, name, *key):
     """The primitive of a pass, which writes plain filters of a format, rounded to bfloat16."""
     constants = convolution_constants(name, *key)[2]
     return Primitive(functools.partial(load().window_gradient, plain_type, constants))

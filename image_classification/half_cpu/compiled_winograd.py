@@ -4,7 +4,7 @@ import functools
 import math
 
 from . import onednn_library as onednn
-from .compiled import Primitive, convolution_constants, counterpart, filters_reorder, formats
+from .compiled import Primitive, convolution_constants, convolving, filters_reorder, formats, own
 from .compiled_library import load
 from .compiled_long_products import multiplies_bfloat16
 
@@ -53,27 +53,19 @@ def _channels(name, filters):
     return (outputs, inputs) if name == "backward_data" else (inputs, outputs)
 
 
-def _convolution(name, *key):
+@own
+def describe(name, *key):
+    """The primitive of a pass, with the arguments of `compiled.convolution`'s; its filters come from the next one."""
     size = 0 if name == "backward_weights" else _size(*_channels(name, key[1]))
     call = functools.partial(load().winograd, *convolution_constants(name, *key))
     plain = 2 * math.prod(key[1].shape)
-
-    def run(first, filters, last, factor=None, addend=None, residual=None):
-        if name == "backward_weights":
-            call(first, last, filters, None, None, None, 0)
-        else:
-            call(first, filters, last, factor, addend, residual, size)
-
-    return Primitive(run, (0, 4 * size + plain, 0))
+    return Primitive(convolving(name, call, size), (0, 4 * size + plain, 0))
 
 
-@counterpart(_convolution)
-def describe(library, builder, *key):
-    """The primitive of a pass, with the arguments of `compiled.convolution`'s; its filters come from the next one."""
-    return _convolution(*key)
-
-
-def _filters(plain_type, name, *key):
+@own
+def describe_filters(plain_type, name, *key):
+    """The way from plain filters to those of a pass: transformed, and behind them in the order of the direct kernel,
+    which computes what does not stay finite. For backward_weights, the way back to plain ones."""
     reorder = filters_reorder(plain_type, name, *key)
     if name == "backward_weights":
         return reorder
@@ -86,10 +78,3 @@ def _filters(plain_type, name, *key):
         transform(out + behind, out)
 
     return Primitive(run)
-
-
-@counterpart(_filters)
-def describe_filters(library, builder, *key):
-    """The way from plain filters to those of a pass: transformed, and behind them in the order of the direct kernel,
-    which computes what does not stay finite. For backward_weights, the way back to plain ones."""
-    return _filters(*key)

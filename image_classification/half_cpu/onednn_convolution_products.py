@@ -83,7 +83,8 @@ def _filter_gradient(key, images, out, gradient, dtype):
     cache.get(_describe_taps_last, filters)(taps_first.data_ptr(), out.pointer)
 
 
-def _describe_windows(library, builder, source, window, target, geometry):
+@compiled.own
+def _describe_windows(source, window, target, geometry):
     """The copy of images [B, C, H, W], which lie as [B, H, W, C], to [B, H', W', kh, kw, C]: what each result reads."""
     (batch, channels, height, width), (tall, wide) = source.shape, window
     shape = (batch, *target.shape[2:], tall * wide * channels)
@@ -107,7 +108,8 @@ def _describe_windows(library, builder, source, window, target, geometry):
     return compiled.move(source.data_type, 4, boxes)
 
 
-def _describe_taps_last(library, builder, filters):
+@compiled.own
+def _describe_taps_last(filters):
     """The copy of filters that lie as [O, kh * kw, C] to [O, C, kh, kw], dense."""
     outputs, channels, *window = filters.shape
     taps = math.prod(window)
