@@ -96,33 +96,14 @@ ROUNDING = {
     "conv_norm": functools.partial(onednn_batch_norm.conv_norm, rounds=True),
 }
 
+_COMPILED = (
+    compiled_activations, compiled_broadcast, compiled_concat, compiled_covariance, compiled_dropout, compiled_norms,
+    compiled_optimizer, compiled_columns, compiled_grid, compiled_axes, compiled_losses, compiled_masks, compiled_pairs,
+    compiled_places, compiled_repeats, compiled_reduce, compiled_resample, compiled_roll, compiled_rotary,
+    compiled_residual, compiled_residual_norm, compiled_shuffles, compiled_views, compiled_windows,
+)  # fmt: skip
 # Where the compiled library is; what both have, oneDNN is asked for first.
-COMPILED_KERNELS = {
-    **compiled_activations.KERNELS,
-    **compiled_broadcast.KERNELS,
-    **compiled_concat.KERNELS,
-    **compiled_covariance.KERNELS,
-    **compiled_dropout.KERNELS,
-    **compiled_norms.KERNELS,
-    **compiled_optimizer.KERNELS,
-    **compiled_columns.KERNELS,
-    **compiled_grid.KERNELS,
-    **compiled_axes.KERNELS,
-    **compiled_losses.KERNELS,
-    **compiled_masks.KERNELS,
-    **compiled_pairs.KERNELS,
-    **compiled_places.KERNELS,
-    **compiled_repeats.KERNELS,
-    **compiled_reduce.KERNELS,
-    **compiled_resample.KERNELS,
-    **compiled_roll.KERNELS,
-    **compiled_rotary.KERNELS,
-    **compiled_residual.KERNELS,
-    **compiled_residual_norm.KERNELS,
-    **compiled_shuffles.KERNELS,
-    **compiled_views.KERNELS,
-    **compiled_windows.KERNELS,
-}
+COMPILED_KERNELS = {name: kernel for module in _COMPILED for name, kernel in module.KERNELS.items()}
 
 
 def available():

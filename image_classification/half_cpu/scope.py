@@ -184,14 +184,11 @@ def cast_by_paddle(tensor, dtype):
     """
     if dtype is not FLOAT16 or tensor.dtype not in (FLOAT32, FLOAT64):
         return noted(paddle_names.cast, tensor, dtype)
-    scope, active.scope = active.scope, None
-    try:
+    with undispatched():
         with paddle.no_grad():
             lost = paddle.logical_and(tensor.abs() < 2.0**-77, tensor.astype("bool"))
             addend = paddle.where(lost, tensor.sign() * 2.0**-26, paddle.full_like(tensor, -0.0))  # x + -0 is x
         return noted(paddle_names.cast, tensor + addend, dtype)
-    finally:
-        active.scope = scope
 
 
 def constant(make, *args):

@@ -29,7 +29,7 @@ class State:
     def written(self):
         """Return the buffers that were written: Paddle's batch norms do not count their writes."""
         noted = {id(one) for one in self.noted()}
-        return [one for one, _, value in self._buffers if id(one) in noted or _bits(one) != _bits(value)]
+        return [one for one, _, value in self._buffers if id(one) in noted or bits(one) != bits(value)]
 
     def restore(self):
         """Let all be what it was. What was not written stays as it is: a backward pass may wait for it."""
@@ -52,7 +52,7 @@ def statistics(parameters):
 
 def mark(tensor):
     """Return what is another one for other numbers."""
-    return hashlib.sha256(_bits(tensor)).digest()
+    return hashlib.sha256(bits(tensor)).digest()
 
 
 def marks_of_state(buffers):
@@ -61,5 +61,6 @@ def marks_of_state(buffers):
         return [*map(mark, filter(pointer_of, buffers)), mark(paddle.rand([4]))]
 
 
-def _bits(tensor):
+def bits(tensor):
+    """Return the numbers of a tensor, to be compared."""
     return tensor.numpy().tobytes()
