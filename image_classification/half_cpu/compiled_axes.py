@@ -7,18 +7,19 @@ import functools
 
 import paddle
 
+from .arguments import FLOAT32
 from .compiled_library import load
 from .compiled_places import Taken, split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
 from .linear_map import LinearMap, reshaped
 from .onednn_memory import as_images, as_rows, contiguous, is_channels_last, new_like
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers
 from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
-_FLOAT32, _INT64 = paddle.float32, paddle.int64
+_INT64 = paddle.int64
 
 
 class Extreme(PyLayer):
@@ -30,7 +31,7 @@ class Extreme(PyLayer):
         x, sizes = _three_axes(x, axes)
         ctx.sizes = DATA_TYPES[x.dtype], *sizes
         out = new_tensor(x.dtype, shape)
-        load().extreme(ctx.sizes[0], is_minimum, *ctx.sizes[1:], x.data_ptr(), out.data_ptr())
+        load().extreme(ctx.sizes[0], is_minimum, *ctx.sizes[1:], *pointers(x, out))
         keep(ctx, x, own_result(out))
         return out
 
@@ -39,8 +40,7 @@ class Extreme(PyLayer):
         """Return the gradient of x, shared by those that are the extreme."""
         x, result = saved(ctx)
         gradient, out = contiguous(gradient), new_like(x)
-        pointers = x.data_ptr(), result.data_ptr(), gradient.data_ptr(), out.data_ptr()
-        load().extreme_backward(*ctx.sizes, *pointers)
+        load().extreme_backward(*ctx.sizes, *pointers(x, result, gradient, out))
         return out
 
 
@@ -121,8 +121,8 @@ class Length(PyLayer):
         """Return it, dense, as a tensor of `shape`."""
         x, sizes = _three_axes(x, axes)
         ctx.constants = DATA_TYPES[x.dtype], *sizes, epsilon
-        out, unrounded = new_tensor(x.dtype, shape), new_tensor(_FLOAT32, shape)
-        load().length(*ctx.constants[:4], x.data_ptr(), out.data_ptr(), unrounded.data_ptr())
+        out, unrounded = new_tensor(x.dtype, shape), new_tensor(FLOAT32, shape)
+        load().length(*ctx.constants[:4], *pointers(x, out, unrounded))
         keep(ctx, x, unrounded)
         return out
 
@@ -131,8 +131,7 @@ class Length(PyLayer):
         """Return the gradient of x, divided by the length plus epsilon as Paddle does it."""
         x, lengths = saved(ctx)
         gradient, out = contiguous(gradient), new_like(x)
-        pointers = x.data_ptr(), lengths.data_ptr(), gradient.data_ptr(), out.data_ptr()
-        load().length_backward(*ctx.constants, *pointers)
+        load().length_backward(*ctx.constants, *pointers(x, lengths, gradient, out))
         return out
 
 

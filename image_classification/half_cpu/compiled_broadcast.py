@@ -8,8 +8,7 @@ import functools
 import itertools
 import math
 
-import paddle
-
+from .arguments import FLOAT32
 from .compiled_library import load, numbers
 from .onednn_memory import (
     channels_last,
@@ -24,11 +23,9 @@ from .onednn_memory import (
     passed_on,
     settled,
 )
-from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, servable
+from .onednn_primitives import CACHE_SIZE, bound, data_type, dense_strides, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
-
-_FLOAT32 = paddle.float32
 
 
 def memory_axes(tensor):
@@ -49,6 +46,11 @@ def runs_of(sizes, repeated):
 def plan(large, small_shape):
     """Return the runs of a settled tensor in the order of memory, or None for shapes of which the other is no part."""
     return _runs(tuple(large.shape), memory_axes(large), tuple(small_shape))
+
+
+def dense_runs(shape, small_shape):
+    """Return the same of a dense tensor of a shape."""
+    return _runs(tuple(shape), tuple(range(len(shape))), tuple(small_shape))
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -86,8 +88,7 @@ def repeated_strides(runs):
 def combined(name, large, small, runs):
     """Return `large name small` in the memory order of large; a run along which the small one repeats has stride 0."""
     out = new_like(large)
-    pointers = large.data_ptr(), small.data_ptr(), out.data_ptr()
-    load().pair(name, data_type(large), *operands(runs), *pointers)
+    load().pair(name, data_type(large), *operands(runs), *pointers(large, small, out))
     return out
 
 
@@ -102,7 +103,7 @@ def sum_over(tensor, other, runs, out, factor=1.0):
     """Write the sum of a settled tensor, or of its product with another, over the runs that repeat; float32 between."""
     *steps, (last, _) = _steps(runs)
     for constants, count in steps:
-        target = new_tensor(_FLOAT32, [count])
+        target = new_tensor(FLOAT32, [count])
         _reduce(tensor, other, constants, 1.0, target)
         tensor, other = target, None
     _reduce(tensor, other, last, factor, out)
@@ -110,8 +111,7 @@ def sum_over(tensor, other, runs, out, factor=1.0):
 
 
 def _reduce(tensor, other, constants, factor, out):
-    pointer = None if other is None else other.data_ptr()
-    load().reduce(data_type(tensor), data_type(out), *constants, tensor.data_ptr(), pointer, factor, out.data_ptr())
+    load().reduce(data_type(tensor), data_type(out), *constants, *pointers(tensor, other), factor, out.data_ptr())
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -185,8 +185,8 @@ def _small_gradient(gradient, large, small, runs, shape, sign):
     if sign == 1 or large is None:
         return sum_over(gradient, large, runs, new_small(gradient, shape), sign)
     # of large / small: - sum(gradient * large) / small / small, rounded once
-    total = sum_over(gradient, large, runs, new_small(gradient, shape, _FLOAT32), sign)
-    divisor, dense = in_dtype(small, _FLOAT32), ((numel(small), False),)
+    total = sum_over(gradient, large, runs, new_small(gradient, shape, FLOAT32), sign)
+    divisor, dense = in_dtype(small, FLOAT32), ((numel(small), False),)
     total = combined(b"divide", combined(b"divide", total, divisor, dense), divisor, dense)
     return in_dtype(total, gradient.dtype)
 
@@ -210,8 +210,7 @@ class OuterSum(PyLayer):
         left, right, out = contiguous(left), contiguous(right), new_tensor(left.dtype, shape)
         (sizes, left_strides), (_, right_strides) = map(repeated_strides, runs)
         constants = numbers(*sizes), numbers(*left_strides, *right_strides)
-        pointers = left.data_ptr(), right.data_ptr(), out.data_ptr()
-        load().pair(b"add", data_type(left), *constants, *pointers)
+        load().pair(b"add", data_type(left), *constants, *pointers(left, right, out))
         return out
 
     @staticmethod

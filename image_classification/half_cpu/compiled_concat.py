@@ -10,7 +10,7 @@ from . import paddle_names
 from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
-from .onednn_memory import channels_last, contiguous, copy_layout, is_channels_last, new_channels_last, with_axis
+from .onednn_memory import are_rows, channels_last, contiguous, copy_layout, new_channels_last, with_axis
 from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 from .recorded import PyLayer
 from .scope import noted
@@ -56,7 +56,7 @@ class Concat(PyLayer):
     @staticmethod
     def forward(ctx, axis, *tensors):
         """Return the whole; images that lie as [B, H, W, C] and are joined along C stay so."""
-        last = axis == 1 and is_channels_last(tensors[0]) and not tensors[0].is_contiguous()
+        last = axis == 1 and are_rows(tensors[0])
         ctx.needs = [not tensor.stop_gradient for tensor in tensors]
         ctx.constants = (axis, last, [tensor.shape for tensor in tensors])
         return joined(axis, last, tensors)
@@ -102,7 +102,7 @@ class Split(PyLayer):
     @staticmethod
     def forward(ctx, x, axis, sections):
         """Return the parts, dense; channels of images that lie as [B, H, W, C] stay so."""
-        last = axis == 1 and is_channels_last(x) and not x.is_contiguous()
+        last = axis == 1 and are_rows(x)
         shapes = [[*x.shape[:axis], size, *x.shape[axis + 1 :]] for size in sections]
         ctx.set_materialize_grads(False)  # of parts that nothing reads
         ctx.constants = (axis, last, x.dtype, shapes)

@@ -10,7 +10,7 @@ from .onednn_matmul import multiply
 from .onednn_matrices import view
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 
@@ -30,8 +30,7 @@ class CrossCovariance(PyLayer):
         ctx.constants = DATA_TYPES[packed.dtype], numbers(batch, tokens, 2 * dim, width, dim // num_heads, num_heads)
         unit = new_tensor(packed.dtype, [batch, tokens, 2 * dim])
         factors = new_tensor(temperature.dtype, [batch, 2 * dim])
-        pointers = (tensor.data_ptr() for tensor in (packed, temperature, unit, factors))
-        load().unit(*ctx.constants, *pointers)
+        load().unit(*ctx.constants, *pointers(packed, temperature, unit, factors))
         query, key = parts(unit, num_heads, 2)
         weights = new_tensor(packed.dtype, [batch, num_heads, dim // num_heads, dim // num_heads])
         multiply(query.transposed, key, view(weights))
@@ -57,8 +56,7 @@ class CrossCovariance(PyLayer):
         multiply(key, view(scores).transposed, query_gradient)
         multiply(query, view(scores), key_gradient)
         sums = new_tensor(temperature.dtype, temperature.shape)
-        pointers = (tensor.data_ptr() for tensor in (packed, temperature, factors, unit_gradient, result, sums))
-        load().unit_backward(*ctx.constants, *pointers)
+        load().unit_backward(*ctx.constants, *pointers(packed, temperature, factors, unit_gradient, result, sums))
         shape, dtype = ctx.temperature
         gradients = result, in_dtype(sums.reshape(shape), dtype)
         return tuple(one if needed else None for one, needed in zip(gradients, ctx.needs, strict=True))

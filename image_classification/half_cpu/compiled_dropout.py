@@ -5,7 +5,7 @@ import paddle
 from . import paddle_names
 from .compiled_library import load
 from .onednn_memory import contiguous
-from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .onednn_primitives import bound, data_type, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import noted
@@ -26,8 +26,7 @@ class Dropout(PyLayer):
         key = noted(paddle_names.randint, -_LARGEST - 1, _LARGEST, [2], _INT32, _CPU)
         below = min(round(p * (1 << 32)), (1 << 32) - 1)
         ctx.factor = 1 / (1 - p)
-        load().dropout(data_type(x), numel(x), key.data_ptr(), below, ctx.factor,
-                       x.data_ptr(), kept.data_ptr(), out.data_ptr())  # fmt: skip
+        load().dropout(data_type(x), numel(x), key.data_ptr(), below, ctx.factor, *pointers(x, kept, out))
         keep(ctx, kept)
         return out
 
@@ -37,8 +36,7 @@ class Dropout(PyLayer):
         (kept,) = saved(ctx)
         gradient = contiguous(gradient)
         out = new_tensor(gradient.dtype, gradient.shape)
-        load().dropout_backward(data_type(gradient), numel(gradient), ctx.factor,
-                                kept.data_ptr(), gradient.data_ptr(), out.data_ptr())  # fmt: skip
+        load().dropout_backward(data_type(gradient), numel(gradient), ctx.factor, *pointers(kept, gradient, out))
         return out
 
 

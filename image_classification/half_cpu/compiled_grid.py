@@ -1,15 +1,13 @@
 """Images read between pixels at the points of a grid, bilinearly, on all formats; float32 arithmetic, rounded once."""
 
-import paddle
 
+from .arguments import FLOAT32
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_channels_last
-from .onednn_primitives import bound, data_type, new_tensor, numel, servable
+from .onednn_primitives import bound, data_type, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
-
-_FLOAT32 = paddle.float32
 
 
 class GridSample(PyLayer):
@@ -24,7 +22,7 @@ class GridSample(PyLayer):
         ctx.constants = data_type(x), numbers(*x.shape, rows * columns), corners, border
         x, grid = channels_last(x), in_float32(grid)
         out = new_channels_last(x.dtype, [batch, x.shape[1], rows, columns])
-        load().grid_sample(*ctx.constants, x.data_ptr(), grid.data_ptr(), out.data_ptr())
+        load().grid_sample(*ctx.constants, *pointers(x, grid, out))
         keep(ctx, x, grid)
         return ctx.ordered(out)
 
@@ -34,9 +32,8 @@ class GridSample(PyLayer):
         x, grid = saved(ctx)
         gradient = channels_last(gradient)
         images = new_channels_last(x.dtype, x.shape) if ctx.needs[0] else None
-        points = new_tensor(_FLOAT32, grid.shape) if ctx.needs[1] else None
-        written = [None if tensor is None else tensor.data_ptr() for tensor in (images, points)]
-        load().grid_sample_backward(*ctx.constants, x.data_ptr(), grid.data_ptr(), gradient.data_ptr(), *written)
+        points = new_tensor(FLOAT32, grid.shape) if ctx.needs[1] else None
+        load().grid_sample_backward(*ctx.constants, *pointers(x, grid, gradient, images, points))
         return (
             None if images is None else ctx.ordered(images),
             None if points is None else in_dtype(points, ctx.grid_dtype),

@@ -2,14 +2,15 @@
 
 import paddle
 
+from .arguments import FLOAT32
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
-_FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
+_INT64, _INT32 = paddle.int64, paddle.int32
 
 
 class CrossEntropy(PyLayer):
@@ -23,10 +24,9 @@ class CrossEntropy(PyLayer):
         x, labels = contiguous(x), contiguous(labels)
         labels = labels if shares or labels.dtype is _INT64 else labels.astype(_INT64)
         rounded, losses = new_tensor(x.dtype, x.shape), new_tensor(x.dtype, [*x.shape[:-1], 1])
-        probabilities = own_result(rounded) if x.dtype is _FLOAT32 else new_tensor(_FLOAT32, x.shape)
+        probabilities = own_result(rounded) if x.dtype is FLOAT32 else new_tensor(FLOAT32, x.shape)
         ctx.dtype, ctx.sizes = x.dtype, (DATA_TYPES[x.dtype], numel(x) // x.shape[-1], x.shape[-1], ignored)
-        results = (one.data_ptr() for one in (rounded, probabilities, losses))
-        load().cross_entropy(*ctx.sizes, x.data_ptr(), *_pointers(labels), *results)
+        load().cross_entropy(*ctx.sizes, *pointers(x, *_kinds(labels), rounded, probabilities, losses))
         keep(ctx, probabilities, labels)
         return rounded, losses
 
@@ -37,13 +37,13 @@ class CrossEntropy(PyLayer):
         if gradient is None:
             return paddle.zeros(probabilities.shape, ctx.dtype), None
         gradient, out = contiguous(gradient), new_tensor(ctx.dtype, probabilities.shape)
-        pointers = probabilities.data_ptr(), *_pointers(labels), gradient.data_ptr(), out.data_ptr()
-        load().cross_entropy_backward(*ctx.sizes, *pointers)
+        load().cross_entropy_backward(*ctx.sizes, *pointers(probabilities, *_kinds(labels), gradient, out))
         return out, None
 
 
-def _pointers(labels):
-    return (labels.data_ptr(), None) if labels.dtype is _INT64 else (None, labels.data_ptr())
+def _kinds(labels):
+    """Return (whole numbers, shares), of which one is None."""
+    return (labels, None) if labels.dtype is _INT64 else (None, labels)
 
 
 def cross_entropy(original, args, kwargs):

@@ -2,7 +2,7 @@
 
 import paddle
 
-from .compiled_broadcast import repeated_strides, runs_of
+from .compiled_broadcast import dense_runs, repeated_strides
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .onednn_memory import contiguous
@@ -40,9 +40,8 @@ def _chosen(mask, yes, no, dtype, runs, shape):
     sizes, strides = repeated_strides(runs)
     out = new_tensor(dtype, shape)
     sources = [(0, None) if one is None else (int(one.ndim > 0), one.data_ptr()) for one in (yes, no)]
-    load().pick(
-        out.element_size(), numbers(*sizes), numbers(*strides), mask.data_ptr(), *sources[0], *sources[1],
-        out.data_ptr())  # fmt: skip
+    constants = out.element_size(), numbers(*sizes), numbers(*strides)
+    load().pick(*constants, mask.data_ptr(), *sources[0], *sources[1], out.data_ptr())
     return out
 
 
@@ -53,11 +52,8 @@ def _choice(mask, yes, no, shape):
         return NotImplemented
     if any(not one.ndim and not one.stop_gradient for one in (yes, no)) or not pays(whole[0], numel(whole[0])):
         return NotImplemented
-    aligned = [1] * (len(shape) - mask.ndim) + mask.shape
-    if len(aligned) > len(shape) or any(size not in (1, whole) for size, whole in zip(aligned, shape, strict=True)):
-        return NotImplemented
-    runs = runs_of(tuple(shape), tuple(size != whole for size, whole in zip(aligned, shape, strict=True)))
-    return NotImplemented if len(runs) > 4 else Choice.apply(mask.detach(), yes, no, runs, shape)
+    runs = dense_runs(shape, mask.shape)
+    return NotImplemented if runs is None or len(runs) > 4 else Choice.apply(mask.detach(), yes, no, runs, shape)
 
 
 def where(original, args, kwargs):

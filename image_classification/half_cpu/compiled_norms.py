@@ -2,16 +2,13 @@
 
 import math
 
-import paddle
-
+from .arguments import FLOAT32
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_normalization import scale_and_shift
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
-from .scope import constant
-
-_FLOAT32 = paddle.float32
 
 
 class GroupNorm(PyLayer):
@@ -24,15 +21,11 @@ class GroupNorm(PyLayer):
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (scale, shift)]
         x = settled(x)
         batch, channels, *rest = x.shape
-        scale, shift = (
-            constant(paddle.full, [channels], value, _FLOAT32) if tensor is None else in_float32(tensor)
-            for tensor, value in ((scale, 1.0), (shift, 0.0))
-        )
+        scale, shift = map(in_float32, scale_and_shift(scale, shift, [channels], FLOAT32))
         ctx.numbers = numbers(batch, channels, math.prod(rest), groups, not x.is_contiguous())
         out = new_like(x)
-        statistics = [new_tensor(_FLOAT32, [batch, channels]) for _ in range(2)]
-        tensors = (x, scale, shift, out, *statistics)
-        load().group_norm(DATA_TYPES[x.dtype], ctx.numbers, epsilon, *(tensor.data_ptr() for tensor in tensors))
+        statistics = [new_tensor(FLOAT32, [batch, channels]) for _ in range(2)]
+        load().group_norm(DATA_TYPES[x.dtype], ctx.numbers, epsilon, *pointers(x, scale, shift, out, *statistics))
         keep(ctx, x, scale, *statistics)
         return out
 
@@ -41,9 +34,9 @@ class GroupNorm(PyLayer):
         """Return the gradients of x, scale and shift, as far as there are such."""
         x, scale, means, factors = saved(ctx)
         gradient = ordered_like(gradient, x)
-        results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
-        tensors = (x, means, factors, scale, gradient, *results)
-        load().group_norm_backward(DATA_TYPES[x.dtype], ctx.numbers, *(tensor.data_ptr() for tensor in tensors))
+        results = [new_like(x), new_tensor(FLOAT32, scale.shape), new_tensor(FLOAT32, scale.shape)]
+        read = x, means, factors, scale, gradient
+        load().group_norm_backward(DATA_TYPES[x.dtype], ctx.numbers, *pointers(*read, *results))
         given = [results[0] if ctx.needs[0] else None]
         for result, needed, dtype in zip(results[1:], ctx.needs[1:], ctx.dtypes, strict=True):
             if dtype is not None:
@@ -93,7 +86,7 @@ class LogSoftmax(PyLayer):
         """Return the gradient of x."""
         (x,) = saved(ctx)
         gradient, out = contiguous(gradient), new_tensor(x.dtype, x.shape)
-        load().log_softmax_backward(*ctx.sizes, x.data_ptr(), gradient.data_ptr(), out.data_ptr())
+        load().log_softmax_backward(*ctx.sizes, *pointers(x, gradient, out))
         return out
 
 

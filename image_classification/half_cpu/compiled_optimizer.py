@@ -6,19 +6,15 @@ Paddle's adamw_ needs twice the time of memory; the rules of LAMB, and those of 
 import contextlib
 from math import inf, prod
 
-import paddle
-
 from . import paddle_names
-from .arguments import HALF_NAMES
+from .arguments import FLOAT32, FLOAT64, HALF_NAMES
 from .compiled_library import load, numbers
-from .onednn_primitives import DATA_TYPES, Declined, bound, data_type, is_known, new_tensor, numel
+from .onednn_primitives import DATA_TYPES, Declined, bound, data_type, is_known, new_tensor, numel, pointers
 from .scope import active
 from .updates import NONE
 
-_FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
 
-
-def _are_plain(*tensors, dtype=_FLOAT32):
+def _are_plain(*tensors, dtype=FLOAT32):
     for tensor in tensors:
         if tensor.dtype is not dtype or not tensor.is_dense() or not tensor.is_contiguous() or 0 in tensor.shape:
             return False
@@ -37,8 +33,8 @@ def _served(names, gradient):
                 if written:
                     paddle_names.bump_version(args[0])
                     return written
-            if args[0].dtype is _FLOAT32 and args[gradient].dtype is not _FLOAT32:
-                wide = paddle_names.scale(paddle_names.cast(args[gradient], _FLOAT32), update.factor, 0.0, True)
+            if args[0].dtype is FLOAT32 and args[gradient].dtype is not FLOAT32:
+                wide = paddle_names.scale(paddle_names.cast(args[gradient], FLOAT32), update.factor, 0.0, True)
                 return original(*args[:gradient], wide, *args[gradient + 1 :], **kwargs)
             if update.factor != 1:
                 _multiply(args[gradient], update.factor)
@@ -50,14 +46,14 @@ def _served(names, gradient):
 
 
 def _multiply(gradient, factor):
-    wide = paddle_names.scale(paddle_names.cast(gradient, _FLOAT32), factor, 0.0, True)
+    wide = paddle_names.scale(paddle_names.cast(gradient, FLOAT32), factor, 0.0, True)
     paddle_names.assign_out_(paddle_names.cast(wide, gradient.dtype), gradient)
 
 
 def _run(name, update, param, gradient, rate, state, *constants):
     """Call a rule of the library: constants, then the state's tensors between gradient and weights."""
     half = update.half_of(param)
-    if half is not None and not (param.dtype is _FLOAT32 and _are_plain(half, dtype=half.dtype)):
+    if half is not None and not (param.dtype is FLOAT32 and _are_plain(half, dtype=half.dtype)):
         half = None
     if half is not None and gradient.dtype not in (param.dtype, half.dtype):
         half = None  # left to whoever publishes the weights
@@ -66,7 +62,7 @@ def _run(name, update, param, gradient, rate, state, *constants):
     tensors = (rate, *rates, gradient, *states, param)
     getattr(load(), name)(
         data_type(param), data_type(gradient), data_type(narrow), numel(param), update.factor, *constants,
-        *[None if tensor is None else tensor.data_ptr() for tensor in (*tensors, half)],
+        *pointers(*tensors, half),
     )  # fmt: skip
     if half is not None:
         paddle_names.bump_version(half)
@@ -78,7 +74,7 @@ def _fits(param, gradient, rate, master):
     no other weights are masters."""
     if master is not None or not _are_plain(rate) or numel(rate) != 1 or gradient.dtype not in DATA_TYPES:
         return False
-    if not (param.dtype is _FLOAT32 or param.dtype is gradient.dtype and param.dtype in HALF_NAMES):
+    if not (param.dtype is FLOAT32 or param.dtype is gradient.dtype and param.dtype in HALF_NAMES):
         return False
     return _are_plain(param, dtype=param.dtype) and _are_plain(gradient, dtype=gradient.dtype)
 
@@ -140,13 +136,12 @@ def lamb_direction(original, args, kwargs):
     names = ("weights", "grad", "average", "square", "power1", "power2", "betas", "epsilon", "corrects", "weight_decay",
              "adapts")  # fmt: skip
     values = bound(args, kwargs, names, ())
-    if not _are_plain(*values[:4]) or not _are_plain(*values[4:6], dtype=_FLOAT64):
+    if not _are_plain(*values[:4]) or not _are_plain(*values[4:6], dtype=FLOAT64):
         return NotImplemented
     *tensors, betas, epsilon, corrects, decay, adapts = values
-    direction, squares = new_tensor(_FLOAT32, tensors[0].shape), new_tensor(_FLOAT32, [2]) if adapts else None
-    results = direction.data_ptr(), None if squares is None else squares.data_ptr()
-    pointers = *(tensor.data_ptr() for tensor in tensors), *results
-    load().lamb_direction(numel(direction), *betas, epsilon, decay, corrects, *pointers)
+    direction, squares = new_tensor(FLOAT32, tensors[0].shape), new_tensor(FLOAT32, [2]) if adapts else None
+    places = pointers(*tensors, direction, squares)
+    load().lamb_direction(numel(direction), *betas, epsilon, decay, corrects, *places)
     return direction, squares
 
 
@@ -159,7 +154,7 @@ def square_sums(original, args, kwargs):
         if not is_known(x.dtype) or not x.is_dense() or not x.is_contiguous() or 0 in shape:
             return NotImplemented
         described += (data_type(x), prod(shape), x.data_ptr())
-    out = new_tensor(_FLOAT32, [len(tensors)])
+    out = new_tensor(FLOAT32, [len(tensors)])
     load().square_sums(len(tensors), numbers(*described), out.data_ptr())
     return out
 
@@ -170,9 +165,8 @@ def lamb_descend(original, args, kwargs):
     if not _are_plain(*values[:3]) or numel(values[1]) != 1:
         return NotImplemented
     weights, rate, direction, squares, clip = values
-    squared = None if squares is None else squares.data_ptr()
-    pointers = rate.data_ptr(), squared, direction.data_ptr(), weights.data_ptr()
-    load().lamb_descend(numel(weights), inf if clip is None else clip, *pointers)
+    places = pointers(rate, squares, direction, weights)
+    load().lamb_descend(numel(weights), inf if clip is None else clip, *places)
     paddle_names.bump_version(weights)
     return weights
 
@@ -183,7 +177,7 @@ def _left(small, gradient=1):
 
     def rule(original, args, kwargs):
         update, weights = active.update or NONE, args[0]
-        is_small = weights.dtype is args[gradient].dtype is _FLOAT32 and numel(weights) <= small
+        is_small = weights.dtype is args[gradient].dtype is FLOAT32 and numel(weights) <= small
         if is_small and update.factor == 1 and update.half_of(weights) is None:
             return original(*args, **kwargs)
         return NotImplemented

@@ -3,19 +3,17 @@
 What a gradient is summed over, because it repeats the small tensor, is float32 until the sum.
 """
 
-import paddle
 
+from .arguments import FLOAT32
 from .compiled_broadcast import combined, in_order_of, new_small, operands, plan, sum_over, together
 from .compiled_library import load
 from .compiled_worth import asks_gradient, pays
 from .linear_map import reshaped
 from .onednn_memory import is_settled, new_like
-from .onednn_primitives import DATA_TYPES, bound, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, numel, pointers, servable
 from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, saved
-
-_FLOAT32 = paddle.float32
 
 # function -> its gradients by the large and by the small tensor
 SLOPES = {
@@ -53,15 +51,15 @@ class Pair(PyLayer):
         if not any(repeated for _, repeated in runs):
             small_gradient = _slope(by_small, large, small, gradient, runs, large.dtype)
             return large_gradient, small_gradient if large.shape == shape else reshape(small_gradient, shape)
-        wide = _slope(by_small, large, small, gradient, runs, _FLOAT32)
+        wide = _slope(by_small, large, small, gradient, runs, FLOAT32)
         return large_gradient, sum_over(wide, None, runs, new_small(large, shape))
 
 
 def _slope(name, large, small, gradient, runs, dtype):
     """Return the gradient of one of the tensors for each element of the large one."""
     out = new_like(large, dtype)
-    pointers = large.data_ptr(), small.data_ptr(), gradient.data_ptr(), out.data_ptr()
-    load().slope(name, DATA_TYPES[large.dtype], DATA_TYPES[dtype], *operands(runs), *pointers)
+    formats = DATA_TYPES[large.dtype], DATA_TYPES[dtype]
+    load().slope(name, *formats, *operands(runs), *pointers(large, small, gradient, out))
     return out
 
 
@@ -82,7 +80,7 @@ def _pair(name, large, small):
 def _extremum(name):
     def kernel(original, args, kwargs):
         values = bound(args, kwargs, ("x", "y"), ())
-        if values[0].dtype is _FLOAT32 and not asks_gradient(*values):
+        if values[0].dtype is FLOAT32 and not asks_gradient(*values):
             return NotImplemented  # Paddle's is as fast forward
         return _pair(name, *(values if numel(values[0]) >= numel(values[1]) else reversed(values)))
 

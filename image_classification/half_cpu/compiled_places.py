@@ -4,15 +4,16 @@ import math
 
 import paddle
 
+from .arguments import FLOAT32
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import active
 
-_FLOAT32, _INT64, _INT32 = paddle.float32, paddle.int64, paddle.int32
+_INT64, _INT32 = paddle.int64, paddle.int32
 
 
 def split_at(shape, axis):
@@ -33,7 +34,7 @@ class Taken(PyLayer):
         ctx.sizes = outer, places, index.shape[axis] if along else numel(index), inner
         out = new_tensor(x.dtype, shape)
         take = load().take_along if along else load().take_rows
-        take(x.element_size(), *ctx.sizes, index.data_ptr(), x.data_ptr(), out.data_ptr())
+        take(x.element_size(), *ctx.sizes, *pointers(index, x, out))
         keep(ctx, index)
         return out
 
@@ -43,7 +44,7 @@ class Taken(PyLayer):
         (index,) = saved(ctx)
         gradient, out = contiguous(gradient), new_tensor(*ctx.like)
         add = load().add_along if ctx.along else load().add_rows
-        add(DATA_TYPES[gradient.dtype], *ctx.sizes, index.data_ptr(), gradient.data_ptr(), out.data_ptr())
+        add(DATA_TYPES[gradient.dtype], *ctx.sizes, *pointers(index, gradient, out))
         return out, None
 
 
@@ -68,7 +69,7 @@ def gather(original, args, kwargs):
     x, index, axis = bound(args, kwargs, ("x", "index", "axis"), (0,))
     if type(axis) is not int:
         return NotImplemented
-    if x.dtype is _FLOAT32 and active.recorder is None or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
+    if x.dtype is FLOAT32 and active.recorder is None or index.ndim != 1 or not -x.ndim <= axis < x.ndim:
         return NotImplemented
     axis %= x.ndim
     return rows(x, index, axis, [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]])
@@ -78,7 +79,7 @@ def embedding(original, args, kwargs):
     """Kernel of ``embedding(index, weight, padding_idx, sparse)`` without padding, of a half weight; its gradient is
     dense."""
     values = bound(args, kwargs, ("x", "weight", "padding_idx", "sparse"), (-1, False))
-    if values[2] != -1 or values[1].dtype is _FLOAT32 or values[1].ndim != 2:
+    if values[2] != -1 or values[1].dtype is FLOAT32 or values[1].ndim != 2:
         return NotImplemented
     index, weight, *_ = values
     return rows(weight, index, 0, [*index.shape, weight.shape[1]])

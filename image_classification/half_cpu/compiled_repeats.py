@@ -3,7 +3,7 @@
 import functools
 import math
 
-from .compiled_broadcast import repeated_strides, runs_of, sum_over
+from .compiled_broadcast import dense_runs, repeated_strides, runs_of, sum_over
 from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .linear_map import LinearMap
@@ -20,10 +20,10 @@ def _repeated(runs, shape, x):
     return out
 
 
-def _repeat(x, sizes, repeated, shape):
-    runs, own = runs_of(tuple(sizes), tuple(repeated)), x.shape
+def _repeat(x, runs, shape):
     if len(runs) > 4:
         return NotImplemented
+    own = x.shape
 
     def back(gradient):  # the sum over the copies
         return sum_over(contiguous(gradient), None, runs, new_tensor(gradient.dtype, own))
@@ -38,10 +38,10 @@ def _expand(x, shape):
     if -1 in shape[: len(shape) - x.ndim]:
         return NotImplemented  # Paddle words the error
     shape = [here if size == -1 else size for size, here in zip(shape, own, strict=True)]
-    pairs = list(zip(own, shape, strict=True))
-    if any(here not in (1, size) for here, size in pairs) or not pays(x, math.prod(shape), only_backward=True):
+    runs = dense_runs(shape, x.shape)
+    if runs is None or not pays(x, math.prod(shape), only_backward=True):
         return NotImplemented  # Paddle words the error
-    return _repeat(x, shape, (here != size for here, size in pairs), shape)
+    return _repeat(x, runs, shape)
 
 
 def expand(original, args, kwargs):
@@ -64,9 +64,9 @@ def tile(original, args, kwargs):
     own, times = [1] * (rank - x.ndim) + x.shape, [1] * (rank - len(times)) + list(times)
     if not pays(x, numel(x) * math.prod(times), only_backward=True):
         return NotImplemented
-    sizes = [size for pair in zip(times, own, strict=True) for size in pair]
+    sizes = tuple(size for pair in zip(times, own, strict=True) for size in pair)
     shape = [number * size for number, size in zip(times, own, strict=True)]
-    return _repeat(x, sizes, [True, False] * rank, shape)
+    return _repeat(x, runs_of(sizes, (True, False) * rank), shape)
 
 
 def repeat_interleave(original, args, kwargs):
@@ -77,9 +77,9 @@ def repeat_interleave(original, args, kwargs):
     if times < 1 or not -x.ndim <= axis < x.ndim or not pays(x, numel(x) * times):
         return NotImplemented
     axis %= x.ndim
-    sizes = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]
+    sizes = *x.shape[: axis + 1], times, *x.shape[axis + 1 :]
     shape = [*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :]]
-    return _repeat(x, sizes, (place == axis + 1 for place in range(len(sizes))), shape)
+    return _repeat(x, runs_of(sizes, tuple(place == axis + 1 for place in range(len(sizes)))), shape)
 
 
 def _flipped(axes, x):

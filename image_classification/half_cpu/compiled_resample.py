@@ -10,7 +10,7 @@ from ctypes import c_float
 
 from .compiled_library import load, numbers
 from .linear_map import LinearMap
-from .onednn_memory import channels_last, contiguous, is_channels_last, new_channels_last, with_axis, without_axis
+from .onednn_memory import are_rows, channels_last, contiguous, new_channels_last, with_axis, without_axis
 from .onednn_pooling import POOL, described, windows
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
 
@@ -51,7 +51,7 @@ _ALONE = Taps(1, [[(0, 1.0)]])
 
 def _resample(x, down, across):
     """Return images [B, C, H, W] with other rows and columns in the memory order of x; recorded by autograd."""
-    last = is_channels_last(x) and not x.is_contiguous()
+    last = are_rows(x)
     back = down.transposed, across.transposed
     return LinearMap.apply(x, *(functools.partial(_resampled, last, *taps) for taps in ((down, across), back)))
 

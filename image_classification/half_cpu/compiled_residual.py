@@ -9,14 +9,15 @@ import math
 import paddle
 
 from . import paddle_names
+from .arguments import FLOAT32
 from .compiled_library import load
-from .onednn_memory import channels_last, contiguous, in_dtype, in_float32, is_channels_last, new_like, passed_on
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_memory import are_rows, channels_last, contiguous, in_dtype, in_float32, new_like, passed_on
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import constant, noted
 
-_CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
+_CPU = paddle.CPUPlace()
 
 
 class ScaledSum(PyLayer):
@@ -27,7 +28,7 @@ class ScaledSum(PyLayer):
     def forward(ctx, addend, x, scale, factors, dtype):
         """Return the sum in `dtype`, that of x or float32, in the memory order of images, else dense."""
         ctx.needs = [tensor is not None and not tensor.stop_gradient for tensor in (addend, x, scale)]
-        ctx.ordered = channels_last if _is_last(x) else contiguous
+        ctx.ordered = channels_last if are_rows(x) else contiguous
         ctx.addend = None if addend is None else (addend.shape, addend.dtype, addend.shape != x.shape)
         ctx.scale = None if scale is None else (scale.shape, scale.dtype)
         x = ctx.ordered(x)
@@ -57,8 +58,8 @@ class ScaledSum(PyLayer):
         is_same = scale is None and factors is None and dtype is gradient.dtype
         samples, _, columns, gates = ctx.sizes
         x_gradient = new_like(gradient, dtype) if ctx.needs[1] and not is_same else None
-        scale_sums = new_tensor(_FLOAT32, [samples * columns if gates else columns]) if ctx.needs[2] else None
-        row_sums = new_tensor(_FLOAT32, [columns]) if ctx.needs[0] and has_row else None
+        scale_sums = new_tensor(FLOAT32, [samples * columns if gates else columns]) if ctx.needs[2] else None
+        row_sums = new_tensor(FLOAT32, [columns]) if ctx.needs[0] and has_row else None
         written = x_gradient, scale_sums, row_sums
         if any(tensor is not None for tensor in written):
             formats = DATA_TYPES[dtype], DATA_TYPES[gradient.dtype]
@@ -79,23 +80,14 @@ class ScaledSum(PyLayer):
         return tuple(results)
 
 
-def pointers(*tensors):
-    """Return where each tensor begins, None for None."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _is_last(x):
-    return is_channels_last(x) and not x.is_contiguous()
-
-
 def _is_row(row, x):
     """Return whether x, in the memory order that the sum gives it, lies as rows of the shape of `row`."""
     if row.ndim > x.ndim:
         return False
-    order = (0, 2, 3, 1) if _is_last(x) else range(x.ndim)
+    order = (0, 2, 3, 1) if are_rows(x) else range(x.ndim)
     aligned = [1] * (x.ndim - row.ndim) + row.shape
     sizes, row_sizes = [x.shape[axis] for axis in order], [aligned[axis] for axis in order]
-    if _is_last(x) and math.prod(row_sizes[:3]) > 1:
+    if are_rows(x) and math.prod(row_sizes[:3]) > 1:
         return False  # it would have to lie in that order too
     first = next((axis for axis, size in enumerate(row_sizes) if size != 1), None)
     return first is not None and first > 0 and row_sizes[first:] == sizes[first:]
@@ -103,7 +95,7 @@ def _is_row(row, x):
 
 def _is_gate(scale, x):
     """Return whether images lie as [B, H, W, C] and `scale` has a factor for each of B and C, which is no row."""
-    return x.ndim == 4 and x.shape[0] > 1 and _is_last(x) and scale.shape == [*x.shape[:2], 1, 1]
+    return x.ndim == 4 and x.shape[0] > 1 and are_rows(x) and scale.shape == [*x.shape[:2], 1, 1]
 
 
 def _result_dtype(*tensors):
@@ -113,17 +105,17 @@ def _result_dtype(*tensors):
         if tensor is None:
             continue
         dtype = tensor.dtype
-        if not servable(tensor) or not (dtype is _FLOAT32 or half is None or dtype is half):
+        if not servable(tensor) or not (dtype is FLOAT32 or half is None or dtype is half):
             return None
-        is_wide, half = is_wide or dtype is _FLOAT32, half if dtype is _FLOAT32 else dtype
-    return _FLOAT32 if is_wide else half
+        is_wide, half = is_wide or dtype is FLOAT32, half if dtype is FLOAT32 else dtype
+    return FLOAT32 if is_wide else half
 
 
 def sample_factors(drop_path, branch):
     """Return what `drop_path`, which may be None, multiplies each sample of a branch by, [B, 1, ...], or None."""
     if drop_path is None:
         return None
-    ones = constant(paddle_names.full, [branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, _FLOAT32, _CPU)
+    ones = constant(paddle_names.full, [branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, FLOAT32, _CPU)
     factors = noted(drop_path, ones)
     return None if factors is ones else factors
 
@@ -152,9 +144,9 @@ def scale_shift(original, args, kwargs):
 def _mixed(args, kwargs):
     """Return (the half tensor, the float32 tensor, float32) of a call, None for other tensors."""
     values = bound(args, kwargs, ("x", "y"), ())
-    if (values[0].dtype is _FLOAT32) == (values[1].dtype is _FLOAT32):
+    if (values[0].dtype is FLOAT32) == (values[1].dtype is FLOAT32):
         return None
-    half, wide = values if values[1].dtype is _FLOAT32 else reversed(values)
+    half, wide = values if values[1].dtype is FLOAT32 else reversed(values)
     return None if _result_dtype(half, wide) is None or not half.ndim else (half, wide)
 
 
@@ -164,7 +156,7 @@ def add(original, args, kwargs):
     if tensors is None or tensors[0].shape != tensors[1].shape and not _is_row(*reversed(tensors)):
         return NotImplemented
     half, wide = tensors
-    return ScaledSum.apply(wide, half, None, None, _FLOAT32)
+    return ScaledSum.apply(wide, half, None, None, FLOAT32)
 
 
 def multiply(original, args, kwargs):
@@ -173,7 +165,7 @@ def multiply(original, args, kwargs):
     if tensors is None or not (_is_row(*reversed(tensors)) or _is_gate(*reversed(tensors))):
         return NotImplemented
     half, wide = tensors
-    return ScaledSum.apply(None, half, wide, None, _FLOAT32)
+    return ScaledSum.apply(None, half, wide, None, FLOAT32)
 
 
 KERNELS = {"residual": residual, "scale_shift": scale_shift}

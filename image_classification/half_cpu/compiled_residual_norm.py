@@ -7,14 +7,13 @@ both operands at once, where the engine would add two and an operand would get a
 import paddle
 
 from . import paddle_names
+from .arguments import FLOAT32
 from .compiled_library import load
-from .compiled_residual import pointers, sample_factors
+from .compiled_residual import sample_factors
 from .onednn_memory import contiguous, in_dtype, in_float32
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
-
-_FLOAT32 = paddle.float32
 
 
 class ResidualNorm(PyLayer):
@@ -32,8 +31,8 @@ class ResidualNorm(PyLayer):
         weights = None if weights is None else in_float32(weights)
         samples, columns = x.shape[0], numel(scale)
         rows = numel(x) // columns
-        total, out = new_tensor(_FLOAT32, x.shape), new_tensor(ctx.half, x.shape)
-        mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
+        total, out = new_tensor(FLOAT32, x.shape), new_tensor(ctx.half, x.shape)
+        mean, variance = new_tensor(FLOAT32, [rows]), new_tensor(FLOAT32, [rows])
         ctx.numbers = DATA_TYPES[ctx.half], samples, rows // samples, columns, epsilon
         tensors = x, branch, weights, factors, scale, shift, total, out, mean, variance
         load().residual_norm(*ctx.numbers, *pointers(*tensors))
@@ -46,12 +45,12 @@ class ResidualNorm(PyLayer):
         """Return the gradients of x, branch, scale and shift, and of weights where there are any."""
         total, branch, *others, scale = saved(ctx)
         given = contiguous(total_gradient), contiguous(gradient)
-        results = [new_tensor(_FLOAT32, total.shape), new_tensor(ctx.half, total.shape)]
-        results += [new_tensor(_FLOAT32, scale.shape) for _ in range(2 if branch is None else 3)]
+        results = [new_tensor(FLOAT32, total.shape), new_tensor(ctx.half, total.shape)]
+        results += [new_tensor(FLOAT32, scale.shape) for _ in range(2 if branch is None else 3)]
         results += [None] if branch is None else []
         tensors = total, branch, *others, scale, *given, *results
         load().residual_norm_backward(*ctx.numbers, *pointers(*tensors))
-        dtypes = _FLOAT32, ctx.half, *ctx.dtypes
+        dtypes = FLOAT32, ctx.half, *ctx.dtypes
         pairs = zip(results, dtypes, ctx.needs, strict=False)  # the last one may be of no tensor
         return tuple(in_dtype(result, dtype) if needed else None for result, dtype, needed in pairs)
 
@@ -61,7 +60,7 @@ def residual_norm(original, args, kwargs):
     of the last axis and a plain LayerNorm over it, whose result has the `dtype` of the branch."""
     names = ("x", "branch", "norm", "scale", "drop_path", "dtype")
     x, branch, norm, scale, drop_path, dtype = bound(args, kwargs, names, (None, None, None))
-    if not servable(x) or not servable(branch) or x.dtype is not _FLOAT32 or branch.dtype is not dtype:
+    if not servable(x) or not servable(branch) or x.dtype is not FLOAT32 or branch.dtype is not dtype:
         return NotImplemented
     if x.shape != branch.shape or x.ndim < 2 or not _is_last_axis(scale, x):
         return NotImplemented

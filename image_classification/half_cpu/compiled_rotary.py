@@ -2,7 +2,7 @@
 
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_float32
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
+from .onednn_primitives import DATA_TYPES, bound, new_tensor, pointers, servable
 from .recorded import PyLayer
 from .saved import save, saved
 
@@ -10,8 +10,7 @@ from .saved import save, saved
 def _turned(x, sine, cosine, constants, back):
     sizes, halves = constants
     out = new_tensor(x.dtype, x.shape)
-    pointers = (tensor.data_ptr() for tensor in (sine, cosine, x, out))
-    load().rotary(DATA_TYPES[x.dtype], numbers(*sizes), halves, back, *pointers)
+    load().rotary(DATA_TYPES[x.dtype], numbers(*sizes), halves, back, *pointers(sine, cosine, x, out))
     return out
 
 

@@ -2,9 +2,9 @@
 
 import paddle
 
+from .arguments import FLOAT32
 from .onednn_primitives import servable
 
-_FLOAT32 = paddle.float32
 LARGE = 1 << 15  # elements: below, Paddle's float32 operators take less time than a PyLayer
 
 
@@ -13,7 +13,7 @@ def pays(x, count, only_backward=False):
     float32 some kernels are the faster ones by their gradients alone."""
     if not servable(x) or not count:
         return False
-    return x.dtype is not _FLOAT32 or (count >= LARGE and (not only_backward or asks_gradient(x)))
+    return x.dtype is not FLOAT32 or (count >= LARGE and (not only_backward or asks_gradient(x)))
 
 
 def asks_gradient(*tensors):

@@ -10,6 +10,7 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .arguments import FLOAT32
 from .composites import ACTIVATIONS
 from .linear_map import reshaped
 from .onednn_convolution import Convolution
@@ -24,12 +25,13 @@ from .onednn_memory import (
     ordered_like,
     settled,
 )
-from .onednn_primitives import Layout, bound, cache, layout, new_tensor, numel, servable
+from .onednn_normalization import scale_and_shift
+from .onednn_primitives import Layout, bound, cache, layout, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import own_result, save, saved
-from .scope import constant, made_once
+from .scope import made_once
 
-_CPU, _FLOAT32 = paddle.CPUPlace(), paddle.float32
+_CPU = paddle.CPUPlace()
 # activation -> the post operation of a convolution
 _POST_OPS = {
     "relu": ("eltwise", onednn.RELU, 0.0, 0.0),
@@ -90,13 +92,10 @@ class BatchNorm(PyLayer):
         if momentum is None:
             flags, statistics = flags | onednn.USE_GLOBAL_STATS, [mean, variance]
         else:
-            statistics = [new_tensor(_FLOAT32, [2, *scale.shape])]
+            statistics = [new_tensor(FLOAT32, [2, *scale.shape])]
         ctx.key = (epsilon, flags, activation, residual is not None)
-        pointers = [x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), *_places(statistics)]
-        if residual is not None:
-            residual = ordered_like(residual, x)
-            pointers.append(residual.data_ptr())
-        cache.get(_describe, layout(x), *ctx.key)(*pointers)
+        last = () if residual is None else pointers(residual := ordered_like(residual, x))
+        cache.get(_describe, layout(x), *ctx.key)(*pointers(x, scale, shift, out), *_places(statistics), *last)
         if momentum is not None:
             _move((mean, variance), statistics[0], momentum)
         ctx.masks = residual is not None and activation is not None
@@ -109,15 +108,14 @@ class BatchNorm(PyLayer):
         x, scale, shift, *statistics = saved(ctx)
         out = statistics.pop() if ctx.masks else None
         gradient = ordered_like(gradient, x)
-        results = [new_like(x), new_tensor(_FLOAT32, scale.shape), new_tensor(_FLOAT32, scale.shape)]
+        results = [new_like(x), new_tensor(FLOAT32, scale.shape), new_tensor(FLOAT32, scale.shape)]
         operands = [scale, gradient, *results]
         if compiled.formats():
             operands.append(shift)  # which oneDNN does not read
         if ctx.masks:
             gradient = new_like(x)
             operands += [ordered_like(out, x), gradient]
-        pointers = [x.data_ptr(), *_places(statistics), *[tensor.data_ptr() for tensor in operands]]
-        cache.get(_describe_backward, layout(x), *ctx.key)(*pointers)
+        cache.get(_describe_backward, layout(x), *ctx.key)(x.data_ptr(), *_places(statistics), *pointers(*operands))
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         results.append(gradient)
         gradients = [result if needed else None for result, needed in zip(results, ctx.needs, strict=False)]
@@ -149,14 +147,11 @@ def batch_norm(original, args, kwargs):
     x, mean, variance, scale, shift, is_test, momentum, epsilon, data_format, use_global_stats, moves = values
     given = use_global_stats or is_test and not moves  # a norm may use its batch's in evaluation too
     is_image = x.ndim == 4 and data_format == "NCHW"
-    if not is_image and (x.ndim < 2 or x.dtype is _FLOAT32 or not compiled.formats()):
+    if not is_image and (x.ndim < 2 or x.dtype is FLOAT32 or not compiled.formats()):
         return NotImplemented  # in float32 Paddle's own takes no longer
     channels = x.shape[-1 if data_format == "NHWC" else 1]
-    dtype = next((tensor.dtype for tensor in (scale, shift) if tensor is not None), _FLOAT32)
-    scale, shift = (  # Paddle's own has no gradient for one alone
-        constant(paddle.full, [channels], value, dtype) if tensor is None else tensor
-        for tensor, value in ((scale, 1.0), (shift, 0.0))
-    )
+    dtype = next((tensor.dtype for tensor in (scale, shift) if tensor is not None), FLOAT32)
+    scale, shift = scale_and_shift(scale, shift, [channels], dtype)  # Paddle's own has no gradient for one alone
     arguments = scale, shift, mean, variance, epsilon, momentum
     if data_format != "NHWC" or not servable(x):
         return _normalised(x, *arguments, data_format, given)
@@ -174,7 +169,7 @@ def _normalised(x, scale, shift, mean, variance, epsilon, momentum, data_format,
 
 
 def _are_served(channels, scale, shift, mean, variance, data_format):
-    if data_format != "NCHW" or scale is None or shift is None or mean.dtype is not _FLOAT32:
+    if data_format != "NCHW" or scale is None or shift is None or mean.dtype is not FLOAT32:
         return False
     if any(one.shape != [channels] for one in (scale, shift, mean, variance)):
         return False  # Paddle words the error
@@ -239,10 +234,10 @@ def conv_norm(original, args, kwargs, rounds=False):
         return NotImplemented
     dtype, x, weight = x.dtype, channels_last(x), contiguous(weight)
     if runs_in_float32(found.key[1]):
-        x, weight = in_dtype(x, _FLOAT32), in_dtype(weight, _FLOAT32)
-        residual = None if residual is None else in_dtype(residual, _FLOAT32)
+        x, weight = in_dtype(x, FLOAT32), in_dtype(weight, FLOAT32)
+        residual = None if residual is None else in_dtype(residual, FLOAT32)
         found = plan(x, weight, *arguments)
-    others = [None if tensor is None else tensor.data_ptr() for tensor in (shift, mean, variance, bias)]
+    others = pointers(shift, mean, variance, bias)
     affine = made_once(scale.data_ptr(), ("affine", epsilon, *others), lambda: _affine(norm, bias))
     channels = weight.shape[0]
     # Channels last, as the result: oneDNN takes the numbers for those of a single pixel, and computes by scalar loops.

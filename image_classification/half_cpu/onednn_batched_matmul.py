@@ -2,16 +2,13 @@
 
 import math
 
-import paddle
-
+from .arguments import FLOAT32
 from .onednn_matmul import Linear, multiply, sum_rows
 from .onednn_matrices import View, view
 from .onednn_memory import in_dtype
 from .onednn_primitives import Layout, bound, new_tensor, numel, servable
 from .recorded import PyLayer
 from .saved import keep, saved
-
-_FLOAT32 = paddle.float32
 
 
 class BatchedMatmul(PyLayer):
@@ -60,13 +57,13 @@ def _gradient_of(ctx, index, factor, left, right):
     """Return the gradient of a factor, the sum of left @ right where it is a single matrix."""
     is_single = factor.shape[:-2] != ctx.leading
     shape = [*ctx.leading, *factor.shape[-2:]] if is_single else factor.shape
-    found = new_tensor(_FLOAT32 if is_single else factor.dtype, shape)
+    found = new_tensor(FLOAT32 if is_single else factor.dtype, shape)
     out = view(found)
     multiply(left, right, out.transposed if ctx.transposed[index] else out)
     if not is_single:
         return found
     count = math.prod(ctx.leading)
-    return in_dtype(sum_rows(found, count, numel(found) // count, _FLOAT32), factor.dtype).reshape(factor.shape)
+    return in_dtype(sum_rows(found, count, numel(found) // count, FLOAT32), factor.dtype).reshape(factor.shape)
 
 
 def matmul(original, args, kwargs, rounds=False):

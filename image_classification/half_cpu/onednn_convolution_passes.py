@@ -13,6 +13,7 @@ import paddle
 
 from . import compiled, compiled_dots, compiled_tiled_convolution, compiled_window_gradients, compiled_winograd
 from . import onednn_library as onednn
+from .arguments import FLOAT32
 from .compiled_tiles import has_tiles
 from .onednn_convolution_faults import is_mistaken, reads_too_far
 from .onednn_convolution_products import PIXELS, is_product, run_as_product
@@ -45,7 +46,6 @@ from .onednn_primitives import (
 from .onednn_windows import geometry_of, output_size, same_padding
 from .scope import is_kept, made_once
 
-_UINT8, _FLOAT32 = paddle.uint8, paddle.float32
 FEW = 16  # channels of images, no more than a vector has numbers
 
 # pass -> argument numbers; the weights come second
@@ -175,7 +175,7 @@ def _run_in_float32(name, key, first, weight, last):
     operands = [first, weight, last]
     written = 1 if name == "backward_weights" else 2
     wide = [
-        new_like(tensor, _FLOAT32) if index == written else in_dtype(tensor, _FLOAT32)
+        new_like(tensor, FLOAT32) if index == written else in_dtype(tensor, FLOAT32)
         for index, tensor in enumerate(operands)
     ]
     run(name, _in_float32(key), *wide)
@@ -270,7 +270,7 @@ def run(name, key, first, weight, last, operands=()):
         return out
 
     if kept:
-        blocked = made_once(plain, (name, *key), lambda: block(new_tensor(_UINT8, [size])))
+        blocked = made_once(plain, (name, *key), lambda: block(new_tensor(paddle.uint8, [size])))
     else:
         blocked = block(scratch(size))
     primitive(first.data_ptr(), blocked.data_ptr(), last.data_ptr(), *operands)

@@ -11,7 +11,7 @@ import paddle
 
 from . import compiled, copies, paddle_names
 from . import onednn_library as onednn
-from .arguments import HALF_NAMES, replace_tensors
+from .arguments import FLOAT32, HALF_NAMES, replace_tensors
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
 from .onednn_primitives import (
@@ -31,7 +31,6 @@ from .onednn_primitives import (
 )
 from .scope import cast_once
 
-_FLOAT32 = paddle.float32
 _WHOLE = frozenset((paddle.bool, paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64))
 
 
@@ -175,16 +174,16 @@ def in_dtype(tensor, dtype):
 
 def in_float32(tensor):
     """Return the tensor itself or a float32 copy, dense; not recorded by autograd."""
-    if tensor.dtype is _FLOAT32 and tensor.is_contiguous():
+    if tensor.dtype is FLOAT32 and tensor.is_contiguous():
         return tensor
-    return in_dtype(contiguous(tensor), _FLOAT32)
+    return in_dtype(contiguous(tensor), FLOAT32)
 
 
 def compact(args, tensors):
     """Return `args` with dense images: an operator of Paddle's would copy them element by element first."""
 
     def is_strided(tensor):
-        return tensor.ndim == 4 and not tensor.is_contiguous() and is_channels_last(tensor) and servable(tensor)
+        return are_rows(tensor) and servable(tensor)
 
     def dense_if_strided(tensor):
         return LinearMap.apply(tensor, contiguous, channels_last) if is_strided(tensor) else tensor
@@ -200,7 +199,7 @@ def cast(original, args, kwargs):
     Many whole numbers become half ones by float32, as in Paddle, which converts them one by one."""
     tensor, dtype = bound(args, kwargs, ("x", "dtype"), ())
     if tensor.dtype in _WHOLE and dtype in HALF_NAMES and numel(tensor) >= LARGE:
-        return converted(original(tensor, _FLOAT32), dtype)
+        return converted(original(tensor, FLOAT32), dtype)
     if not servable(tensor) or not is_known(dtype) or tensor.dtype is dtype and tensor.is_contiguous():
         return NotImplemented
     own = tensor.dtype
@@ -214,7 +213,7 @@ def cast(original, args, kwargs):
 def write(original, args, kwargs):
     """Kernel of ``write(half, value)``: a half tensor takes a float32 one, rounded, in one pass instead of two."""
     half, value = args
-    if paddle.is_grad_enabled() or value.dtype is not _FLOAT32 or half.dtype is _FLOAT32:
+    if paddle.is_grad_enabled() or value.dtype is not FLOAT32 or half.dtype is FLOAT32:
         return NotImplemented
     if not servable(value) or not servable(half) or half.shape != value.shape:
         return NotImplemented

@@ -9,15 +9,14 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .arguments import FLOAT32
 from .compiled_broadcast import memory_axes
 from .compiled_library import load
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
-from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, servable
+from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 from .scope import constant
-
-_FLOAT32 = paddle.float32
 
 
 def _is_compiled_softmax(rows):
@@ -71,12 +70,12 @@ class Softmax(PyLayer):
         """Return the gradient of x."""
         (result,) = saved(ctx)
         gradient, out = ordered_like(gradient, result), new_like(result)
-        pointers = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
+        places = result.data_ptr(), gradient.data_ptr(), out.data_ptr()
         outer, columns, inner = ctx.sizes
         if inner == 1:
-            softmax_rows_backward(*pointers, dense(result.dtype, outer, columns))
+            softmax_rows_backward(*places, dense(result.dtype, outer, columns))
         else:
-            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *pointers)
+            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *places)
         return out
 
 
@@ -158,12 +157,10 @@ class LayerNorm(PyLayer):
         x, scale, shift = contiguous(x), in_float32(scale), in_float32(shift)
         out, columns = new_tensor(dtype, shape or x.shape), numel(scale)
         rows = numel(x) // columns
-        mean, variance = new_tensor(_FLOAT32, [rows]), new_tensor(_FLOAT32, [rows])
-        layouts = dense(x.dtype, rows, columns), dense(dtype, rows, columns), dense(_FLOAT32, rows)
+        mean, variance = new_tensor(FLOAT32, [rows]), new_tensor(FLOAT32, [rows])
+        layouts = dense(x.dtype, rows, columns), dense(dtype, rows, columns), dense(FLOAT32, rows)
         ctx.key = (*layouts, epsilon) if windows is None else (*layouts, epsilon, windows)
-        cache.get(_describe_layer_norm, *ctx.key)(
-            x.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), mean.data_ptr(), variance.data_ptr()
-        )
+        cache.get(_describe_layer_norm, *ctx.key)(*pointers(x, scale, shift, out, mean, variance))
         keep(ctx, x, scale, mean, variance)
         return out
 
@@ -173,10 +170,16 @@ class LayerNorm(PyLayer):
         x, scale, mean, variance = saved(ctx)
         gradient = contiguous(gradient)
         results = [new_tensor(tensor.dtype, tensor.shape) for tensor in (x, scale, scale)]
-        pointers = [tensor.data_ptr() for tensor in (x, mean, variance, scale, gradient, *results, scale)]
-        cache.get(_describe_layer_norm_backward, *ctx.key)(*pointers)
+        read = x, mean, variance, scale, gradient
+        cache.get(_describe_layer_norm_backward, *ctx.key)(*pointers(*read, *results, scale))
         results[1:] = [in_dtype(result, ctx.parameter_dtype) for result in results[1:]]
         return tuple(result if needed else None for result, needed in zip(results, ctx.needs, strict=True))
+
+
+def scale_and_shift(scale, shift, shape, dtype):
+    """Return the parameters of a norm, ones and zeros for None."""
+    pairs = (scale, 1.0), (shift, 0.0)
+    return [constant(paddle.full, shape, value, dtype) if given is None else given for given, value in pairs]
 
 
 def layer_norm(original, args, kwargs):
@@ -186,14 +189,10 @@ def layer_norm(original, args, kwargs):
     if not servable(x) or not 0 < axis < x.ndim:
         return NotImplemented
     given, shape = [tensor for tensor in (scale, shift) if tensor is not None], [math.prod(x.shape[axis:])]
-    dtype = given[0].dtype if given else _FLOAT32
+    dtype = given[0].dtype if given else FLOAT32
     if dtype not in DATA_TYPES or any(tensor.dtype is not dtype or tensor.shape != shape for tensor in given):
         return NotImplemented  # Paddle words the error
-    scale, shift = (
-        constant(paddle.full, shape, value, dtype) if tensor is None else tensor
-        for tensor, value in ((scale, 1.0), (shift, 0.0))
-    )
-    return LayerNorm.apply(x, scale, shift, float(epsilon), x.dtype)
+    return LayerNorm.apply(x, *scale_and_shift(scale, shift, shape, dtype), float(epsilon), x.dtype)
 
 
 def product_norm(original, args, kwargs):
@@ -205,7 +204,7 @@ def rounded_norm(x, norm, dtype, *order):
     """Return the result of a plain LayerNorm in a half dtype, its rows in an order that :class:`LayerNorm` knows."""
     if not compiled.formats():
         return NotImplemented
-    if not paddle_names.is_plain(norm, paddle.nn.LayerNorm) or not servable(x) or x.dtype is not _FLOAT32:
+    if not paddle_names.is_plain(norm, paddle.nn.LayerNorm) or not servable(x) or x.dtype is not FLOAT32:
         return NotImplemented
     scale, shift = norm.weight, norm.bias
     if scale is None or shift is None or scale.dtype not in DATA_TYPES or shift.dtype is not scale.dtype:

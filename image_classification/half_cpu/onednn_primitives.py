@@ -142,6 +142,11 @@ def new_tensor(dtype, shape):
     return tensor
 
 
+def pointers(*tensors):
+    """Return where each tensor begins, None for None."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
 class _Scratch(threading.local):
     tensor: Any = None
 

@@ -15,6 +15,7 @@ import paddle
 
 from . import compiled_attention
 from . import onednn_library as onednn
+from .arguments import FLOAT32
 from .onednn_matmul import multiply, sum_rows
 from .onednn_matrices import View, view
 from .onednn_memory import convert, copy_layout, in_dtype
@@ -28,7 +29,6 @@ from .scope import constant
 SMALL, LARGE = 1 << 20, 1 << 23
 CAUSAL_QUERIES = 256  # at a time: keys that none of them sees are left out
 _SUM = (("sum",),)
-_FLOAT32 = paddle.float32
 
 
 # Up to this many scores of a head its probabilities are kept for the backward pass. At 197 tokens attention then takes
@@ -137,7 +137,7 @@ class Tiles:
             return None
         (first, rows), (_, keys) = block[2:]
         if first not in self._unseen:
-            later = constant(lambda: paddle.triu(paddle.full([rows, keys], -math.inf, _FLOAT32), first + 1))
+            later = constant(lambda: paddle.triu(paddle.full([rows, keys], -math.inf, FLOAT32), first + 1))
             self._unseen[first] = in_dtype(later, self.dtype)
         unseen = self._unseen[first]
         return View(unseen.data_ptr(), dense(self.dtype, 1, 1, rows, keys), unseen)
@@ -215,10 +215,10 @@ class _Sums:
     def __init__(self, result, dtype, in_parts):
         self._result, self._dtype, self._tensor = result, dtype, None
         self.view = result
-        if in_parts and dtype is not _FLOAT32:
+        if in_parts and dtype is not FLOAT32:
             shape = result.layout.shape
-            self._tensor = new_tensor(_FLOAT32, shape)
-            self.view = View(self._tensor.data_ptr(), dense(_FLOAT32, *shape), self._tensor)
+            self._tensor = new_tensor(FLOAT32, shape)
+            self.view = View(self._tensor.data_ptr(), dense(FLOAT32, *shape), self._tensor)
 
     def finish(self):
         """Write the result, unless it is written."""
