@@ -21,7 +21,7 @@ def _are_plain(*tensors, dtype=FLOAT32):
     return True
 
 
-def _served(names, gradient):
+def _served(names, gradient=1):
     """Return a decorator for the kernel of an operator that updates its first tensor by its gradient, argument number
     `gradient`. Where the kernel declines, the gradient is widened and multiplied before Paddle's operator sees it."""
 
@@ -79,38 +79,37 @@ def _fits(param, gradient, rate, master):
     return _are_plain(param, dtype=param.dtype) and _are_plain(gradient, dtype=gradient.dtype)
 
 
-def _adam(update, param, gradient, rate, moments, powers, master, unknown, betas, epsilon, decay):
-    if unknown or not _fits(param, gradient, rate, master) or not _are_plain(*moments, *powers):
-        return None
-    _run("adam", update, param, gradient, rate, (powers, moments), *betas, epsilon, decay)
-    return param, *moments, None, *powers, None
-
-
 _ADAM = ("param", "grad", "rate", "moment1", "moment2", "moment2_max", "beta1_pow", "beta2_pow", "master", "skip",
          "beta1", "beta2", "epsilon")  # fmt: skip
 _OPTIONS = ("lazy_mode", "rows", "multi_precision", "use_global_beta_pow", "amsgrad")
 
 
-@_served((*_ADAM, "lr_ratio", "coeff", "with_decay", *_OPTIONS), gradient=1)
-def adamw(update, param, gradient, rate, moment1, moment2, largest, power1, power2, master, skip, beta1, beta2,
-          epsilon, ratio, decay, decays, lazy, rows, has_master, is_global, amsgrad):  # fmt: skip
+def _adam(update, values, ratio=1, decay=0.0):
+    param, gradient, rate, average, square, largest, power1, power2, master, skip, *constants = values[: len(_ADAM)]
+    *_, is_global, amsgrad = values
+    if largest is not None or skip is not None or is_global or amsgrad or ratio != 1:
+        return None
+    if not _fits(param, gradient, rate, master) or not _are_plain(average, square, power1, power2):
+        return None
+    _run("adam", update, param, gradient, rate, ((power1, power2), (average, square)), *constants, decay)
+    return param, average, square, None, power1, power2, None
+
+
+@_served((*_ADAM, "lr_ratio", "coeff", "with_decay", *_OPTIONS))
+def adamw(update, *values):
     """Kernel of ``adamw_``, bit for bit that of Paddle."""
-    unknown = largest is not None or skip is not None or is_global or amsgrad or ratio != 1
-    return _adam(update, param, gradient, rate, (moment1, moment2), (power1, power2), master, unknown, (beta1, beta2),
-                 epsilon, decay if decays else 0.0)  # fmt: skip
+    ratio, decay, decays = values[len(_ADAM) : -len(_OPTIONS)]
+    return _adam(update, values, ratio, decay if decays else 0.0)
 
 
-@_served((*_ADAM, *_OPTIONS), gradient=1)
-def adam(update, param, gradient, rate, moment1, moment2, largest, power1, power2, master, skip, beta1, beta2,
-         epsilon, lazy, rows, has_master, is_global, amsgrad):  # fmt: skip
+@_served((*_ADAM, *_OPTIONS))
+def adam(update, *values):
     """Kernel of ``adam_``, bit for bit that of Paddle."""
-    unknown = largest is not None or skip is not None or is_global or amsgrad
-    return _adam(update, param, gradient, rate, (moment1, moment2), (power1, power2), master, unknown, (beta1, beta2),
-                 epsilon, 0.0)  # fmt: skip
+    return _adam(update, values)
 
 
 @_served(("param", "grad", "velocity", "rate", "master", "mu", "use_nesterov", "regularization_method",
-          "regularization_coeff", "multi_precision", "rescale_grad"), gradient=1)  # fmt: skip
+          "regularization_coeff", "multi_precision", "rescale_grad"))  # fmt: skip
 def momentum(update, param, gradient, velocity, rate, master, mu, nesterov, method, decay, has_master, rescale):
     """Kernel of ``momentum_``, bit for bit that of Paddle."""
     if method not in ("", "l2_decay") or rescale != 1 or not _fits(param, gradient, rate, master):
