@@ -8,7 +8,7 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = paddle.float16, paddle.bfloat16, paddle.fl
 # Paddle hands out one object per dtype, so `is` decides; its `==` costs five times as much.
 DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
 HALF_NAMES: dict[object, str] = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
-
+CPU = paddle.CPUPlace()
 FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
 
 PLAIN, TENSOR, SEQUENCE, DTYPE = 0, 1, 2, 3

@@ -3,8 +3,6 @@
 A maximum with NaN is NaN, and equal ones share its gradient; NaN has no place: Paddle's rules.
 """
 
-import functools
-
 import paddle
 
 from .arguments import FLOAT32
@@ -12,7 +10,7 @@ from .compiled_library import load
 from .compiled_places import Taken, split_at
 from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
-from .linear_map import LinearMap, reshaped
+from .linear_map import LinearMap, both_ways, reshaped
 from .onednn_memory import as_images, as_rows, contiguous, is_channels_last, new_like
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers
 from .paddle_names import reshape
@@ -163,8 +161,8 @@ def cumsum(original, args, kwargs):
     x, axis, flatten, exclusive, reverse = values
     if type(axis) is not int or flatten or exclusive or not -x.ndim <= axis < x.ndim:
         return NotImplemented
-    ways = (functools.partial(_running_sum, axis % x.ndim, back) for back in (bool(reverse), not reverse))
-    return LinearMap.apply(x, *ways)
+    axis %= x.ndim
+    return both_ways(x, _running_sum, (axis, bool(reverse)), (axis, not reverse))
 
 
 KERNELS = {

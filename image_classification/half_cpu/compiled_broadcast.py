@@ -99,6 +99,12 @@ def operands(runs):
     return numbers(*sizes), numbers(*dense_strides(sizes), *strides)
 
 
+@functools.lru_cache(maxsize=CACHE_SIZE)
+def spread(runs):
+    """Return (sizes, strides of the small tensor) as the kernels read them."""
+    return tuple(numbers(*each) for each in repeated_strides(runs))
+
+
 def sum_over(tensor, other, runs, out, factor=1.0):
     """Write the sum of a settled tensor, or of its product with another, over the runs that repeat; float32 between."""
     *steps, (last, _) = _steps(runs)

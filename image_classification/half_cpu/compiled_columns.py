@@ -1,10 +1,8 @@
 """Windows of images as columns, and the images that such columns add up to, on all formats; sums are float32."""
 
-import functools
-
 from .compiled_library import load, numbers
 from .compiled_worth import pays
-from .linear_map import LinearMap
+from .linear_map import both_ways
 from .onednn_memory import contiguous
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 
@@ -12,8 +10,7 @@ from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 def _columns(x, adds, geometry, shape):
     """Return the windows of images as columns, or the images as sums of columns if `adds`, dense, in `shape`; each is
     the gradient of the other."""
-    there, back = (adds, geometry, shape), (not adds, geometry, x.shape)
-    return LinearMap.apply(x, functools.partial(_rearranged, *there), functools.partial(_rearranged, *back))
+    return both_ways(x, _rearranged, (adds, geometry, shape), (not adds, geometry, x.shape))
 
 
 def _rearranged(adds, geometry, shape, x):

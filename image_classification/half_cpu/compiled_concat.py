@@ -4,9 +4,8 @@ order, on all formats; nothing is rounded."""
 import functools
 import math
 
-import paddle
-
 from . import paddle_names
+from .arguments import CPU
 from .compiled_library import addresses, load, numbers
 from .compiled_worth import LARGE, asks_gradient
 from .linear_map import LinearMap
@@ -14,8 +13,6 @@ from .onednn_memory import are_rows, channels_last, contiguous, copy_layout, new
 from .onednn_primitives import CACHE_SIZE, Layout, bound, dense_strides, layout, new_tensor, numel, servable
 from .recorded import PyLayer
 from .scope import noted
-
-_CPU = paddle.CPUPlace()
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -113,7 +110,7 @@ class Split(PyLayer):
         """Return the gradient of the whole."""
         axis, last, dtype, shapes = ctx.constants
         parts = [
-            noted(paddle_names.full, shape, 0.0, dtype, _CPU) if gradient is None else gradient
+            noted(paddle_names.full, shape, 0.0, dtype, CPU) if gradient is None else gradient
             for gradient, shape in zip(gradients, shapes, strict=True)
         ]
         return joined(axis, last, parts)

@@ -3,6 +3,7 @@
 import paddle
 
 from . import paddle_names
+from .arguments import CPU
 from .compiled_library import load
 from .onednn_memory import contiguous
 from .onednn_primitives import bound, data_type, new_tensor, numel, pointers, servable
@@ -10,7 +11,7 @@ from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import noted
 
-_CPU, _INT32, _UINT8 = paddle.CPUPlace(), paddle.int32, paddle.uint8
+_INT32, _UINT8 = paddle.int32, paddle.uint8
 _LARGEST = (1 << 31) - 1
 
 
@@ -23,7 +24,7 @@ class Dropout(PyLayer):
         x = contiguous(x)
         out, kept = new_tensor(x.dtype, x.shape), new_tensor(_UINT8, x.shape)
         # Two numbers of Paddle's generator begin a stream: its state is that of a run, and of what is computed again.
-        key = noted(paddle_names.randint, -_LARGEST - 1, _LARGEST, [2], _INT32, _CPU)
+        key = noted(paddle_names.randint, -_LARGEST - 1, _LARGEST, [2], _INT32, CPU)
         below = min(round(p * (1 << 32)), (1 << 32) - 1)
         ctx.factor = 1 / (1 - p)
         load().dropout(data_type(x), numel(x), key.data_ptr(), below, ctx.factor, *pointers(x, kept, out))

@@ -2,8 +2,8 @@
 
 import paddle
 
-from .compiled_broadcast import dense_runs, repeated_strides
-from .compiled_library import load, numbers
+from .compiled_broadcast import dense_runs, spread
+from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
 from .onednn_primitives import bound, new_tensor, numel
@@ -37,11 +37,9 @@ class Choice(PyLayer):
 
 def _chosen(mask, yes, no, dtype, runs, shape):
     """Return one of two tensors by a mask; None stands for zeros."""
-    sizes, strides = repeated_strides(runs)
     out = new_tensor(dtype, shape)
     sources = [(0, None) if one is None else (int(one.ndim > 0), one.data_ptr()) for one in (yes, no)]
-    constants = out.element_size(), numbers(*sizes), numbers(*strides)
-    load().pick(*constants, mask.data_ptr(), *sources[0], *sources[1], out.data_ptr())
+    load().pick(out.element_size(), *spread(runs), mask.data_ptr(), *sources[0], *sources[1], out.data_ptr())
     return out
 
 

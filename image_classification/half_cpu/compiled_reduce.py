@@ -4,8 +4,8 @@ import functools
 import math
 
 from .arguments import DTYPES, FLOAT32
-from .compiled_broadcast import memory_axes, repeated_strides, runs_of, sum_over
-from .compiled_library import load, numbers
+from .compiled_broadcast import memory_axes, runs_of, spread, sum_over
+from .compiled_library import load
 from .onednn_memory import contiguous, new_channels_last, settled
 from .onednn_primitives import CACHE_SIZE, bound, data_type, is_known, new_tensor, servable
 from .recorded import PyLayer
@@ -38,7 +38,7 @@ class Reduction(PyLayer):
         gradient = contiguous(gradient)
         out = (new_channels_last if last else new_tensor)(dtype, shape)
         types = data_type(gradient), data_type(out)
-        load().expand(*types, *_spread(runs), factor, gradient.data_ptr(), out.data_ptr())
+        load().expand(*types, *spread(runs), factor, gradient.data_ptr(), out.data_ptr())
         return out
 
 
@@ -50,11 +50,6 @@ def _runs(shape, order, axes):
     if kept != sorted(kept):
         return None
     return runs_of(tuple(shape[axis] for axis in order), tuple(axis in axes for axis in order))
-
-
-@functools.lru_cache(maxsize=CACHE_SIZE)
-def _spread(runs):
-    return tuple(numbers(*each) for each in repeated_strides(runs))
 
 
 def _apply(x, axes, keepdim, dtype, mean):

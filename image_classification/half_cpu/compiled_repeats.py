@@ -3,10 +3,10 @@
 import functools
 import math
 
-from .compiled_broadcast import dense_runs, repeated_strides, runs_of, sum_over
+from .compiled_broadcast import dense_runs, runs_of, spread, sum_over
 from .compiled_library import load, numbers
 from .compiled_worth import pays
-from .linear_map import LinearMap
+from .linear_map import LinearMap, both_ways
 from .onednn_memory import contiguous, new_like, settled
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 
@@ -14,9 +14,8 @@ from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
 def _repeated(runs, shape, x):
     """Return a tensor repeated along runs, (size, whether it is repeated along it), as a tensor of `shape`, dense."""
     x, out = contiguous(x), new_tensor(x.dtype, shape)
-    sizes, strides = repeated_strides(runs)
     number = DATA_TYPES[x.dtype]
-    load().expand(number, number, numbers(*sizes), numbers(*strides), 1.0, x.data_ptr(), out.data_ptr())
+    load().expand(number, number, *spread(runs), 1.0, x.data_ptr(), out.data_ptr())
     return out
 
 
@@ -102,8 +101,7 @@ def flip(original, args, kwargs):
     if not isinstance(axes, (list, tuple)) or not all(type(axis) is int and -x.ndim <= axis < x.ndim for axis in axes):
         return NotImplemented  # Paddle words the error
     named = {axis % x.ndim for axis in axes}
-    turn = functools.partial(_flipped, named)
-    return LinearMap.apply(x, turn, turn) if len(named) == len(axes) else NotImplemented
+    return both_ways(x, _flipped, (named,), (named,)) if len(named) == len(axes) else NotImplemented
 
 
 KERNELS = {"expand": expand, "expand_as": expand_as, "flip": flip, "repeat_interleave": repeat_interleave, "tile": tile}

@@ -9,7 +9,7 @@ import math
 from ctypes import c_float
 
 from .compiled_library import load, numbers
-from .linear_map import LinearMap
+from .linear_map import both_ways
 from .onednn_memory import are_rows, channels_last, contiguous, new_channels_last, with_axis, without_axis
 from .onednn_pooling import POOL, described, windows
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
@@ -53,7 +53,7 @@ def _resample(x, down, across):
     """Return images [B, C, H, W] with other rows and columns in the memory order of x; recorded by autograd."""
     last = are_rows(x)
     back = down.transposed, across.transposed
-    return LinearMap.apply(x, *(functools.partial(_resampled, last, *taps) for taps in ((down, across), back)))
+    return both_ways(x, _resampled, (last, down, across), (last, *back))
 
 
 def _resampled(last, down, across, x):
@@ -74,7 +74,7 @@ def _written(x, out, sizes, down, across):
 
 def _along_depth(x, planes):
     """Return volumes [B, C, D, H, W] with other planes; recorded by autograd."""
-    return LinearMap.apply(x, *(functools.partial(_other_planes, taps) for taps in (planes, planes.transposed)))
+    return both_ways(x, _other_planes, (planes,), (planes.transposed,))
 
 
 def _other_planes(planes, x):

@@ -6,18 +6,14 @@ The arithmetic is float32, rounded once. A row has the shape of a tensor's last 
 
 import math
 
-import paddle
-
 from . import paddle_names
-from .arguments import FLOAT32
+from .arguments import CPU, FLOAT32
 from .compiled_library import load
 from .onednn_memory import are_rows, channels_last, contiguous, in_dtype, in_float32, new_like, passed_on
 from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import constant, noted
-
-_CPU = paddle.CPUPlace()
 
 
 class ScaledSum(PyLayer):
@@ -115,7 +111,7 @@ def sample_factors(drop_path, branch):
     """Return what `drop_path`, which may be None, multiplies each sample of a branch by, [B, 1, ...], or None."""
     if drop_path is None:
         return None
-    ones = constant(paddle_names.full, [branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, FLOAT32, _CPU)
+    ones = constant(paddle_names.full, [branch.shape[0]] + [1] * (branch.ndim - 1), 1.0, FLOAT32, CPU)
     factors = noted(drop_path, ones)
     return None if factors is ones else factors
 

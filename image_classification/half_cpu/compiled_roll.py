@@ -1,9 +1,8 @@
 """Rolling along axes, as shifted windows need it, on all formats: one copy each way; nothing is rounded."""
 
-import functools
 import itertools
 
-from .linear_map import LinearMap
+from .linear_map import both_ways
 from .onednn_memory import copy_layout, new_like, settled
 from .onednn_primitives import DATA_TYPES, Layout, bound, servable
 
@@ -42,7 +41,7 @@ def roll(original, args, kwargs):
     for shift, axis in zip(shifts, axes, strict=True):
         whole[axis] = (whole[axis] + shift) % x.shape[axis]
     back = [-shift % size for shift, size in zip(whole, x.shape, strict=True)]
-    return LinearMap.apply(x, functools.partial(_rolled, whole), functools.partial(_rolled, back))
+    return both_ways(x, _rolled, (whole,), (back,))
 
 
 KERNELS = {"roll": roll}

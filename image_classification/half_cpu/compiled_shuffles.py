@@ -1,8 +1,6 @@
 """Pixel shuffle, its inverse and channel shuffle in the memory order of images, on all formats: one copy each way."""
 
-import functools
-
-from .linear_map import LinearMap
+from .linear_map import both_ways
 from .onednn_memory import copy_layout, new_channels_last, settled
 from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
 
@@ -12,8 +10,7 @@ def _shuffled(x, shape, parts):
 
     `parts` are (size, (axis of x, step), (axis of the result, step)): the axes between which places are shared.
     """
-    parts_back = [(size, there, here) for size, here, there in parts]
-    return LinearMap.apply(x, functools.partial(_moved, shape, parts), functools.partial(_moved, x.shape, parts_back))
+    return both_ways(x, _moved, (shape, parts), (x.shape, [(size, there, here) for size, here, there in parts]))
 
 
 def _moved(shape, parts, x):

@@ -7,6 +7,7 @@ images, and Paddle's own gradient of a reshape copies it element by element; tha
 import paddle
 
 from . import op_names, paddle_names
+from .arguments import CPU
 from .compiled_concat import is_view
 from .compiled_concat import reshape as copied
 from .compiled_places import items
@@ -15,8 +16,6 @@ from .linear_map import LinearMap
 from .onednn_memory import contiguous, reorder_like
 from .onednn_primitives import bound, numel, servable
 from .scope import noted
-
-_CPU = paddle.CPUPlace()
 
 
 def _pays(x):
@@ -67,7 +66,7 @@ def get_item(original, args, kwargs):
     shape = x.shape
 
     def back(gradient):  # zero beside the part
-        out = noted(paddle_names.full, shape, 0.0, gradient.dtype, _CPU)
+        out = noted(paddle_names.full, shape, 0.0, gradient.dtype, CPU)
         reorder_like(gradient, original(out, index))
         return out
 

@@ -1,9 +1,7 @@
 """Windows of maps [B, H, W, C] that are shifted cyclically, one copy each way, in all formats."""
 
-import functools
-
 from .compiled_library import load, numbers
-from .linear_map import LinearMap
+from .linear_map import both_ways
 from .onednn_memory import contiguous
 from .onednn_normalization import rounded_norm
 from .onednn_primitives import bound, new_tensor, servable
@@ -11,8 +9,7 @@ from .onednn_primitives import bound, new_tensor, servable
 
 def _cut(x, shape, constants, back):
     """Return the windows of maps, or the maps of windows, in the shape given, dense; recorded by autograd."""
-    there, gradient = (shape, constants, back), (x.shape, constants, not back)
-    return LinearMap.apply(x, functools.partial(_copied, *there), functools.partial(_copied, *gradient))
+    return both_ways(x, _copied, (shape, constants, back), (x.shape, constants, not back))
 
 
 def _copied(shape, constants, back, x):

@@ -1,5 +1,7 @@
 """Linear functions that keep nothing of their argument, such as copies to another order; so is the gradient of each."""
 
+import functools
+
 from .paddle_names import reshape
 from .recorded import PyLayer
 
@@ -17,6 +19,11 @@ class LinearMap(PyLayer):
     def backward(ctx, gradient):
         """Return back(gradient), the gradient of x."""
         return ctx.back(gradient)
+
+
+def both_ways(x, function, there, back):
+    """Return function(*there, x), recorded by autograd; its gradient is function(*back, gradient)."""
+    return LinearMap.apply(x, functools.partial(function, *there), functools.partial(function, *back))
 
 
 def reshaped(x, shape):

@@ -7,13 +7,11 @@ import paddle
 
 from . import paddle_names
 from .arena import Block
-from .arguments import FLOAT32, replace_tensors, scan
+from .arguments import CPU, FLOAT32, replace_tensors, scan
 from .onednn_memory import contiguous
 from .recorded import PyLayer
 from .recorded_calls import Refused, pointer_of, tensors_of
 from .scope import active, noted, undispatched
-
-_CPU = paddle.CPUPlace()
 
 
 class Noted:
@@ -85,11 +83,11 @@ def _view_gradient(original, args, kwargs, tensor):
     """Return the function of the gradient of an operator that shows a part of a tensor, by its layout alone."""
     shape, strides, dtype = tensor.shape, tensor.strides, tensor.dtype
     size = Block(tensor).bytes // tensor.element_size()
-    nothing = paddle_names.empty([0], dtype, _CPU)
+    nothing = paddle_names.empty([0], dtype, CPU)
     args, kwargs = replace_tensors(args, kwargs, lambda _: nothing)
 
     def backward(*gradients):
-        memory = paddle_names.empty([size], dtype, _CPU)
+        memory = paddle_names.empty([size], dtype, CPU)
         leaf = paddle_names.separate(paddle_names.as_strided(memory, shape, strides, 0))
         leaf.stop_gradient = False
         call = Differentiated(original)
@@ -112,7 +110,7 @@ class Differentiated:
         tensors = _learning(scan(args, kwargs)[0])
         self._found = [None] * len(tensors)
         with paddle.enable_grad():
-            start = paddle_names.empty([1], FLOAT32, _CPU)
+            start = paddle_names.empty([1], FLOAT32, CPU)
             start.stop_gradient = False
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
             leaves = [_Start.apply(self._found, place, start, tensor.detach) for place, tensor in enumerate(tensors)]
@@ -138,7 +136,7 @@ class End(PyLayer):
     @staticmethod
     def forward(ctx, gradients, *results):
         ctx.gradients = gradients
-        return paddle_names.empty([1], FLOAT32, _CPU)
+        return paddle_names.empty([1], FLOAT32, CPU)
 
     @staticmethod
     def backward(ctx, _):
@@ -188,7 +186,7 @@ class _Segment(PyLayer):
         """Return the gradients; those of results that nobody reads are zeros which are noted, unlike the engine's."""
         pairs = zip(gradients, ctx.layouts, strict=True)
         return ctx.gradient(*(
-            noted(paddle_names.full, shape, 0.0, dtype, _CPU) if one is None else one for one, (shape, dtype) in pairs
+            noted(paddle_names.full, shape, 0.0, dtype, CPU) if one is None else one for one, (shape, dtype) in pairs
         ))  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
-from .arguments import FLOAT32
+from .arguments import CPU, FLOAT32
 from .composites import ACTIVATIONS
 from .linear_map import reshaped
 from .onednn_convolution import Convolution
@@ -31,7 +31,6 @@ from .recorded import PyLayer
 from .saved import own_result, save, saved
 from .scope import made_once
 
-_CPU = paddle.CPUPlace()
 # activation -> the post operation of a convolution
 _POST_OPS = {
     "relu": ("eltwise", onednn.RELU, 0.0, 0.0),
@@ -261,4 +260,4 @@ def _affine(norm, bias):
     scale, shift, mean, variance = (in_float32(each).numpy() for each in (norm.weight, norm.bias, mean, variance))
     factor = scale / np.sqrt(variance + np.float32(epsilon))
     center = mean if bias is None else mean - in_float32(bias).numpy()
-    return paddle.to_tensor(np.stack([factor, shift - center * factor]), place=_CPU)
+    return paddle.to_tensor(np.stack([factor, shift - center * factor]), place=CPU)

@@ -11,6 +11,7 @@ import paddle
 
 from . import compiled, paddle_names
 from . import onednn_library as onednn
+from .arguments import CPU
 from .compiled_long_products import is_long, long_product
 from .compiled_tiles import is_tiles
 from .onednn_matrices import folded, is_misread, matrix, view, well_read, without_odd_strides
@@ -31,7 +32,6 @@ from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import constant, is_kept, made_once
 
-_CPU = paddle.CPUPlace()
 _UINT8 = paddle.uint8
 FEW = 16  # rows, as in cpp/few_rows.h
 
@@ -153,7 +153,7 @@ def sum_rows(tensor, rows, columns, dtype):
     if compiled.formats():
         compiled.sum_rows(dense(tensor.dtype, rows, columns), DATA_TYPES[dtype], tensor.data_ptr(), result.data_ptr())
     else:
-        ones = constant(paddle_names.full, [1, rows], 1.0, tensor.dtype, _CPU)
+        ones = constant(paddle_names.full, [1, rows], 1.0, tensor.dtype, CPU)
         multiply(matrix(ones, 1, rows), matrix(tensor, rows, columns), matrix(result, 1, columns))
     return result
 

@@ -15,6 +15,7 @@ import paddle
 
 from . import compiled
 from . import onednn_library as onednn
+from .arguments import CPU
 from .compiled_library import CompiledError
 from .onednn_builder import Builder
 from .paddle_names import empty
@@ -26,7 +27,7 @@ _NUMBERS = {id(dtype): number for dtype, number in DATA_TYPES.items()}
 ELEMENT_SIZE = onednn.ELEMENT_SIZE
 CACHE_SIZE = 1024  # primitives; a ViT-B training step uses about 70, a ResNet-50 step about 220
 
-_CPU, _UINT8 = paddle.CPUPlace(), paddle.uint8
+_UINT8 = paddle.uint8
 
 
 class Declined(Exception):
@@ -136,7 +137,7 @@ def servable(tensor, *others):
 
 def new_tensor(dtype, shape):
     """Return a dense CPU tensor with arbitrary content."""
-    tensor = empty(shape, dtype, _CPU)
+    tensor = empty(shape, dtype, CPU)
     if active.recorder is not None:
         active.recorder.allocated(tensor)
     return tensor

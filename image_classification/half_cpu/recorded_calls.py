@@ -5,13 +5,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import paddle
-
 from . import paddle_names
-from .arguments import FLOAT32, replace_tensors, scan
+from .arguments import CPU, FLOAT32, replace_tensors, scan
 from .compiled_library import addresses
-
-_CPU = paddle.CPUPlace()
 
 
 class Refused(Exception):
@@ -99,7 +95,7 @@ class Operator:
         self.uses.append((block, offset, None))
         if block.given:
             return tensor
-        stand_in = paddle_names.empty([0], FLOAT32, _CPU)
+        stand_in = paddle_names.empty([0], FLOAT32, CPU)
         self._places[id(stand_in)] = block, offset, tensor.shape, tensor.strides, tensor.dtype, tensor.stop_gradient
         return stand_in
 

@@ -13,6 +13,7 @@ import paddle
 from . import op_names, paddle_names
 from .arguments import (
     BFLOAT16,
+    CPU,
     DTYPE,
     FLOAT16,
     FLOAT32,
@@ -30,7 +31,6 @@ from .arguments import (
 from .scope import noted
 
 logger = logging.getLogger(__name__)
-_CPU = paddle.CPUPlace()
 
 
 class UnsupportedOperator(RuntimeError):
@@ -191,7 +191,7 @@ def _all_learning(name, args):
         _, scale, shift = places
         for place, other, value in ((scale, shift, 1.0), (shift, scale, 0.0)):
             if args[place] is None and args[other] is not None:
-                args[place] = noted(paddle_names.full, args[other].shape, value, args[other].dtype, _CPU)
+                args[place] = noted(paddle_names.full, args[other].shape, value, args[other].dtype, CPU)
     for place in places:
         args[place] = None if args[place] is None else _learning(args[place], learns)
     return args
