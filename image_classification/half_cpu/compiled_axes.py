@@ -12,7 +12,7 @@ from .compiled_reduce import reduced, reducible
 from .compiled_worth import pays
 from .linear_map import LinearMap, both_ways, reshaped
 from .onednn_memory import as_images, as_rows, contiguous, is_channels_last, new_like
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers
+from .onednn_primitives import bound, data_type, new_tensor, numel, pointers
 from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
@@ -27,7 +27,7 @@ class Extreme(PyLayer):
     def forward(ctx, x, is_minimum, axes, shape):
         """Return it, dense, as a tensor of `shape`."""
         x, sizes = _three_axes(x, axes)
-        ctx.sizes = DATA_TYPES[x.dtype], *sizes
+        ctx.sizes = data_type(x), *sizes
         out = new_tensor(x.dtype, shape)
         load().extreme(ctx.sizes[0], is_minimum, *ctx.sizes[1:], *pointers(x, out))
         keep(ctx, x, own_result(out))
@@ -82,7 +82,7 @@ def _place(is_minimum):
         if sizes[1] >= 1 << 24:
             return NotImplemented
         out = new_tensor(_INT64, [*x.shape[:axis], *[1] * bool(keepdim), *x.shape[axis + 1 :]])
-        load().place(DATA_TYPES[x.dtype], is_minimum, *sizes, x.data_ptr(), out.data_ptr())
+        load().place(data_type(x), is_minimum, *sizes, x.data_ptr(), out.data_ptr())
         return out
 
     return kernel
@@ -118,7 +118,7 @@ class Length(PyLayer):
     def forward(ctx, x, epsilon, axes, shape):
         """Return it, dense, as a tensor of `shape`."""
         x, sizes = _three_axes(x, axes)
-        ctx.constants = DATA_TYPES[x.dtype], *sizes, epsilon
+        ctx.constants = data_type(x), *sizes, epsilon
         out, unrounded = new_tensor(x.dtype, shape), new_tensor(FLOAT32, shape)
         load().length(*ctx.constants[:4], *pointers(x, out, unrounded))
         keep(ctx, x, unrounded)
@@ -149,7 +149,7 @@ def norm(original, args, kwargs):
 def _running_sum(axis, back, x):
     """Return the sum of all elements up to each one along an axis, from the end if `back`, dense."""
     x, out = contiguous(x), new_tensor(x.dtype, x.shape)
-    load().running_sum(DATA_TYPES[x.dtype], back, *split_at(x.shape, axis), x.data_ptr(), out.data_ptr())
+    load().running_sum(data_type(x), back, *split_at(x.shape, axis), x.data_ptr(), out.data_ptr())
     return out
 
 

@@ -4,7 +4,7 @@ from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .linear_map import both_ways
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .onednn_primitives import bound, data_type, new_tensor, numel
 
 
 def _columns(x, adds, geometry, shape):
@@ -15,7 +15,7 @@ def _columns(x, adds, geometry, shape):
 
 def _rearranged(adds, geometry, shape, x):
     x, out = contiguous(x), new_tensor(x.dtype, shape)
-    kind, run = (DATA_TYPES[x.dtype], load().fold) if adds else (x.element_size(), load().unfold)
+    kind, run = (data_type(x), load().fold) if adds else (x.element_size(), load().unfold)
     run(kind, numbers(*geometry), x.data_ptr(), out.data_ptr())
     return out
 

@@ -10,7 +10,7 @@ from .onednn_matmul import multiply
 from .onednn_matrices import view
 from .onednn_memory import contiguous, in_dtype, in_float32
 from .onednn_normalization import softmax_rows, softmax_rows_backward
-from .onednn_primitives import DATA_TYPES, bound, dense, new_tensor, numel, pointers, servable
+from .onednn_primitives import DATA_TYPES, bound, data_type, dense, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 
@@ -27,7 +27,7 @@ class CrossCovariance(PyLayer):
         packed, temperature = contiguous(packed), in_float32(temperature)
         batch, tokens, width = packed.shape
         dim = width // 3
-        ctx.constants = DATA_TYPES[packed.dtype], numbers(batch, tokens, 2 * dim, width, dim // num_heads, num_heads)
+        ctx.constants = data_type(packed), numbers(batch, tokens, 2 * dim, width, dim // num_heads, num_heads)
         unit = new_tensor(packed.dtype, [batch, tokens, 2 * dim])
         factors = new_tensor(temperature.dtype, [batch, 2 * dim])
         load().unit(*ctx.constants, *pointers(packed, temperature, unit, factors))

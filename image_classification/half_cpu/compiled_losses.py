@@ -6,7 +6,7 @@ from .arguments import FLOAT32
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers
+from .onednn_primitives import bound, data_type, new_tensor, numel, pointers
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 
@@ -25,7 +25,7 @@ class CrossEntropy(PyLayer):
         labels = labels if shares or labels.dtype is _INT64 else labels.astype(_INT64)
         rounded, losses = new_tensor(x.dtype, x.shape), new_tensor(x.dtype, [*x.shape[:-1], 1])
         probabilities = own_result(rounded) if x.dtype is FLOAT32 else new_tensor(FLOAT32, x.shape)
-        ctx.dtype, ctx.sizes = x.dtype, (DATA_TYPES[x.dtype], numel(x) // x.shape[-1], x.shape[-1], ignored)
+        ctx.dtype, ctx.sizes = x.dtype, (data_type(x), numel(x) // x.shape[-1], x.shape[-1], ignored)
         load().cross_entropy(*ctx.sizes, *pointers(x, *_kinds(labels), rounded, probabilities, losses))
         keep(ctx, probabilities, labels)
         return rounded, losses

@@ -6,7 +6,7 @@ from .arguments import FLOAT32
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
 from .onednn_normalization import scale_and_shift
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
+from .onednn_primitives import DATA_TYPES, bound, data_type, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 
@@ -25,7 +25,7 @@ class GroupNorm(PyLayer):
         ctx.numbers = numbers(batch, channels, math.prod(rest), groups, not x.is_contiguous())
         out = new_like(x)
         statistics = [new_tensor(FLOAT32, [batch, channels]) for _ in range(2)]
-        load().group_norm(DATA_TYPES[x.dtype], ctx.numbers, epsilon, *pointers(x, scale, shift, out, *statistics))
+        load().group_norm(data_type(x), ctx.numbers, epsilon, *pointers(x, scale, shift, out, *statistics))
         keep(ctx, x, scale, *statistics)
         return out
 
@@ -36,7 +36,7 @@ class GroupNorm(PyLayer):
         gradient = ordered_like(gradient, x)
         results = [new_like(x), new_tensor(FLOAT32, scale.shape), new_tensor(FLOAT32, scale.shape)]
         read = x, means, factors, scale, gradient
-        load().group_norm_backward(DATA_TYPES[x.dtype], ctx.numbers, *pointers(*read, *results))
+        load().group_norm_backward(data_type(x), ctx.numbers, *pointers(*read, *results))
         given = [results[0] if ctx.needs[0] else None]
         for result, needed, dtype in zip(results[1:], ctx.needs[1:], ctx.dtypes, strict=True):
             if dtype is not None:
@@ -76,7 +76,7 @@ class LogSoftmax(PyLayer):
         """Return the logarithms in the dtype of x, dense."""
         x = contiguous(x)
         out = new_tensor(x.dtype, x.shape)
-        ctx.sizes = DATA_TYPES[x.dtype], numel(x) // x.shape[-1], x.shape[-1]
+        ctx.sizes = data_type(x), numel(x) // x.shape[-1], x.shape[-1]
         load().log_softmax(*ctx.sizes, x.data_ptr(), out.data_ptr())
         keep(ctx, x)
         return out
@@ -98,8 +98,4 @@ def log_softmax(original, args, kwargs):
     return LogSoftmax.apply(x)
 
 
-KERNELS = {
-    "group_norm": group_norm,
-    "instance_norm": instance_norm,
-    "log_softmax": log_softmax,
-}
+KERNELS = {"group_norm": group_norm, "instance_norm": instance_norm, "log_softmax": log_softmax}

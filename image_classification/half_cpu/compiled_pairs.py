@@ -10,7 +10,7 @@ from .compiled_library import load
 from .compiled_worth import asks_gradient, pays
 from .linear_map import reshaped
 from .onednn_memory import is_settled, new_like
-from .onednn_primitives import DATA_TYPES, bound, numel, pointers, servable
+from .onednn_primitives import bound, data_type, numel, pointers, servable
 from .paddle_names import reshape
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -58,8 +58,7 @@ class Pair(PyLayer):
 def _slope(name, large, small, gradient, runs, dtype):
     """Return the gradient of one of the tensors for each element of the large one."""
     out = new_like(large, dtype)
-    formats = DATA_TYPES[large.dtype], DATA_TYPES[dtype]
-    load().slope(name, *formats, *operands(runs), *pointers(large, small, gradient, out))
+    load().slope(name, data_type(large), data_type(out), *operands(runs), *pointers(large, small, gradient, out))
     return out
 
 

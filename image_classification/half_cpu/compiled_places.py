@@ -8,7 +8,7 @@ from .arguments import FLOAT32
 from .compiled_library import load
 from .compiled_worth import pays
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
+from .onednn_primitives import bound, data_type, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import active
@@ -44,7 +44,7 @@ class Taken(PyLayer):
         (index,) = saved(ctx)
         gradient, out = contiguous(gradient), new_tensor(*ctx.like)
         add = load().add_along if ctx.along else load().add_rows
-        add(DATA_TYPES[gradient.dtype], *ctx.sizes, *pointers(index, gradient, out))
+        add(data_type(gradient), *ctx.sizes, *pointers(index, gradient, out))
         return out, None
 
 
@@ -118,7 +118,7 @@ def _in_order(x, axis, descending, wanted):
         return NotImplemented  # Paddle words the error
     plain = contiguous(x)  # not x, which has the history
     index = new_tensor(_INT64, [*x.shape[:axis], wanted, *x.shape[axis + 1 :]])
-    constants = DATA_TYPES[x.dtype], descending, *split_at(x.shape, axis), wanted
+    constants = data_type(x), descending, *split_at(x.shape, axis), wanted
     load().order(*constants, plain.data_ptr(), index.data_ptr())
     found = Taken.apply(x, index, axis, index.shape, True)
     index.stop_gradient = found.stop_gradient  # as Paddle says it

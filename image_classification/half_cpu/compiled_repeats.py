@@ -8,13 +8,13 @@ from .compiled_library import load, numbers
 from .compiled_worth import pays
 from .linear_map import LinearMap, both_ways
 from .onednn_memory import contiguous, new_like, settled
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel
+from .onednn_primitives import bound, data_type, new_tensor, numel
 
 
 def _repeated(runs, shape, x):
     """Return a tensor repeated along runs, (size, whether it is repeated along it), as a tensor of `shape`, dense."""
     x, out = contiguous(x), new_tensor(x.dtype, shape)
-    number = DATA_TYPES[x.dtype]
+    number = data_type(x)
     load().expand(number, number, *spread(runs), 1.0, x.data_ptr(), out.data_ptr())
     return out
 

@@ -12,7 +12,7 @@ from .compiled_library import load, numbers
 from .linear_map import both_ways
 from .onednn_memory import are_rows, channels_last, contiguous, new_channels_last, with_axis, without_axis
 from .onednn_pooling import POOL, described, windows
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, servable
+from .onednn_primitives import bound, data_type, new_tensor, servable
 
 
 class Taps:
@@ -68,7 +68,7 @@ def _resampled(last, down, across, x):
 def _written(x, out, sizes, down, across):
     """Return `out`, of dense x [outer, height, width, inner] with other rows and columns."""
     sizes = numbers(*sizes, down.size, across.size)
-    load().resample(DATA_TYPES[x.dtype], sizes, *down.arrays, *across.arrays, x.data_ptr(), out.data_ptr())
+    load().resample(data_type(x), sizes, *down.arrays, *across.arrays, x.data_ptr(), out.data_ptr())
     return out
 
 

@@ -10,7 +10,7 @@ from . import paddle_names
 from .arguments import CPU, FLOAT32
 from .compiled_library import load
 from .onednn_memory import are_rows, channels_last, contiguous, in_dtype, in_float32, new_like, passed_on
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, numel, pointers, servable
+from .onednn_primitives import DATA_TYPES, bound, data_type, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, saved
 from .scope import constant, noted
@@ -37,7 +37,7 @@ class ScaledSum(PyLayer):
             addend = contiguous(addend) if ctx.addend[2] else ctx.ordered(addend)
         scale = None if scale is None else in_float32(scale)
         out = new_like(x, dtype)
-        formats = [DATA_TYPES[tensor.dtype] for tensor in (x if addend is None else addend, x, out)]
+        formats = [data_type(tensor) for tensor in (x if addend is None else addend, x, out)]
         step = 0 if ctx.addend is not None and ctx.addend[2] else columns
         load().scaled_sum(*formats, *ctx.sizes, step, *pointers(addend, x, scale, factors, out))
         ctx.like = x.dtype, x.shape
@@ -58,7 +58,7 @@ class ScaledSum(PyLayer):
         row_sums = new_tensor(FLOAT32, [columns]) if ctx.needs[0] and has_row else None
         written = x_gradient, scale_sums, row_sums
         if any(tensor is not None for tensor in written):
-            formats = DATA_TYPES[dtype], DATA_TYPES[gradient.dtype]
+            formats = DATA_TYPES[dtype], data_type(gradient)
             load().scaled_sum_backward(*formats, *ctx.sizes, *pointers(gradient, x, scale, factors, *written))
         results = []
         if ctx.addend is not None:

@@ -4,7 +4,7 @@ import itertools
 
 from .linear_map import both_ways
 from .onednn_memory import copy_layout, new_like, settled
-from .onednn_primitives import DATA_TYPES, Layout, bound, servable
+from .onednn_primitives import Layout, bound, data_type, servable
 
 
 def _rolled(shifts, x):
@@ -16,7 +16,7 @@ def _rolled(shifts, x):
         [(size - shift, 0, shift), *([(shift, size - shift, 0)] if shift else [])]
         for shift, size in zip(shifts, x.shape, strict=True)
     ]
-    dtype, strides, width = DATA_TYPES[x.dtype], tuple(x.strides), x.element_size()
+    dtype, strides, width = data_type(x), tuple(x.strides), x.element_size()
     for block in itertools.product(*parts):
         sizes, *places = zip(*block, strict=True)
         start, end = (width * sum(a * b for a, b in zip(place, strides, strict=True)) for place in places)

@@ -2,7 +2,7 @@
 
 from .compiled_library import load, numbers
 from .onednn_memory import contiguous, in_float32
-from .onednn_primitives import DATA_TYPES, bound, new_tensor, pointers, servable
+from .onednn_primitives import DATA_TYPES, bound, data_type, new_tensor, pointers, servable
 from .recorded import PyLayer
 from .saved import save, saved
 
@@ -10,7 +10,7 @@ from .saved import save, saved
 def _turned(x, sine, cosine, constants, back):
     sizes, halves = constants
     out = new_tensor(x.dtype, x.shape)
-    load().rotary(DATA_TYPES[x.dtype], numbers(*sizes), halves, back, *pointers(sine, cosine, x, out))
+    load().rotary(data_type(x), numbers(*sizes), halves, back, *pointers(sine, cosine, x, out))
     return out
 
 

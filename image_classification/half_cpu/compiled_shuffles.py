@@ -2,7 +2,7 @@
 
 from .linear_map import both_ways
 from .onednn_memory import copy_layout, new_channels_last, settled
-from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
+from .onednn_primitives import Layout, bound, data_type, new_tensor, servable
 
 
 def _shuffled(x, shape, parts):
@@ -22,7 +22,7 @@ def _moved(shape, parts, x):
         (tensor.strides[0], *(tensor.strides[axis] * step for axis, step in places))
         for tensor, places in zip((x, out), zip(*((here, there) for _, here, there in parts), strict=True), strict=True)
     ]
-    source, target = (Layout(DATA_TYPES[x.dtype], sizes, strides) for strides in steps)
+    source, target = (Layout(data_type(x), sizes, strides) for strides in steps)
     copy_layout(source, target, x.data_ptr(), out.data_ptr())
     return out
 

@@ -6,7 +6,7 @@ Shapes use: B batch, W biases, N tokens, h heads, d = C // h.
 
 from .onednn_matrices import View, view
 from .onednn_memory import contiguous
-from .onednn_primitives import DATA_TYPES, Layout, bound, new_tensor, servable
+from .onednn_primitives import Layout, bound, data_type, new_tensor, servable
 from .onednn_tiles import Tiles, attend, attend_backward, keeps
 from .recorded import PyLayer
 from .saved import keep, saved
@@ -18,7 +18,7 @@ def parts(packed, num_heads, count):
     dim = width // count
     head_dim = dim // num_heads
     layout = Layout(
-        DATA_TYPES[packed.dtype], (batch, num_heads, tokens, head_dim), (tokens * width, head_dim, width, 1)
+        data_type(packed), (batch, num_heads, tokens, head_dim), (tokens * width, head_dim, width, 1)
     )
     pointer, step = packed.data_ptr(), dim * packed.element_size()
     return [View(pointer + index * step, layout, packed) for index in range(count)]

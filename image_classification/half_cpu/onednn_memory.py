@@ -284,7 +284,7 @@ def rearrange(original, args, kwargs):
     if not math.prod(split) == math.prod(shape) == numel(x):
         return NotImplemented  # Paddle words the error
     strides, sizes = dense_strides(split), tuple(split[axis] for axis in order)
-    source = Layout(DATA_TYPES[x.dtype], sizes, tuple(strides[axis] for axis in order))
+    source = Layout(data_type(x), sizes, tuple(strides[axis] for axis in order))
     target, own = dense(x.dtype, *sizes), x.shape
     return LinearMap.apply(x, lambda x: _copied(x, source, target, shape), lambda x: _copied(x, target, source, own))
 

@@ -13,7 +13,7 @@ from .arguments import FLOAT32
 from .compiled_broadcast import memory_axes
 from .compiled_library import load
 from .onednn_memory import contiguous, in_dtype, in_float32, new_like, ordered_like, settled
-from .onednn_primitives import DATA_TYPES, bound, cache, dense, new_tensor, numel, pointers, servable
+from .onednn_primitives import DATA_TYPES, bound, cache, data_type, dense, new_tensor, numel, pointers, servable
 from .recorded import PyLayer
 from .saved import keep, own_result, saved
 from .scope import constant
@@ -61,7 +61,7 @@ class Softmax(PyLayer):
         if inner == 1:
             softmax_rows(x.data_ptr(), out.data_ptr(), dense(x.dtype, outer, columns))
         else:
-            load().softmax_columns(DATA_TYPES[x.dtype], *sizes, x.data_ptr(), out.data_ptr())
+            load().softmax_columns(data_type(x), *sizes, x.data_ptr(), out.data_ptr())
         keep(ctx, own_result(out))
         return out
 
@@ -75,7 +75,7 @@ class Softmax(PyLayer):
         if inner == 1:
             softmax_rows_backward(*places, dense(result.dtype, outer, columns))
         else:
-            load().softmax_columns_backward(DATA_TYPES[result.dtype], *ctx.sizes, *places)
+            load().softmax_columns_backward(data_type(result), *ctx.sizes, *places)
         return out
 
 
