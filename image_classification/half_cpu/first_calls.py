@@ -17,7 +17,8 @@ import paddle
 
 from . import onednn_library
 from .recorded_calls import Enough, Operator, Refused
-from .recording import Pass, Recorder
+from .recorded_pass import Pass
+from .recording import Recorder
 from .replay import constants_of, same_bits
 from .state import State, statistics
 

@@ -13,7 +13,8 @@ from .dispatch import dispatch
 from .noted_operators import End
 from .recorded import PyLayer
 from .recorded_calls import Refused
-from .recording import Pass, flat, mapped
+from .recorded_pass import Pass
+from .recording import flat, mapped
 from .saved import own_result, save, saved
 from .scope import active
 from .state import State

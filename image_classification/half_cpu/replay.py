@@ -13,7 +13,8 @@ import paddle
 from . import paddle_names
 from .compiled_library import CompiledError
 from .recorded_calls import Refused, in_a_line
-from .recording import Pass, Recorder, copies, flat, mapped
+from .recorded_pass import Pass
+from .recording import Recorder, copies, flat, mapped
 from .scope import active
 from .state import State, bits, statistics
 
