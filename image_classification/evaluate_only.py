@@ -42,15 +42,12 @@ def evaluate(parts, folder, report, build_model):
         write_summary(folder, figures | summary(classes, parts.class_names))
 
 
-def load_resumed_weights(parts):
-    """Fill the model with the weights of ``-resume`` and return the checkpoint's path."""
-    path = checkpoint.find(parts.config.MODEL.RESUME)
-    state = checkpoint.read(path)
+def load_resumed_weights(parts, path, state):
+    """Fill the model with the weights of ``-resume``, the content of a checkpoint."""
     check_same_file(parts.parallel, "-resume", path)
     if foreign.is_foreign(state):
         model, average = foreign.weights(state, parts.model, f"-resume: {path}")
     else:
-        checkpoint.check(state, path)
         check_classes(state["config"], parts.config, f"-resume: {path}")
         warn_of_other_model(state["config"], parts.config, f"-resume: {path}")
         model, average = state["model"], state["ema"]
@@ -60,14 +57,13 @@ def load_resumed_weights(parts):
     own, loaded = parts.precision.model_state_dict(parts.model), parts.parallel.cut(evaluated)
     checkpoint.check_matches(own, loaded, path)
     parts.precision.load_model_state_dict(parts.model, loaded)
-    return path
 
 
 def compare_with_float32(parts, result, build_model):
     """Evaluate the same weights in float32 too, log the difference and return both figures."""
     plain = build_parts(dataclasses.replace(parts.config, AMP=Amp()), build_model, parts.parallel)
     if parts.config.MODEL.RESUME:
-        load_resumed_weights(plain)
+        load_resumed_weights(plain, *foreign.read_resumed(parts.config))
     top1 = evaluate_model(plain.model, plain.precision, plain.eval_loader, plain.parallel)["top1"]
     difference = result["top1"] - top1
     precision = f"{parts.precision.mode}/{parts.precision.dtype}"

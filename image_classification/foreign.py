@@ -21,6 +21,17 @@ def is_foreign(tree):
     return "format" not in tree and isinstance(tree.get("model"), dict) and "epoch" in tree
 
 
+def read_resumed(config):
+    """Return (the file, its content) of ``-resume``: PaddleViT's as it is, this project's once it is looked at.
+
+    Raises:
+        UserError: it is neither, or damaged.
+    """
+    path = checkpoint.find(config.MODEL.RESUME)
+    tree = checkpoint.read(path)
+    return path, tree if is_foreign(tree) else checkpoint.check(tree, path)
+
+
 def weights(tree, model, path):
     """Return the weights and the average of them, {our name: float32 array}; no average: {}.
 

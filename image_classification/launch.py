@@ -106,33 +106,45 @@ def run(config, build_model, parallel):
     start_log(None, parallel.rank)
     if config.EVAL and not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
         raise UserError("-eval: needs -pretrained with the weights to evaluate")
-    from .build import build_parts, build_trainer
-    from .checkpoint import find
-
-    if config.MODEL.RESUME:
-        find(config.MODEL.RESUME)  # before the data are read, which may take long
-    parts = build_parts(config, build_model, parallel)
-    check_interrupts()
+    parts, trainer, weights = build(config, build_model, parallel)
     report = empty_report(parts)
-    if config.EVAL:
-        from .evaluate_only import evaluate, load_resumed_weights
-
-        trainer, weights = None, load_resumed_weights(parts) if config.MODEL.RESUME else parts.weights
-    else:
-        trainer = build_trainer(parts)
-        if config.MODEL.RESUME:
-            resume(trainer)
     if config.DRY_RUN:
         from .dry_run import dry_run
 
         return dry_run(parts, trainer)
     with contextlib.closing(open_folder(parts)) as folder:
         if config.EVAL:
+            from .evaluate_only import evaluate
+
             evaluate(parts, folder, report | {"checkpoint": str(weights)}, build_model)
         else:
             train(trainer, parts, folder, report)
     ignore_interrupts()  # nothing is left to do but to end the data workers
     get_logger().info(f"results are in {folder.path}")
+
+
+def build(config, build_model, parallel):
+    """Return (the parts, the trainer of a training, the weights' file of an evaluation), with what ``-resume`` holds.
+
+    Raises:
+        UserError: see `run`; whatever is wrong with the checkpoint alone is said before the data are read.
+    """
+    from .build import build_parts, build_trainer
+    from .foreign import read_resumed
+
+    path, state = read_resumed(config) if config.MODEL.RESUME else (None, None)
+    parts = build_parts(config, build_model, parallel)
+    check_interrupts()
+    if config.EVAL:
+        from .evaluate_only import load_resumed_weights
+
+        if path:
+            load_resumed_weights(parts, path, state)
+        return parts, None, path or parts.weights
+    trainer = build_trainer(parts)
+    if path:
+        resume(trainer, path, state)
+    return parts, trainer, None
 
 
 def open_folder(parts):
@@ -158,23 +170,22 @@ def open_folder(parts):
     return folder or RunFolder(path)
 
 
-def resume(trainer):
-    """Continue from ``-resume``.
+def resume(trainer, path, state):
+    """Continue from ``-resume``, the content of a checkpoint.
 
     Raises:
-        UserError: the checkpoint does not fit, or has nothing left to train.
+        UserError: it does not fit, or has nothing left to train.
     """
-    from . import checkpoint, foreign
+    from . import foreign
     from .parallel.agreement import check_same_file
     from .saved_config import changed_recipe
 
-    path, changed = checkpoint.find(trainer.config.MODEL.RESUME), ""
-    state = checkpoint.read(path)
+    changed = ""
     check_same_file(trainer.parallel, "-resume", path)
     if foreign.is_foreign(state):
         foreign.resume(trainer, state, path)
     else:
-        trainer.load_state(checkpoint.check(state, path), path)
+        trainer.load_state(state, path)
         changed = changed_recipe(state, trainer.config, trainer.units(), f"-resume: {path}")
     if changed:
         get_logger().warning(f"-resume: {path}: goes on with another recipe: {changed}; -cfg=<its run folder> keeps it")

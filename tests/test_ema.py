@@ -12,6 +12,7 @@ from image_classification.build import build_parts
 from image_classification.config import Config
 from image_classification.ema import EMA, build_ema
 from image_classification.evaluate_only import load_resumed_weights
+from image_classification.foreign import read_resumed
 from image_classification.parallel.single import SingleProcess
 from image_classification.runtime import UserError, get_logger
 from tests.helpers.small_runs import build_net, config_of, trainer_of
@@ -160,7 +161,7 @@ def test_evaluation_of_a_resumed_average_says_so(tmp_path, caplog):
         path = tmp_path / f"{average}.pdparams"
         checkpoint.save(path, trainer_of(config_of(train={"MODEL_EMA": average})).state())
         config = config_of(MODEL={"NUM_CLASSES": 4, "RESUME": str(path)}, EVAL=True)
-        load_resumed_weights(build_parts(config, build_net, SingleProcess()))
+        load_resumed_weights(build_parts(config, build_net, SingleProcess()), *read_resumed(config))
         assert (f"{path}: its averaged weights are taken" in caplog.text) == average
 
 

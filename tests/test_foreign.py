@@ -10,7 +10,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.evaluate_only import load_resumed_weights
-from image_classification.foreign import is_foreign
+from image_classification.foreign import is_foreign, read_resumed
 from image_classification.launch import resume
 from image_classification.optim import optimizer_state
 from image_classification.parallel.single import SingleProcess
@@ -24,6 +24,10 @@ SCALER = {  # as paddle.amp.GradScaler.state_dict() is on a GPU
     "scale": np.array([1024.0], "float32"), "incr_ratio": 2.0, "decr_ratio": 0.5, "incr_every_n_steps": 2000,
     "decr_every_n_nan_or_inf": 1, "incr_count": 7, "decr_count": 0, "use_dynamic_loss_scaling": True,
 }  # fmt: skip
+
+
+def go_on(trainer):
+    resume(trainer, *read_resumed(trainer.config))
 
 
 def theirs(name):
@@ -65,7 +69,7 @@ def test_checkpoint_continues_weights_moments_average_scale_and_epoch(written, c
     path, model, optimizer, average = written
     trainer = build_trainer(load(path, "AMP.MODE=auto", "AMP.DTYPE=float16", "TRAIN.MODEL_EMA=True"))
     with caplog.at_level("INFO", "image_classification"):
-        resume(trainer)
+        go_on(trainer)
     assert "its weights, schedule, average, loss scale 1024 and epoch 3; data order" in caplog.text
     assert (trainer.progress.epoch, trainer.progress.step, trainer.precision.loss_scale) == (3, 6, 1024)
     named = dict(trainer.precision.master_params(trainer.model))
@@ -84,7 +88,7 @@ def test_checkpoint_continues_weights_moments_average_scale_and_epoch(written, c
 def test_what_has_no_place_here_starts_afresh_and_is_named(written, caplog):
     trainer = build_trainer(load(written[0], "TRAIN.OPTIMIZER.NAME=Momentum"))
     with caplog.at_level("INFO", "image_classification"):
-        resume(trainer)
+        go_on(trainer)
     assert "best top-1, the optimizer, whose state is another one's" in caplog.text
     assert "averaged weights are not used: TRAIN.MODEL_EMA is False" in caplog.text
     assert not any(value.numpy().any() for value in optimizer_state(
@@ -93,26 +97,26 @@ def test_what_has_no_place_here_starts_afresh_and_is_named(written, caplog):
 
 def test_evaluation_takes_the_average(written):
     parts = load(written[0], eval_only=True)
-    load_resumed_weights(parts)
+    load_resumed_weights(parts, *read_resumed(parts.config))
     for name, value in written[3].items():
         np.testing.assert_array_equal(parts.model.state_dict()[name].numpy(), value.numpy(), err_msg=name)
 
 
 def test_checkpoint_of_another_model_or_a_damaged_one_is_one_line(written, tmp_path):
     with pytest.raises(UserError, match="is of another model: it .*blocks.1"):
-        resume(build_trainer(load(written[0], "MODEL.DEPTH=2")))
+        go_on(build_trainer(load(written[0], "MODEL.DEPTH=2")))
     tree = paddle.load(str(written[0]))
     assert is_foreign(tree) and not is_foreign({"model": {}, "format": 1, "epoch": 0})
     for epoch in (-1, "3", 1e9, True):
         paddle.save(tree | {"epoch": epoch}, str(tmp_path / "bad.pdparams"))
         with pytest.raises(UserError, match="epoch: expected an integer"):
-            resume(build_trainer(load(tmp_path / "bad.pdparams")))
+            go_on(build_trainer(load(tmp_path / "bad.pdparams")))
     strange = {"model_ema": 5, "optimizer": [1], "amp_grad_scaler": {"scale": "much"}}
     paddle.save(tree | strange, str(tmp_path / "strange.pdparams"))
-    resume(build_trainer(load(tmp_path / "strange.pdparams", "AMP.MODE=auto", "AMP.DTYPE=float16")))
+    go_on(build_trainer(load(tmp_path / "strange.pdparams", "AMP.MODE=auto", "AMP.DTYPE=float16")))
     paddle.save(tree | {"model": {}}, str(tmp_path / "bad.pdparams"))
     with pytest.raises(UserError, match="is of another model: it lacks"):
-        resume(build_trainer(load(tmp_path / "bad.pdparams")))
+        go_on(build_trainer(load(tmp_path / "bad.pdparams")))
     paddle.save({"model": {}, "optimizer": {}}, str(tmp_path / "bad.pdparams"))
     with pytest.raises(UserError, match="is not a training checkpoint, it lacks .*; -pretrained takes weights alone"):
         checkpoint.load(tmp_path / "bad.pdparams")

@@ -10,6 +10,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config, to_yaml
 from image_classification.evaluate_only import load_resumed_weights
+from image_classification.foreign import read_resumed
 from image_classification.hooks import Hook
 from image_classification.hooks.checkpoints import CheckpointHook
 from image_classification.parallel.single import SingleProcess
@@ -126,7 +127,7 @@ def test_evaluation_of_a_checkpoint_of_other_classes_is_refused(animals):
     path, folder = animals
     parts = build_parts(config_on(folder, True, RESUME=str(path)), build_net, SingleProcess())
     with pytest.raises(UserError, match=f"-resume: .*{WORDS}; with -cfg="):
-        load_resumed_weights(parts)
+        load_resumed_weights(parts, *read_resumed(parts.config))
     with pytest.raises(UserError, match=f"-pretrained: .*{WORDS}; with -cfg="):
         build_parts(config_on(folder, True, PRETRAINED=str(path)), build_net, SingleProcess())
     build_parts(config_on(folder.parent / "first", True, PRETRAINED=str(path)), build_net, SingleProcess())
@@ -198,7 +199,7 @@ def test_weights_of_another_model_of_the_same_shapes_are_used_with_a_warning(eig
 
     evaluated = build("DEVICE=cpu", "-eval", f"-resume={path}")
     for use, *expected in (
-        (lambda: load_resumed_weights(evaluated), True, True, True),
+        (lambda: load_resumed_weights(evaluated, *read_resumed(evaluated.config)), True, True, True),
         (lambda: build("-eval", f"-pretrained={path}"), True, True, True),
         (lambda: build(f"-pretrained={path}"), True, True, False),
         (lambda: load_model("vit_tiny_digits", path, ["MODEL.DEPTH=1"]), True, True, True),

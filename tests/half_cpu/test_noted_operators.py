@@ -10,7 +10,7 @@ import pytest
 from paddle import nn
 
 from image_classification import half_cpu
-from image_classification.half_cpu import onednn, paddle_names, recording
+from image_classification.half_cpu import onednn, paddle_names, recorded_pass
 from image_classification.half_cpu.onednn_primitives import new_tensor
 from image_classification.half_cpu.scope import active
 from image_classification.half_cpu.training_replay import RECORDED
@@ -183,7 +183,7 @@ def test_operator_that_fails_on_memory_written_unseen_is_left_to_the_layers(capl
 
 def test_gradient_that_is_written_unseen_is_left_to_the_layers(monkeypatch):
     """Memory that a process gets from the system holds zeros."""
-    monkeypatch.setattr(recording, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
+    monkeypatch.setattr(recorded_pass, "new_tensor", lambda dtype, shape: paddle.zeros(shape, dtype))
 
     class Shifted(nn.Layer):
         def __init__(self):

@@ -188,7 +188,7 @@ def test_checkpoint_of_its_own_training_resumes(paddlevit, family, data, tmp_pat
     lines = []
     monkeypatch.setattr(foreign.get_logger(), "info", lambda text, *_: lines.append(text))
     trainer = build_trainer(build_parts(config, builder(PACKAGE / ours), SingleProcess()))
-    resume(trainer)
+    resume(trainer, *foreign.read_resumed(trainer.config))
     assert "; data order and random numbers, best top-1" in "".join(lines)
     assert not any("the optimizer, whose" in line for line in lines)
     assert (trainer.progress.epoch, trainer.progress.step) == (1, 2)
