@@ -30,7 +30,7 @@ from .parallel.agreement import check_agreement, check_same_file
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .saved_config import check_classes, differing_classes, warn_of_other_model
 from .trainer import Trainer, steps_per_epoch
-from .weights import find_weights, linear_weights, load_pretrained, published, with_preprocessing
+from .weights import Pretrained, find_weights, linear_weights, published, with_preprocessing
 from .zoo import find_config, load_with_report, make_model, refuse_other_weights
 
 
@@ -65,12 +65,13 @@ def build_parts(config, build_model, parallel):
         UserError: whatever is wrong with the configuration, the data or the files that it names.
     """
     config = with_preprocessing(config)
+    pretrained = None
     if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
         refuse_other_weights(config, build_model, config.MODEL.PRETRAINED)
-        find_weights(config.MODEL.PRETRAINED)  # before the data are read, which may take long
+        pretrained = Pretrained.read(config.MODEL.PRETRAINED)
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)
-    hooks = _try(config, build_model, parallel, precision)
+    hooks = _try(config, build_model, parallel, precision, pretrained)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -82,9 +83,9 @@ def build_parts(config, build_model, parallel):
     check_agreement(parallel, config, _images_of({"training": train_loader, "evaluation": eval_loader}))
     model = make_model(config, build_model)
     weights = None
-    if config.MODEL.PRETRAINED and not config.MODEL.RESUME:
+    if pretrained:
         # a training run may have another number of classes than its weights
-        loaded = load_pretrained(model, config.MODEL.PRETRAINED, replace_head=not config.EVAL)
+        loaded, pretrained = pretrained.load(model, replace_head=not config.EVAL), None  # frees the file's arrays
         weights = loaded.source
         _look_at_origin(loaded, config)
     model.separate_heads = config.TRAIN.DISTILLATION_TYPE != "none"
@@ -103,15 +104,17 @@ def build_parts(config, build_model, parallel):
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights, hooks)
 
 
-def _try(config, build_model, parallel, precision):
+def _try(config, build_model, parallel, precision, pretrained):
     """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
 
     Raises:
-        UserError: the model, how it is shared or stored, TRAIN.FREEZE, HOOKS, the preprocessing, the loader or the
-            teacher cannot be as they are configured.
+        UserError: the model, its weights, how it is shared or stored, TRAIN.FREEZE, HOOKS, the preprocessing, the
+            loader or the teacher cannot be as they are configured.
     """
     with paddle.LazyGuard():  # shapes only, no memory
         model = make_model(config, build_model)
+    if pretrained:
+        pretrained.fit(model, replace_head=True)  # the data may yet decide about the classes
     parameters = dict(model.named_parameters())
     for name in names_to_freeze(model, config.TRAIN.FREEZE):
         parameters[name].stop_gradient = True

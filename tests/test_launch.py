@@ -476,6 +476,19 @@ def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):
     assert_one_line(["-resume", "damaged"], *SMALL_VIT, "DATA.DATASET=folder", "-data_path=/none", "-resume", path)
 
 
+@pytest.mark.parametrize(
+    ("size", "extra", "expected"),
+    [(5000, [], "damaged"), (None, ["MODEL.DEPTH=2"], "does not fit this model: it lacks")],
+)
+def test_pretrained_weights_that_are_damaged_or_of_another_model_are_refused_before_the_data(
+    trained, tmp_path, size, extra, expected
+):
+    path = tmp_path / "weights.pdparams"
+    path.write_bytes((trained[0] / "latest.pdparams").read_bytes()[:size])
+    argv = [*SMALL_VIT, *extra, "DATA.DATASET=folder", "-data_path=/none", "-pretrained", path]
+    assert_one_line(["-pretrained", "weights.pdparams", expected], *argv)
+
+
 @pytest.mark.parametrize("output", ["/proc/run", "file/run"])
 def test_output_that_cannot_be_written_is_one_line(tmp_path, output):
     (tmp_path / "file").write_text("")

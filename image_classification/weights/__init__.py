@@ -1,7 +1,7 @@
 """Pretrained weights: where they are, how they are read safely, and how they fit our models."""
 
 from .export import export_tensors, torch_tensors
-from .load import LoadReport, differences, linear_weights, load_pretrained, transpose_linears
+from .load import LoadReport, Pretrained, differences, linear_weights, load_pretrained, transpose_linears
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, published, read_registry, read_variants
@@ -10,6 +10,7 @@ from .write import write_weights, writer_of
 
 __all__ = [
     "LoadReport",
+    "Pretrained",
     "differences",
     "export_tensors",
     "find_entry",

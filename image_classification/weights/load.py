@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 import numpy as np
 from paddle import nn
@@ -9,7 +10,7 @@ from paddle import nn
 from ..runtime import UserError, get_logger, some_of
 from .keymap import translate
 from .position import resize_positions
-from .read import read_weights
+from .read import WeightFile, read_weights
 from .source import find_weights
 
 MOST_NAMED = 4  # of each kind of difference, so that an error stays a line
@@ -32,6 +33,62 @@ class LoadReport:
     config: str | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """Weights as they were read: `source` as it was named, the file that it is, what is in it."""
+
+    source: str
+    path: Path
+    file: WeightFile
+
+    @classmethod
+    def read(cls, source):
+        """Return what `source` holds: a registry id, hub id, URL or file; see :func:`find_weights`.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        path = find_weights(source)
+        try:
+            return cls(source, path, read_weights(path))
+        except UserError as error:
+            raise UserError(f"-pretrained: {error}") from None
+
+    def fit(self, model, replace_head):
+        """Return (tensors, dialect, head's names that are left out, names resized) as a model takes them.
+
+        Raises:
+            UserError: unmatched, missing and wrong-shape names, all of them counted.
+        """
+        state = model.state_dict()
+        tensors, dialect = translate(self.file.tensors, model)
+        if self.file.layout == "torch":
+            tensors = transpose_linears(linear_weights(model), tensors)
+        tensors, resized = _fit_position_embeddings(model, state, tensors)
+        replaced = _replaceable_head(model, state, tensors) if replace_head else ()
+        _check(self.source, dialect, state, tensors, replaced)
+        return {name: value for name, value in tensors.items() if name not in replaced}, dialect, replaced, resized
+
+    def load(self, model, replace_head):
+        """Fill a model and return a :class:`LoadReport`, see :func:`load_pretrained`."""
+        used, dialect, replaced, resized = self.fit(model, replace_head)
+        sums = ((name, np.sum(_float32(value), dtype=np.float64)) for name, value in used.items())
+        bad = next((name for name, total in sums if not np.isfinite(total)), None)
+        if bad is not None:
+            raise UserError(
+                f"-pretrained: {self.source}: {bad} has values that are not finite (inf or NaN) in float32"
+            )
+        state = model.state_dict()
+        for name, value in used.items():
+            state[name].set_value(_float32(value))
+        named = str(self.path) if os.path.isdir(self.source) else self.source
+        report = LoadReport(
+            named, str(self.path), self.file.kind, dialect, len(used), tuple(replaced), tuple(resized), self.file.config
+        )
+        _log(report)
+        return report
+
+
 def load_pretrained(model, source, replace_head=False):
     """Fill the model's parameters and buffers from `source` and return a :class:`LoadReport`.
 
@@ -44,31 +101,7 @@ def load_pretrained(model, source, replace_head=False):
         UserError: unmatched, missing and wrong-shape names, all of them counted; values that are not finite; or the
             source cannot be read.
     """
-    path = find_weights(source)
-    try:
-        file = read_weights(path)
-    except UserError as error:
-        raise UserError(f"-pretrained: {error}") from None
-    state = model.state_dict()
-    tensors, dialect = translate(file.tensors, model)
-    if file.layout == "torch":
-        tensors = transpose_linears(linear_weights(model), tensors)
-    tensors, resized = _fit_position_embeddings(model, state, tensors)
-    replaced = _replaceable_head(model, state, tensors) if replace_head else ()
-    _check(source, dialect, state, tensors, replaced)
-    used = {name: value for name, value in tensors.items() if name not in replaced}
-    sums = ((name, np.sum(_float32(value), dtype=np.float64)) for name, value in used.items())
-    bad = next((name for name, total in sums if not np.isfinite(total)), None)
-    if bad is not None:
-        raise UserError(f"-pretrained: {source}: {bad} has values that are not finite (inf or NaN) in float32")
-    for name, value in used.items():
-        state[name].set_value(_float32(value))
-    named = str(path) if os.path.isdir(source) else source
-    report = LoadReport(
-        named, str(path), file.kind, dialect, len(used), tuple(replaced), tuple(resized), file.config
-    )
-    _log(report)
-    return report
+    return Pretrained.read(source).load(model, replace_head)
 
 
 def _float32(value):
