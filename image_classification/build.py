@@ -11,6 +11,7 @@ from .config import Config, load_config
 from .config.schema import Amp
 from .distillation import Distillation, Teacher
 from .ema import build_ema
+from .foreign import check_model as check_resumed
 from .freeze import freeze, names_to_freeze
 from .hooks import (
     CheckpointHook,
@@ -58,8 +59,11 @@ class Parts:
         return list(model.CLASS_NAMES) or [str(index) for index in range(model.NUM_CLASSES)]
 
 
-def build_parts(config, build_model, parallel):
+def build_parts(config, build_model, parallel, resumed=None):
     """Return the :class:`Parts` of a configuration; nothing is written.
+
+    Args:
+        resumed: (file, content) of ``-resume``, to be looked at before the data are read, which may take long.
 
     Raises:
         UserError: whatever is wrong with the configuration, the data or the files that it names.
@@ -71,7 +75,7 @@ def build_parts(config, build_model, parallel):
         pretrained = Pretrained.read(config.MODEL.PRETRAINED)
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)
-    hooks = _try(config, build_model, parallel, precision, pretrained)
+    hooks = _try(config, build_model, parallel, precision, pretrained, resumed)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -104,7 +108,7 @@ def build_parts(config, build_model, parallel):
     return Parts(config, device, parallel, model, precision, criterion, *loaders, teacher, linears, weights, hooks)
 
 
-def _try(config, build_model, parallel, precision, pretrained):
+def _try(config, build_model, parallel, precision, pretrained, resumed):
     """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
 
     Raises:
@@ -115,6 +119,8 @@ def _try(config, build_model, parallel, precision, pretrained):
         model = make_model(config, build_model)
     if pretrained:
         pretrained.fit(model, replace_head=True)  # the data may yet decide about the classes
+    if resumed:
+        check_resumed(model, *resumed)
     parameters = dict(model.named_parameters())
     for name in names_to_freeze(model, config.TRAIN.FREEZE):
         parameters[name].stop_gradient = True

@@ -11,6 +11,7 @@ from . import checkpoint
 from .optim import load_optimizer_state, optimizer_state
 from .progress import Progress, Resumed
 from .runtime import UserError, get_logger
+from .weights import replaceable_head
 from .weights.keymap import translate
 
 MOST_EPOCHS = 10**6
@@ -30,6 +31,19 @@ def read_resumed(config):
     path = checkpoint.find(config.MODEL.RESUME)
     tree = checkpoint.read(path)
     return path, tree if is_foreign(tree) else checkpoint.check(tree, path)
+
+
+def check_model(model, path, tree):
+    """See that a checkpoint is of a model; its number of classes, which the data may decide, is left out.
+
+    Raises:
+        UserError: it is of another one.
+    """
+    own = model.state_dict()
+    loaded = weights(tree, model, f"-resume: {path}")[0] if is_foreign(tree) else tree["model"]
+    head = replaceable_head(model, own, loaded)
+    body = [{name: value for name, value in named.items() if name not in head} for named in (own, loaded)]
+    checkpoint.check_matches(*body, path)
 
 
 def weights(tree, model, path):

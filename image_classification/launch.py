@@ -132,18 +132,18 @@ def build(config, build_model, parallel):
     from .build import build_parts, build_trainer
     from .foreign import read_resumed
 
-    path, state = read_resumed(config) if config.MODEL.RESUME else (None, None)
-    parts = build_parts(config, build_model, parallel)
+    resumed = read_resumed(config) if config.MODEL.RESUME else None
+    parts = build_parts(config, build_model, parallel, resumed)
     check_interrupts()
     if config.EVAL:
         from .evaluate_only import load_resumed_weights
 
-        if path:
-            load_resumed_weights(parts, path, state)
-        return parts, None, path or parts.weights
+        if resumed:
+            load_resumed_weights(parts, *resumed)
+        return parts, None, resumed[0] if resumed else parts.weights
     trainer = build_trainer(parts)
-    if path:
-        resume(trainer, path, state)
+    if resumed:
+        resume(trainer, *resumed)
     return parts, trainer, None
 
 

@@ -134,11 +134,11 @@ def build_transformer(num_classes: int = 4, in_channels: int = 3, image_size: in
     ({"train": {"CLASS_WEIGHTS": [1, 2]}}, "TRAIN.CLASS_WEIGHTS: 2 weights for 4 classes"),
     ({"train": {"COLOR_JITTER": [0.1, 0.2]}}, "TRAIN.COLOR_JITTER"),
     ({"data": {"IMAGE_SIZE": 224, "CROP_PCT": 0.01}}, "DATA.CROP_PCT 0.01: .* 22400 x 22400 pixels"),
-    ({"data": {"CROP_PCT": 1e-300}, "EVAL": True, "MODEL": {"PRETRAINED": __file__}}, "DATA.CROP_PCT .* 8e.300 pixels"),
+    ({"data": {"CROP_PCT": 1e-300}, "EVAL": True, "MODEL": {"PRETRAINED": "own"}}, "DATA.CROP_PCT .* 8e.300 pixels"),
     ({"data": {"IMAGE_CHANNELS": 2, "IMAGENET_MEAN": [0, 0], "IMAGENET_STD": [1, 1]}}, "IMAGE_CHANNELS: .*found 2"),
     ({"data": {"IMAGENET_MEAN": [0.5]}}, "DATA.IMAGENET_MEAN: has 1 values, DATA.IMAGE_CHANNELS is 3"),
     ({"data": {"LOADER": "dali"}}, "DATA.LOADER: dali needs the package nvidia-dali"),
-    ({"data": {"LOADER": "dali"}, "EVAL": True, "MODEL": {"RESUME": __file__}}, "DATA.LOADER: dali needs the package"),
+    ({"data": {"LOADER": "dali"}, "EVAL": True, "MODEL": {"PRETRAINED": "own"}}, "DATA.LOADER: dali needs the package"),
     ({"amp": {"MODE": "O2", "KEEP_FLOAT32": ["blocks.1.hed"]}}, "AMP: keep_float32: .* no layer 'blocks.1.hed'"),
     ({"parallel": Sharing(tensor=2)}, "PARALLEL.TENSOR 2: blocks.0.attn: 3 attention heads do not divide by it"),
     ({"parallel": Sharing(tensor=3)}, "gone"),
@@ -150,5 +150,8 @@ def test_what_a_configuration_has_wrong_is_said_before_the_data_are_read(section
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     data = {"DATASET": "folder", "DATA_PATH": str(tmp_path / "gone")} | sections.pop("data", {})
     parallel = sections.pop("parallel", SingleProcess())
+    if sections.get("MODEL") == {"PRETRAINED": "own"}:
+        sections["MODEL"] = {"PRETRAINED": str(tmp_path / "own.pdparams"), "NUM_CLASSES": 4}
+        paddle.save(build_transformer().state_dict(), str(tmp_path / "own.pdparams"))
     with pytest.raises(UserError, match=message):
         run(config_of(data=data, **sections), build_transformer, parallel)

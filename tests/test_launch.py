@@ -476,6 +476,11 @@ def test_resume_of_a_truncated_checkpoint_is_one_line(trained, tmp_path):
     assert_one_line(["-resume", "damaged"], *SMALL_VIT, "DATA.DATASET=folder", "-data_path=/none", "-resume", path)
 
 
+def test_checkpoint_of_another_model_is_refused_before_the_data(trained):
+    words = [*SMALL_VIT, "MODEL.DEPTH=2", "DATA.DATASET=folder", "-data_path=/none", "-resume", trained[0]]
+    assert_one_line(["-resume", "latest.pdparams: is of another model: it lacks"], *words)
+
+
 @pytest.mark.parametrize(
     ("size", "extra", "expected"),
     [(5000, [], "damaged"), (None, ["MODEL.DEPTH=2"], "does not fit this model: it lacks")],

@@ -61,6 +61,8 @@ def find_yaml(name: str, beside: Path | None = None, what: str = "-cfg") -> Path
         raise UserError(f"{what}: {path}: no such file; did you mean {path}.yaml?")
     near = [full for full in known if full.startswith(typed.lower())] or close_names(typed, known)
     hint = f"did you mean {near[0]}?" if near else "tools/list_models.py lists the models"
+    if family is not None and path.suffix not in ("", ".yaml"):
+        hint = f"did you mean {typed}? {path.suffix[1:]} is the name of weights, which -pretrained takes"
     if family is not None and path.suffix == ".yaml":
         hint = f"did you mean {typed}? Its program is in image_classification/{family}"
     raise UserError(f"{what}: {path}: no such file, and no model or recipe of that name; {hint}")

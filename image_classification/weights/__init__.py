@@ -1,7 +1,15 @@
 """Pretrained weights: where they are, how they are read safely, and how they fit our models."""
 
 from .export import export_tensors, torch_tensors
-from .load import LoadReport, Pretrained, differences, linear_weights, load_pretrained, transpose_linears
+from .load import (
+    LoadReport,
+    Pretrained,
+    differences,
+    linear_weights,
+    load_pretrained,
+    replaceable_head,
+    transpose_linears,
+)
 from .preprocessing import preprocessing_of, with_preprocessing
 from .read import read_weights
 from .registry import find_entry, published, read_registry, read_variants
@@ -24,6 +32,7 @@ __all__ = [
     "read_registry",
     "read_variants",
     "read_weights",
+    "replaceable_head",
     "torch_tensors",
     "transpose_linears",
     "with_preprocessing",

@@ -65,7 +65,7 @@ class Pretrained:
         if self.file.layout == "torch":
             tensors = transpose_linears(linear_weights(model), tensors)
         tensors, resized = _fit_position_embeddings(model, state, tensors)
-        replaced = _replaceable_head(model, state, tensors) if replace_head else ()
+        replaced = replaceable_head(model, state, tensors) if replace_head else ()
         _check(self.source, dialect, state, tensors, replaced)
         return {name: value for name, value in tensors.items() if name not in replaced}, dialect, replaced, resized
 
@@ -132,7 +132,7 @@ def _fit_position_embeddings(model, state, tensors):
     return tensors | resized, list(resized)
 
 
-def _replaceable_head(model, state, tensors):
+def replaceable_head(model, state, tensors):
     """Return the head's names whose number of classes differs, or that the source lacks or alone has."""
     head = {name for name in {*state, *tensors} if name.startswith(tuple(f"{part}." for part in model.head_names))}
 
