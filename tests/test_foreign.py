@@ -10,7 +10,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.evaluate_only import load_resumed_weights
-from image_classification.foreign import is_foreign, read_resumed
+from image_classification.foreign import check_model, is_foreign, read_resumed
 from image_classification.launch import resume
 from image_classification.optim import optimizer_state
 from image_classification.parallel.single import SingleProcess
@@ -93,6 +93,18 @@ def test_what_has_no_place_here_starts_afresh_and_is_named(written, caplog):
     assert "averaged weights are not used: TRAIN.MODEL_EMA is False" in caplog.text
     assert not any(value.numpy().any() for value in optimizer_state(
         trainer.optimizer, trainer.precision.master_params(trainer.model)).values())  # fmt: skip
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_checkpoint_is_compared_with_a_model_whose_classes_the_data_have_not_decided(written, is_own):
+    path, model, *_ = written
+    own = {"format": 1, "model": {name: value.numpy() for name, value in model.state_dict().items()}}
+    tree = own if is_own else checkpoint.read(path)
+    sizes = {name.lower(): value for name, value in SIZES.items()}
+    check_model(build_model(**sizes, num_classes=1000), path, tree)
+    for other, why in (({"depth": 2}, "it lacks blocks.1"), ({"embed_dim": 24}, "it has other shapes: ")):
+        with pytest.raises(UserError, match=f"^-resume: {path}: is of another model: {why}"):
+            check_model(build_model(**sizes | other, num_classes=4), path, tree)
 
 
 def test_evaluation_takes_the_average(written):

@@ -60,7 +60,7 @@ def test_base_by_name_is_read_and_a_wrong_one_is_named_with_the_nearest(tmp_path
 @pytest.mark.parametrize(("typed", "hint"), [
     ("resnet5", "did you mean resnet50?"),
     ("vit_base", "did you mean vit_base_patch"),
-    ("resnet50.a1_in1k", "did you mean resnet50?"),
+    ("resnet50.a1_in1k", "did you mean resnet50? a1_in1k is the name of weights, which -pretrained takes"),
     ("configs/resnet50.yaml", "did you mean resnet50? Its program is in image_classification/ResNet"),
     ("finetun", "did you mean finetune?"),
     ("VIT_TINY_DIGITS", "did you mean vit_tiny_digits?"),
