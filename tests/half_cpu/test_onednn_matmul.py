@@ -49,13 +49,14 @@ def test_linear_keeps_bfloat16_activations_only():
 
 @pytest.mark.skipif(not compiled.formats() or not onednn_matmul.takes_signals(), reason="needs both kernels")
 @pytest.mark.parametrize("is_frozen", [False, True])
-@pytest.mark.parametrize(("rows", "features", "is_own"), [
-    (1, 1024, True), (16, 3072, True), (17, 1024, False), (8, 1000, False),
+@pytest.mark.parametrize(("rows", "features", "is_own", "is_packed_once"), [
+    (1, 1024, True, False), (16, 3072, True, False), (17, 1024, False, True), (8, 1000, False, False),
+    (128, 1000, False, True),
 ])  # fmt: skip
 def test_few_float32_rows_are_multiplied_by_the_kernel_that_reads_each_row_once(
-    rows, features, is_own, is_frozen, monkeypatch
+    rows, features, is_own, is_packed_once, is_frozen, monkeypatch
 ):
-    """oneDNN takes up to twice as long where the rows of the other factor begin 4 KiB apart."""
+    """oneDNN takes up to twice as long where the rows of the other factor begin 4 KiB apart; frozen ones are packed."""
     monkeypatch.setattr(onednn_primitives.cache, "_entries", entries := collections.OrderedDict())
     onednn_matmul._prepared.cache_clear()
     layer = paddle.nn.Linear(70, features, bias_attr=False)
@@ -64,6 +65,8 @@ def test_few_float32_rows_are_multiplied_by_the_kernel_that_reads_each_row_once(
         found = layer(x)
     products = [one.implementation for key, one in entries.items() if key[0] is onednn_matmul._describe]
     assert [name.startswith("compiled") for name in products] == [is_own]
+    is_packed = any(key[0] is onednn_matmul._describe_packing for key in entries)
+    assert is_packed == (is_packed_once and is_frozen)
     np.testing.assert_allclose(found.numpy(), x.numpy() @ layer.weight.numpy(), rtol=0, atol=70 * 2.0**-22)
 
 
