@@ -1,12 +1,14 @@
 """Convolutions of bfloat16 images in an evaluation, with what follows them, and what they are exactly."""
 
+import collections
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
 from image_classification import half_cpu
-from image_classification.half_cpu import compiled_library
+from image_classification.half_cpu import compiled_library, onednn_convolution_passes, onednn_primitives
 from image_classification.half_cpu.scope import active
 from image_classification.layers import ConvNorm
 from tests.helpers.onednn_runs import BFLOAT16, ROUNDING, by_threads
@@ -86,6 +88,8 @@ def input_channels(monkeypatch, name):
         original(constants, *arguments)
 
     monkeypatch.setattr(library, name, counted)
+    monkeypatch.setattr(onednn_primitives.cache, "_entries", collections.OrderedDict())  # which hold the function
+    onednn_convolution_passes._prepared.cache_clear()
     return found
 
 

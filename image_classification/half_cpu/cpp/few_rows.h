@@ -56,6 +56,15 @@ static inline void add_columns(long K, long count, const float* a, long distance
     }
 }
 
+// Whether a factor has so few rows. Those of float16 are multiplied by AMX from five on, where there is one.
+template <class T>
+static bool has_few_rows(long M) {
+#if HAS_AMX
+    if (std::is_same_v<T, Float16> && amx::granted()) return M <= 4;
+#endif
+    return M <= FEW;
+}
+
 // Sums of ROWS rows of `a` with a block of columns of `b`.
 template <int ROWS, class T>
 static void multiply_block(long K, long count, const float* a, long distance, const T* b, RightMatrix<T> right,
@@ -67,7 +76,7 @@ static void multiply_block(long K, long count, const float* a, long distance, co
     } else add_columns<ROWS>(K, count, a, distance, b, right.column_stride, sums);
 }
 
-// Out[m, n] = sum over k of A[m, k] B[k, n] for M <= FEW; the rows or the columns of B have stride 1.
+// Out[m, n] = sum over k of A[m, k] B[k, n] for a few rows; the rows or the columns of B have stride 1.
 template <class Left, class T, class Finish>
 static void few_rows(long M, long N, long K, Left left, RightMatrix<T> right, Finish finish) {
     long distance = parts(K, W) * W, block = std::min(BLOCK, std::max(64L, parts(N, 4L * omp_get_max_threads())));

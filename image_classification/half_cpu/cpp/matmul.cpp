@@ -75,7 +75,7 @@ void multiply(const long* sizes, const Operand* strides, const void* left, const
         auto rows = [&](long index) {
             return LeftMatrix<T, decltype(columns)::value>{(const T*)left + at(a, index), a.row, a.column};
         };
-        if (M <= FEW && (b.column == 1 || b.row == 1) && N * K >= 1 << 14) {
+        if (has_few_rows<T>(M) && (b.column == 1 || b.row == 1) && N * K >= 1 << 14) {
             for (long index = 0; index < outer * inner; index++) few_rows(M, N, K, rows(index), matrix(index), finish(index));
         } else if (has_few_columns<T>(N, K) && (columns || a.column == 1)) {
             few_columns(outer * inner, M, N, K, rows, matrix, finish);
