@@ -94,7 +94,7 @@ def test_recurrent_layers_are_played_with_their_states(kind, depth, is_frozen):
 
 
 def test_step_of_large_results_of_paddles_operators_is_left_to_its_layers(caplog):
-    """They would be copied: a network of 3-D convolutions took a tenth longer than by its layers."""
+    """They would be copied, which takes longer than the layers do."""
     replayed, layers = both(lambda: Function(lambda x: paddle.logcumsumexp(x.tile([300, 1, 1, 1]), axis=3)))
     with caplog.at_level(logging.INFO):
         assert_same_steps(replayed, layers, map(images, range(RECORDED + 1)))
