@@ -6,7 +6,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from image_classification.half_cpu import compiled_dots, compiled_library, onednn_convolution_passes
+from image_classification.half_cpu import compiled_dots, compiled_library
 from image_classification.half_cpu import onednn_library as onednn
 from image_classification.half_cpu.compiled_long_products import multiplies_bfloat16
 from image_classification.half_cpu.onednn_primitives import Layout
@@ -34,8 +34,6 @@ SHAPES = [
 @pytest.fixture
 def calls(monkeypatch):
     """The numbers of input channels of all convolutions by dot products, which are chosen on any processor."""
-    prepared = onednn_convolution_passes._prepared.__wrapped__  # remembers what it was told
-    monkeypatch.setattr(onednn_convolution_passes, "_prepared", prepared)
     monkeypatch.setattr(compiled_library.load(), "halves_vectors", True)
     monkeypatch.setattr(compiled_library.load(), "has_amx", False)
     return input_channels(monkeypatch, "dot_convolution")

@@ -65,14 +65,23 @@ static bool has_few_rows(long M) {
     return M <= FEW;
 }
 
-// Sums of ROWS rows of `a` with a block of columns of `b`.
+// Sums of ROWS rows of `a` with a block of columns of `b`, whose rows are summed in the order of packed ones.
 template <int ROWS, class T>
 static void multiply_block(long K, long count, const float* a, long distance, const T* b, RightMatrix<T> right,
                            float* sums) {
     if (right.column_stride == 1) {
-        memset(sums, 0, ROWS * APART * sizeof(float));
-        long done = add_rows<ROWS, 4>(0, K, count, a, distance, b, right.row_stride, sums);
-        add_rows<ROWS, 1>(done, K, count, a, distance, b, right.row_stride, sums);
+        float part[ROWS * APART];
+        long first = 0;
+        do {
+            float* to = first ? part : sums;
+            memset(to, 0, ROWS * APART * sizeof(float));
+            long last = std::min(K, first + KC);
+            long done = add_rows<ROWS, 4>(first, last, count, a, distance, b, right.row_stride, to);
+            add_rows<ROWS, 1>(done, last, count, a, distance, b, right.row_stride, to);
+            if (first)
+                for (long i = 0; i < ROWS * APART; i += W) store(sums + i, load(part + i) + load(sums + i));
+            first = last;
+        } while (first < K);
     } else add_columns<ROWS>(K, count, a, distance, b, right.column_stride, sums);
 }
 
