@@ -33,7 +33,7 @@ from .saved import keep, saved
 from .scope import constant, is_kept, made_once
 
 _UINT8 = paddle.uint8
-FEW = 16  # rows, as in cpp/few_rows.h
+FEW = 8  # rows, which cpp/few_rows.h sums at a time
 
 
 def _arguments(builder, left, right, bias, out, post_ops):
