@@ -235,6 +235,8 @@ def _references():
     tables = [
         (paddle_names.OPERATORS, {name: _operator(name, original) for name, original in operators.items()}),
         (legacy, {name: _operator(name, getattr(legacy, name), True) for name in op_names.LEGACY}),
+    ]
+    functions = [
         (attention, {paddle_names.ATTENTION: whole}), (paddle_names.RECOMPUTE_MODULE, {paddle_names.RECOMPUTE: again}),
     ]
     methods = {}
@@ -242,7 +244,7 @@ def _references():
         methods.update({name: make(name, getattr(paddle_names.Tensor, name)) for name in names})
     name = paddle_names.AS_ANOTHER_OBJECT
     methods[name] = itself(getattr(paddle_names.Tensor, name))
-    return References(tables, methods)
+    return References(tables, functions, methods)
 
 
 class dispatch:

@@ -41,6 +41,11 @@ class Backend:
     widening: Mapping[str, Callable] = field(default_factory=dict, repr=False)
     left: Mapping[str, Callable] = field(default_factory=dict, repr=False)
 
+    @functools.cached_property
+    def float32_table(self) -> Mapping[str, Callable]:
+        """The kernels of `float32_kernels`, by operator name."""
+        return {name: self.kernels[name] for name in self.float32_kernels}
+
 
 _REFERENCE = Backend(REFERENCE, dict.fromkeys(("float16", "bfloat16"), REFERENCE), {})
 _BACKENDS: dict[str, Callable[[], Backend | None]] = {REFERENCE: lambda: _REFERENCE}

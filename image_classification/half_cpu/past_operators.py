@@ -63,4 +63,4 @@ def _making(original):
 def _references():
     """Return the references to the methods that are watched."""
     names = dict.fromkeys(paddle_names.PAST_OPERATORS, _watched) | dict.fromkeys(paddle_names.MAKERS, _making)
-    return References([], {name: wrapped(getattr(paddle_names.Tensor, name)) for name, wrapped in names.items()})
+    return References([], [], {name: wrapped(getattr(paddle_names.Tensor, name)) for name, wrapped in names.items()})

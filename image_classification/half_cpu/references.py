@@ -1,12 +1,14 @@
 """Finds every reference to Paddle's operators, replaces all of them while a dispatch is active, and restores them.
 
 `paddle._C_ops` holds the operators, but a module that did `from paddle._C_ops import gelu` has its own reference, and
-so has everyone who imported the name from there. All of them are found by identity.
+so has everyone who imported the name from there. All of them are found by identity. The module itself gets another
+class, whose properties are the wrappers: to write and write back a thousand names took longer than a small model.
 """
 
 import os
 import sys
 import threading
+import types
 
 from . import paddle_names
 
@@ -17,27 +19,30 @@ class References:
     What an interrupt leaves undone, whether it comes while they are replaced or restored, the next call does.
 
     Args:
-        tables: [(module, {operator name: wrapper})], replaced in the module and wherever a module refers to the same
-            built-in function.
+        operators: [(module, {operator name: wrapper})], replaced for who asks the module, and wherever another one
+            refers to the same built-in function.
+        functions: [(module, {function name: wrapper})], replaced in the module, which calls them itself, and elsewhere.
         methods: {Tensor method name: wrapper}.
     """
 
-    def __init__(self, tables, methods):
+    def __init__(self, operators, functions, methods):
         self._lock = lock = threading.Lock()
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
         self._users: set[object] = set()
         self._all_replaced = False
         self._methods = methods
         self._replaced = {}  # by the first caller: somebody else may have put a method of his own there meanwhile
-        self._tables = []
+        self._classes = [(module, _of_wrappers(module, wrappers)) for module, wrappers in operators]
+        self._tables = [
+            (vars(module), {name: vars(module)[name] for name in wrappers}, wrappers) for module, wrappers in functions
+        ]
         self._wrapper_of = {}  # id of an original -> wrapper
         self._original_of = {}  # id of a wrapper -> original
-        for module, wrappers in tables:
-            originals = {name: getattr(module, name) for name in wrappers}
-            self._tables.append((vars(module), originals, wrappers))
+        for module, wrappers in [*operators, *functions]:
             for name, wrapper in wrappers.items():
-                self._wrapper_of[id(originals[name])] = wrapper
-                self._original_of[id(wrapper)] = originals[name]
+                original = getattr(module, name)
+                self._wrapper_of[id(original)] = wrapper
+                self._original_of[id(wrapper)] = original
         for name, wrapper in methods.items():
             original = getattr(paddle_names.Tensor, name)
             self._wrapper_of[id(original)] = wrapper
@@ -58,6 +63,8 @@ class References:
                 self._modules_seen = seen
             # Scripts and notebooks import while they run, so their own names are looked up each time.
             self._main = self._find([("__main__", sys.modules["__main__"])])
+            for module, of_wrappers in self._classes:
+                module.__class__ = of_wrappers
             for namespace, _, wrappers in self._all():
                 namespace.update(wrappers)
             methods = {name: getattr(paddle_names.Tensor, name) for name in self._methods}
@@ -75,6 +82,8 @@ class References:
             self._all_replaced = False
             for name, original in self._replaced.items():
                 setattr(paddle_names.Tensor, name, original)
+            for module, _ in self._classes:
+                module.__class__ = types.ModuleType
             for namespace, originals, _ in self._all():
                 namespace.update(originals)
             self._restore_new_names()
@@ -109,3 +118,9 @@ class References:
                 wrappers = {name: self._wrapper_of[id(value)] for name, value in originals.items()}
                 found.append((namespace, originals, wrappers))
         return found
+
+
+def _of_wrappers(module, wrappers):
+    """Return a class for a module whose attributes are the wrappers, whatever the module holds under their names."""
+    attributes = {name: property(lambda _, wrapper=wrapper: wrapper) for name, wrapper in wrappers.items()}
+    return type(module.__name__, (types.ModuleType,), attributes)

@@ -20,7 +20,7 @@ class Scope:
         self.backend = backend
         self.policy_cast = None if policy is None else policy.cast
         self.kernels = backend.kernels if backend.descriptions else {}
-        self.float32_kernels = {name: backend.kernels[name] for name in backend.float32_kernels}
+        self.float32_kernels = backend.float32_table
         self.fork = backend.fork
         self.mixed = backend.mixed
         self.rounding = backend.rounding

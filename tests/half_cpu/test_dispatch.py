@@ -18,8 +18,9 @@ def references():
     builtin = type(paddle_names.cast)
     found = {}
     for module_name, module in list(sys.modules.items()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if type(value) is builtin and module_name.startswith("paddle"):
+        for name in list(getattr(module, "__dict__", {})):
+            value = getattr(module, name) if module_name.startswith("paddle") else None
+            if type(value) is builtin:
                 found[module_name, name] = value
     for name in (*op_names.ARITHMETIC_METHODS, *op_names.INDEX_METHODS):
         found["Tensor", name] = getattr(paddle.Tensor, name)
@@ -64,6 +65,16 @@ def test_dispatch_after_an_exception_restores_every_reference():
             with half_cpu.dispatch():
                 raise ZeroDivisionError
     assert_restored(before)
+
+
+def test_dispatch_leaves_what_somebody_put_in_the_table_of_operators(monkeypatch):
+    def own(x, approximate):
+        return x
+
+    monkeypatch.setattr(paddle._C_ops, "gelu", own)
+    with half_cpu.dispatch():
+        assert paddle._C_ops.gelu is not own
+    assert paddle._C_ops.gelu is own
 
 
 def interrupted(function, number):
