@@ -5,6 +5,7 @@ so has everyone who imported the name from there. All of them are found by ident
 class, whose properties are the wrappers: to write and write back a thousand names took longer than a small model.
 """
 
+import functools
 import os
 import sys
 import threading
@@ -122,5 +123,9 @@ class References:
 
 def _of_wrappers(module, wrappers):
     """Return a class for a module whose attributes are the wrappers, whatever the module holds under their names."""
-    attributes = {name: property(lambda _, wrapper=wrapper: wrapper) for name, wrapper in wrappers.items()}
+    attributes = {name: property(functools.partial(_itself, wrapper)) for name, wrapper in wrappers.items()}
     return type(module.__name__, (types.ModuleType,), attributes)
+
+
+def _itself(wrapper, module):
+    return wrapper
