@@ -232,6 +232,13 @@ def matmul(left, right, bias, out, post_ops):
 # where each axis of filters [group, output, input, height, width] goes
 _FILTER_ORDER = {"forward": (0, 3, 4, 2, 1), "backward_data": (0, 3, 4, 1, 2), "backward_weights": (0, 1, 3, 4, 2)}
 _DEPTHWISE_ORDER = (3, 4, 0, 1, 2)
+_FEW_RESULTS = 8  # of a channel, as in depthwise.h
+
+
+def has_several_results(filters):
+    """Return whether each group of filters has one channel and a few results of it: oneDNN computes these as products,
+    which took twice as long."""
+    return len(filters.shape) == 5 and filters.shape[2] == 1 and 1 < filters.shape[1] <= _FEW_RESULTS
 
 
 def filters_reorder(plain_type, name, source, filters, target, geometry, post_ops=()):
@@ -240,7 +247,7 @@ def filters_reorder(plain_type, name, source, filters, target, geometry, post_op
     shape, strides = filters.shape, filters.strides
     if len(shape) == 4:
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
-    order = _DEPTHWISE_ORDER if shape[1:3] == (1, 1) else _FILTER_ORDER[name]
+    order = _DEPTHWISE_ORDER if shape[2] == 1 and shape[1] <= _FEW_RESULTS else _FILTER_ORDER[name]
     steps, step = [0] * 5, 1
     for axis in reversed(order):
         steps[axis] = step

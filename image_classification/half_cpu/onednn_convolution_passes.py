@@ -102,7 +102,8 @@ def _is_sgemm(name, *key):
 
 
 def _is_compiled(name, *key):
-    return _is_depthwise_gradient(name, *key) or is_mistaken(name, *key) or _is_sgemm(name, *key)
+    is_own = compiled.has_several_results(key[1]) or _is_depthwise_gradient(name, *key)
+    return is_own or is_mistaken(name, *key) or _is_sgemm(name, *key)
 
 
 @compiled.counterpart(compiled.convolution, _is_compiled)
@@ -127,11 +128,10 @@ def _describe_weights(library, builder, plain_type, name, *key):
 
 
 def runs_in_float32(filters):
-    """Return whether a convolution runs on widened copies: compiled products of a few channels are slower, and oneDNN's
-    of one channel with several results take up to twice as long in bfloat16."""
-    if len(filters.shape) != 5 or filters.shape[1:3] == (1, 1):
+    """Return whether a convolution runs on widened copies: compiled products of a few channels are slower."""
+    if len(filters.shape) != 5 or filters.shape[1:3] == (1, 1) or compiled.has_several_results(filters):
         return False
-    return filters.data_type in compiled.formats() or filters.shape[2] == 1 and filters.data_type == onednn.BFLOAT16
+    return filters.data_type in compiled.formats()
 
 
 def _is_widened(name, source, filters, target, geometry, post_ops=()):

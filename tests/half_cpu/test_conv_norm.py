@@ -20,7 +20,8 @@ ACTIVATIONS = (None, F.relu, F.relu6, F.hardswish, F.silu, F.gelu)
 SHAPES = {
     "stem": (3, 32, 7, 2, 1), "square": (32, 48, 3, 1, 1), "odd": (5, 7, 3, 1, 1),
     "pointwise": (64, 96, 1, 1, 1), "shortcut": (64, 96, 1, 2, 1), "grouped": (32, 48, 3, 2, 4),
-    "depthwise": (48, 48, 3, 1, 48), "depthwise-strided": (40, 40, 5, 2, 40), "one": (1, 1, 1, 1, 1),
+    "depthwise": (48, 48, 3, 1, 48), "depthwise-strided": (40, 40, 5, 2, 40), "two-of-each": (24, 48, 3, 1, 24),
+    "one": (1, 1, 1, 1, 1),
 }  # fmt: skip
 
 

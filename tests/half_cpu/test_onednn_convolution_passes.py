@@ -189,6 +189,27 @@ def test_depthwise_convolution_and_its_gradients_are_those_of_float32(dtype, ima
     assert_is_paddles_float32(x, weight, stride=stride, padding=padding, dilation=dilation, groups=image[0])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("many", [2, 3, 5, 7, 8, 9])
+@pytest.mark.parametrize(
+    ("image", "window", "stride", "padding", "dilation"),
+    [
+        ((1, 15, 29), (3, 3), 1, 1, 1),
+        ((2, 9, 20), (3, 5), 1, (1, 2), 1),
+        ((35, 11, 9), (3, 3), 2, 1, 1),
+        ((17, 30, 7), (7, 3), 1, (5, 1, 2, 0), 2),
+        ((16, 13, 11), (2, 3), 4, 0, 1),
+        ((16, 5, 5), (1, 1), 1, 0, 1),
+    ],
+)
+def test_convolution_of_one_channel_with_several_results_is_that_of_float32(
+    dtype, many, image, window, stride, padding, dilation
+):
+    paddle.seed(0)
+    x, weight = paddle.randn([3, *image]).astype(dtype), paddle.randn([many * image[0], 1, *window]).astype(dtype)
+    assert_is_paddles_float32(x, weight, stride=stride, padding=padding, dilation=dilation, groups=image[0])
+
+
 @pytest.mark.parametrize(("width", "served"), [(1, False), (3, True)])
 def test_transposed_convolution_whose_gradient_needs_our_kernels_is_declined_without_them(monkeypatch, width, served):
     x, filters = paddle.randn([2, 8, 1, width]).astype("bfloat16"), paddle.randn([8, 8, 4, 4]).astype("bfloat16")

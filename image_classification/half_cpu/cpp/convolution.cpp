@@ -3,7 +3,8 @@
 //
 // Filters are given as [tap][input channel][output channel] forward, [tap][output][input] for the gradient of the
 // images; the gradient of the filters comes out as [output channel][tap][input channel]. Filters of a single tap, and the
-// gradient of such, are [output channel][input channel] throughout.
+// gradient of such, are [output channel][input channel] throughout, those of single channels with a few results
+// [tap][output channel].
 #include "activations.h"
 #include "depthwise.h"
 #include "interface.h"
@@ -245,7 +246,7 @@ EXPORT int convolution(int format, int pass, const long* numbers, const char* ac
                        const void* second, void* out, const float* factor, const float* addend, const void* residual) {
     Numbers s;
     memcpy(&s, numbers, sizeof(s));
-    bool single = s.in_channels == 1 && s.out_channels == 1;
+    bool single = s.in_channels == 1 && s.out_channels <= FEW_RESULTS;
     return for_format(format, [&](auto number) {
         using T = decltype(number);
         const T *a = (const T*)first, *b = (const T*)second;

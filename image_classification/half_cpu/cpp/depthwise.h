@@ -1,4 +1,4 @@
-// Depthwise convolution of images [B, H, W, C], one filter for each channel, given as [tap][channel].
+// Depthwise convolution of images [B, H, W, C], one or a few filters for each channel, given as [tap][result].
 //
 // A task takes a vector of channels of some rows. It widens each row once, with its padding, right before it is read
 // first, so that every tap is a load and a multiplication, wherever the image ends. As many rows are kept as an output
@@ -32,6 +32,36 @@ struct Ending {
     }
 };
 
+// The channels of a task, and their results: `many` side by side for each channel, as lanes of a vector. Without a remainder
+// all of them are in one vector.
+struct Lot {
+    long channel, count, result, results, many;
+    alignas(64) float reads[W], sums[W];  // of which lane of its channel a result is, the first lane of a channel's results
+
+    Lot(long task, long channels, long many) : many(many) {
+        long most = W / many;
+        channel = task * most, count = std::min(channels - channel, most);
+        result = channel * many, results = count * many;
+        if (many == 1) return;
+        for (long i = 0; i < W; i++) reads[i] = std::min(i / many, most - 1), sums[i] = std::min(i, most - 1) * many;
+    }
+    static long tasks(long channels, long many) { return (channels + W / many - 1) / (W / many); }
+
+    Vector spread(Vector v) const {
+        if (many == 1) return v;
+        alignas(64) float some[16];
+        store(some, v);
+        return look_up(some, load(reads));
+    }
+    // The sums of the results of each channel, of 16 numbers in memory.
+    Vector folded(const float* some) const {
+        if (many == 1) return load(some);
+        Vector total = look_up(some, load(sums));
+        for (long i = 1; i < many; i++) total = total + look_up(some, load(sums) + all(i));
+        return total;
+    }
+};
+
 // Which pixels of a source the outputs along one axis read. Output phase + k * phases reads start + k * step for each
 // (tap, start) of its phase, the lowest first: the gradient of the images has a phase for each pixel of a stride, and
 // no step.
@@ -54,16 +84,17 @@ struct Axis {
     }
 };
 
-// A vector of channels of row h of an image [H, W, C], widened, `columns` pixels from column `left` on; what is not of
-// the image is zero.
-template <class T>
-void widen(const T* image, long height, long width, long C, long count, long h, long left, long columns, float* to) {
+// A vector of channels of row h of an image [H, W, C], widened and changed, `columns` pixels from column `left` on; what is
+// not of the image is zero.
+template <class T, class Change>
+void widen(const T* image, long height, long width, long C, long count, long h, long left, long columns, float* to,
+           Change change) {
     if (h < 0 || h >= height) width = 0;
     long begin = std::clamp(-left, 0L, columns), end = std::clamp(width - left, begin, columns);
     const T* row = image + (h * width + left) * C;
     for (long w = 0; w < begin; w++) store(to + w * W, all(0.0f));
     if (count == W) for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C));
-    else for (long w = begin; w < end; w++) store(to + w * W, load(row + w * C, count));
+    else for (long w = begin; w < end; w++) store(to + w * W, change(load(row + w * C, count)));
     for (long w = end; w < columns; w++) store(to + w * W, all(0.0f));
 }
 
@@ -78,6 +109,7 @@ void for_constant(long n, F f) {
     f(Constant<N>());
 }
 
+constexpr int FEW_RESULTS = 8;  // of a channel, as many as the shortest vector has lanes
 constexpr int SUMS = 14, MOST = 9;  // vectors that share a load: outputs of a tap, taps of an output
 constexpr int PIECE = 7;            // taps
 constexpr long BAND = 24;           // rows of a source, about, of a task
@@ -95,13 +127,16 @@ struct Outputs {
     const Ending<T>& ending;
     T* y;
     long at, step, channel, count;
+    const Lot* folded;  // results that are summed, null for none
 };
 
 // Apart from the sums: a call would take their registers.
 template <class T>
 __attribute__((noinline)) void finish(const Outputs<T>& out, const float* sums, long many) {
-    for (long q = 0, at = out.at; q < many; q++, at += out.step)
-        give(out.y + at, out.ending(load(sums + q * W), out.channel, at, out.count), out.count);
+    for (long q = 0, at = out.at; q < many; q++, at += out.step) {
+        Vector v = out.folded ? out.folded->folded(sums + q * W) : load(sums + q * W);
+        give(out.y + at, out.ending(v, out.channel, at, out.count), out.count);
+    }
 }
 
 // N outputs, which read pixels `step` vectors apart. A function for each N: one for all would keep its sums in memory,
@@ -120,7 +155,7 @@ __attribute__((noinline)) void sum_taps(const Reading& reading, const float* fac
             for (int q = 0; q < N; q++) sums[q] = fma(load(from + source + (q * step + t) * W), factor, sums[q]);
         }
     if (out.ending.factor || out.count < W) {
-        alignas(64) float some[N * W];
+        alignas(64) float some[N * W + 16];  // a look-up reads 16
 #pragma GCC unroll 14
         for (int q = 0; q < N; q++) store(some + q * W, sums[q]);
         return finish(out, some, N);
@@ -133,7 +168,8 @@ __attribute__((noinline)) void sum_taps(const Reading& reading, const float* fac
 
 template <class T>
 void depthwise_pass(const Numbers& s, bool back, const T* x, const T* filters, T* y, const Ending<T>& ending) {
-    long C = s.groups, taps = s.taps[0] * s.taps[1];
+    long taps = s.taps[0] * s.taps[1], many = s.out_channels, all_results = s.groups * many;
+    long C = back ? all_results : s.groups, out_C = back ? s.groups : all_results;
     long height = back ? s.out_height : s.height, width = back ? s.out_width : s.width;
     long out_height = back ? s.height : s.out_height, out_width = back ? s.width : s.out_width;
     Axis down(s, 0, back), across(s, 1, back);
@@ -146,12 +182,12 @@ void depthwise_pass(const Numbers& s, bool back, const T* x, const T* filters, T
         for (const auto& some_rows : down.reads)
             for (const auto& some_columns : across.reads) {
                 Reading& reading = readings.emplace_back();
-                long many = some_columns.size();
+                long side = some_columns.size();
                 reading.first = order.size() % taps;
-                if (many && some_columns[many - 1].second == some_columns[0].second + many - 1 && across.step == 1)
-                    for (reading.taps = std::min(many, (long)PIECE); many % reading.taps;) reading.taps--;
+                if (side && some_columns[side - 1].second == some_columns[0].second + side - 1 && across.step == 1)
+                    for (reading.taps = std::min(side, (long)PIECE); side % reading.taps;) reading.taps--;
                 for (auto [tap_row, row] : some_rows)
-                    for (long i = 0; i < many; i++) {
+                    for (long i = 0; i < side; i++) {
                         auto [tap_column, column] = some_columns[i];
                         order.push_back(tap_row * s.taps[1] + tap_column);
                         if (i % reading.taps) continue;
@@ -160,29 +196,33 @@ void depthwise_pass(const Numbers& s, bool back, const T* x, const T* filters, T
                     }
             }
     long bands = std::max(1L, rows * down.step / std::max(BAND, 4 * ring)), band = (rows + bands - 1) / bands;
-    long blocks = (C + W - 1) / W;
+    long blocks = Lot::tasks(s.groups, many);
     for_tasks(s.batch * blocks * bands, [&](long task) {
         static thread_local Scratch scratch;
-        long b = task / bands / blocks, c = task / bands % blocks * W, count = std::min(C - c, (long)W);
+        Lot lot(task / bands % blocks, s.groups, many);
+        long b = task / bands / blocks, c = back ? lot.result : lot.channel, count = back ? lot.results : lot.count;
+        long out_c = back ? lot.channel : lot.result, out_count = back ? lot.count : lot.results;
+        auto change = [&](Vector v) { return back ? v : lot.spread(v); };
         long k0 = task % bands * band, head = 0, end = down.lowest + k0 * down.step;
         float* factors = scratch.floats((taps + ring * columns) * W);
         float* wide = factors + taps * W;
-        for (long t = 0; t < taps; t++) store(factors + t * W, take(filters + order[t] * C + c, count));
+        for (long t = 0; t < taps; t++) store(factors + t * W, take(filters + order[t] * all_results + lot.result, lot.results));
         for (long k = k0; k < std::min(rows, k0 + band); k++, head = (head + down.step) % ring) {
             long first = down.lowest + k * down.step;
             for (end = std::max(end, first); end < first + ring; end++)
                 widen(x + b * height * width * C + c, height, width, C, count, end, across.lowest, columns,
-                      wide + (head + end - first) % ring * columns * W);
+                      wide + (head + end - first) % ring * columns * W, change);
             for (long phase = 0; phase < down.phases * across.phases; phase++) {
                 long r = k * down.phases + phase / across.phases, j = phase % across.phases;
-                long many = (out_width - j + across.phases - 1) / across.phases;
-                if (r >= out_height || many <= 0) continue;
+                long left = (out_width - j + across.phases - 1) / across.phases;
+                if (r >= out_height || left <= 0) continue;
                 const Reading& reading = readings[head * down.phases * across.phases + phase];
                 const float *from = wide, *some = factors + reading.first * W;
-                Outputs<T> out{ending, y, ((b * out_height + r) * out_width + j) * C + c, across.phases * C, c, count};
-                long groups = (many + SUMS - 1) / SUMS, size = (many + groups - 1) / groups;
-                for (; many > 0; many -= size, from += size * across.step * W, out.at += size * out.step)
-                    for_constant<SUMS>(std::min(size, many), [&](auto N) {
+                long at = ((b * out_height + r) * out_width + j) * out_C + out_c;
+                Outputs<T> out{ending, y, at, across.phases * out_C, out_c, out_count, back && many > 1 ? &lot : nullptr};
+                long groups = (left + SUMS - 1) / SUMS, size = (left + groups - 1) / groups;
+                for (; left > 0; left -= size, from += size * across.step * W, out.at += size * out.step)
+                    for_constant<SUMS>(std::min(size, left), [&](auto N) {
                         if (across.step > 1) return sum_taps<N>(reading, some, from, Constant<1>(), across.step, out);
                         for_constant<PIECE>(reading.taps, [&](auto taps) {
                             sum_taps<N>(reading, some, from, taps, Constant<1>(), out);
@@ -205,7 +245,8 @@ void depthwise_back(const Numbers& s, const T* gradient, const T* filters, T* ou
 
 template <class T>
 void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) {
-    long C = s.groups, taps = s.taps[0] * s.taps[1], blocks = (C + W - 1) / W;
+    long C = s.groups, results = C * s.out_channels, taps = s.taps[0] * s.taps[1];
+    long blocks = Lot::tasks(C, s.out_channels);
     long part = (s.batch + 7) / 8, parts = (s.batch + part - 1) / part;  // the same for any number of threads
     Axis down(s, 0, false), across(s, 1, false);
     long columns = across.highest - across.lowest + (s.out_width - 1) * across.step + 1;
@@ -215,10 +256,13 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
         for (auto [tap_row, row] : down.reads[0])
             for (auto [tap_column, column] : across.reads[0])
                 places.push_back(((head + row - down.lowest) % ring * columns + column - across.lowest) * W);
-    std::vector<float> partial(parts * taps * C);
+    std::vector<float> partial(parts * taps * results);
     for_tasks(parts * blocks, [&](long task) {
         static thread_local Scratch scratch;
-        long p = task / blocks, c = task % blocks * W, count = std::min(C - c, (long)W);
+        Lot lot(task % blocks, C, s.out_channels);
+        auto spread = [&](Vector v) { return lot.spread(v); };
+        auto same = [](Vector v) { return v; };
+        long p = task / blocks;
         float* sums = scratch.floats((taps + s.out_width + ring * columns) * W);
         float *row = sums + taps * W, *wide = row + s.out_width * W;
         for (long i = 0; i < taps; i++) store(sums + i * W, all(0.0f));
@@ -226,10 +270,10 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
             for (long i = 0, head = 0, end = down.lowest; i < s.out_height; i++, head = (head + down.step) % ring) {
                 long lowest = down.lowest + i * down.step;
                 for (end = std::max(end, lowest); end < lowest + ring; end++)
-                    widen(x + b * s.height * s.width * C + c, s.height, s.width, C, count, end, across.lowest, columns,
-                          wide + (head + end - lowest) % ring * columns * W);
-                widen(gradient + b * s.out_height * s.out_width * C + c, s.out_height, s.out_width, C, count, i, 0,
-                      s.out_width, row);
+                    widen(x + b * s.height * s.width * C + lot.channel, s.height, s.width, C, lot.count, end,
+                          across.lowest, columns, wide + (head + end - lowest) % ring * columns * W, spread);
+                widen(gradient + b * s.out_height * s.out_width * results + lot.result, s.out_height, s.out_width,
+                      results, lot.results, i, 0, s.out_width, row, same);
                 const long* of_taps = places.data() + head * taps;
                 for (long first = 0, groups = (taps + MOST - 1) / MOST; groups; groups--)
                     for_constant<MOST>((taps - first + groups - 1) / groups, [&](auto constant) {
@@ -251,11 +295,12 @@ void depthwise_filters(const Numbers& s, const T* x, const T* gradient, T* out) 
                         first += N;
                     });
             }
-        for (long i = 0; i < taps; i++) give(partial.data() + (p * taps + i) * C + c, load(sums + i * W), count);
+        for (long i = 0; i < taps; i++)
+            give(partial.data() + (p * taps + i) * results + lot.result, load(sums + i * W), lot.results);
     });
-    walk(taps * C, [&](long i, long count) {
+    walk(taps * results, [&](long i, long count) {
         Vector total = take(partial.data() + i, count);
-        for (long p = 1; p < parts; p++) total = total + take(partial.data() + p * taps * C + i, count);
+        for (long p = 1; p < parts; p++) total = total + take(partial.data() + p * taps * results + i, count);
         give(out + i, total, count);
     });
 }
