@@ -32,11 +32,10 @@ struct Ending {
     }
 };
 
-// The channels of a task, and their results: `many` side by side for each channel, as lanes of a vector. Without a remainder
-// all of them are in one vector.
+// The channels of a task, and their results, `many` side by side for each channel: no more than a vector has lanes.
 struct Lot {
     long channel, count, result, results, many;
-    alignas(64) float reads[W], sums[W];  // of which lane of its channel a result is, the first lane of a channel's results
+    alignas(64) float reads[W], sums[W];  // the lane of a result's channel, the first lane of a channel's results
 
     Lot(long task, long channels, long many) : many(many) {
         long most = W / many;
@@ -55,7 +54,6 @@ struct Lot {
     }
     // The sums of the results of each channel, of 16 numbers in memory.
     Vector folded(const float* some) const {
-        if (many == 1) return load(some);
         Vector total = look_up(some, load(sums));
         for (long i = 1; i < many; i++) total = total + look_up(some, load(sums) + all(i));
         return total;
@@ -206,7 +204,8 @@ void depthwise_pass(const Numbers& s, bool back, const T* x, const T* filters, T
         long k0 = task % bands * band, head = 0, end = down.lowest + k0 * down.step;
         float* factors = scratch.floats((taps + ring * columns) * W);
         float* wide = factors + taps * W;
-        for (long t = 0; t < taps; t++) store(factors + t * W, take(filters + order[t] * all_results + lot.result, lot.results));
+        const T* own = filters + lot.result;
+        for (long t = 0; t < taps; t++) store(factors + t * W, take(own + order[t] * all_results, lot.results));
         for (long k = k0; k < std::min(rows, k0 + band); k++, head = (head + down.step) % ring) {
             long first = down.lowest + k * down.step;
             for (end = std::max(end, first); end < first + ring; end++)
