@@ -14,7 +14,7 @@ from .noted_operators import End
 from .recorded import PyLayer
 from .recorded_calls import Refused
 from .recorded_pass import Pass
-from .recording import flat, mapped
+from .recording import filled, flat
 from .saved import own_result, save, saved
 from .scope import active
 from .state import State
@@ -27,7 +27,7 @@ class Training:
         played: its results are those of the model, then the gradients of the weights; its inputs are those of the
             model, then the gradients of the results.
         forward_steps: how many of its steps are the forward pass.
-        structure: what the model returned, with something in place of each tensor.
+        outline: what the model returned, see `recording.outline`.
         weights: those that have a gradient.
         buffers: those that a forward pass writes and notes, those that it writes, and what a backward pass reads of
             them and of the weights.
@@ -41,10 +41,10 @@ class Training:
     """
 
     def __init__(
-        self, played: Pass, forward_steps: int, structure: Any, weights: list, buffers: tuple, model: Callable
+        self, played: Pass, forward_steps: int, outline: Any, weights: list, buffers: tuple, model: Callable
     ):
         self.played, self._forward_steps = played, forward_steps
-        self._structure, self._outputs = structure, len(flat(structure))
+        self._outline, self._outputs = outline, len(flat(outline))
         self._weights, self._model = weights, model
         self._noted, self.written, self._read_later = buffers
         self.reason: str | None = None
@@ -70,8 +70,7 @@ class Training:
             if state is not None:
                 state.restore()
             raise
-        rest = iter([results] if isinstance(results, paddle.Tensor) else results)
-        return mapped(lambda _: next(rest), self._structure)
+        return filled(self._outline, [results] if isinstance(results, paddle.Tensor) else results)
 
     def begin(self):
         """Return what says that a backward pass may follow, while it lives."""

@@ -201,7 +201,19 @@ def copies(inputs):
 
 
 def flat(result):
-    """Return the tensors that a model returned."""
-    tensors: list[paddle.Tensor] = []
-    mapped(tensors.append, result)
-    return tensors
+    """Return the tensors that a model returned, each once."""
+    tensors: dict[int, paddle.Tensor] = {}
+    mapped(lambda tensor: tensors.setdefault(id(tensor), tensor), result)
+    return list(tensors.values())
+
+
+def outline(result):
+    """Return what a model returned, with another empty tensor in place of each tensor, to be filled."""
+    places = {id(tensor): paddle.empty([0]) for tensor in flat(result)}
+    return mapped(lambda tensor: places[id(tensor)], result)
+
+
+def filled(empty, tensors):
+    """Return an `outline` with tensors, in the order of `flat`, in their places."""
+    places = {id(place): tensor for place, tensor in zip(flat(empty), tensors, strict=True)}
+    return mapped(lambda place: places[id(place)], empty)

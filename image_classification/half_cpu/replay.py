@@ -14,7 +14,7 @@ from . import paddle_names
 from .compiled_library import CompiledError
 from .recorded_calls import Refused, in_a_line
 from .recorded_pass import Pass
-from .recording import Recorder, copies, flat, mapped
+from .recording import Recorder, copies, filled, flat, mapped, outline
 from .scope import active
 from .state import State, bits, statistics
 
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 RECORDED = 3  # the call of a shape that records: the last batch of an evaluation, which may be smaller, comes once
 KEPT = 8  # shapes
-NOTHING = paddle.empty([0])  # stands for a tensor
 
 
 def replay(model: paddle.nn.Layer, *inputs: Any) -> Any:
@@ -148,7 +147,7 @@ class Evaluation:
         self.played = played
         self.run: Any = played
         self.is_divided = False
-        self._structure = mapped(lambda tensor: NOTHING, result)
+        self._outline = outline(result)
 
     @property
     def bytes(self):
@@ -156,8 +155,7 @@ class Evaluation:
         return self.played.bytes
 
     def __call__(self, inputs):
-        results = iter(self.run(inputs))
-        return mapped(lambda _: next(results), self._structure)
+        return filled(self._outline, self.run(inputs))
 
 
 def _itself(tensor):

@@ -27,8 +27,8 @@ from .onednn_memory import are_rows, as_images, is_settled
 from .played_training import Training
 from .recorded import PyLayer
 from .recorded_calls import Refused, in_a_line, pointer_of
-from .recording import Recorder, copies, flat, mapped
-from .replay import NOTHING, has_hooks
+from .recording import Recorder, copies, flat, mapped, outline
+from .replay import has_hooks
 from .scope import active, undispatched
 from .state import State, mark, marks_of_state
 from .watched_calls import Calls, changes_nothing
@@ -284,12 +284,12 @@ def _recorded(model, inputs, weights, buffers, state, shared=frozenset()):
     own = copies(inputs)
     result, found = _both_passes(model, own, weights, lambda results: [_random(*layout) for layout in layouts])
     expected = [*map(mark, [*flat(result), *(found[number] for number in learning)]), *marks_of_state(buffers)]
-    structure = mapped(lambda tensor: NOTHING, result)
+    empty = outline(result)
     del result, found
     state.restore()
     played = recorder.finish()
     learning = [weights[number] for number in learning]
-    recorded = Training(played, forward_steps, structure, learning, (noted, written, read_later), model)
+    recorded = Training(played, forward_steps, empty, learning, (noted, written, read_later), model)
     recorded.shares_weights = bool(shared)
     with played.poisoned():
         try:

@@ -431,6 +431,14 @@ def test_result_has_the_structure_that_the_model_gives_it(structure, inside):
     assert callable(passes()[0]) == (structure not in ("class of its own", "nothing in it"))
 
 
+def test_result_that_a_model_returns_twice_is_one_tensor(inside):
+    model = inside(Reader(lambda x: {"logits": (twice := x * 2), "features": [twice, x * 3]}))
+    for seed in range(RECORDED + 2):
+        found = half_cpu.replay(model, images(seed))
+        assert found["features"][0] is found["logits"] is not found["features"][1]
+    assert callable(passes()[0])
+
+
 def test_list_that_a_model_fills_again_is_the_callers_after_a_replayed_pass(inside):
     features = []
 

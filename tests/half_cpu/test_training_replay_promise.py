@@ -174,6 +174,20 @@ def test_missing_gradient_of_images_that_were_written_since_is_refused():
         trunk.sum().backward()
 
 
+def test_result_that_a_model_returns_twice_is_written_in_place_for_both():
+    def step(one, number):
+        found = one.result(numbers(number))
+        found["logits"].scale_(2.0)
+        return (found["logits"] * found["features"][0]).sum() + found["features"][1].sum()
+
+    def function(net, x):
+        hidden = net.a(x)
+        result = net.b(hidden)
+        return {"logits": result, "features": [result, hidden]}
+
+    assert_same(lambda: Net(function), step)
+
+
 def test_results_with_nothing_in_common_may_have_backward_passes_one_after_the_other():
     def step(one, number):
         left, right = one.result(numbers(number))
