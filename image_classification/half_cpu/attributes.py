@@ -18,7 +18,8 @@ from .state import statistics
 _DEEP, _LONG = 4, 256  # lists in lists, and entries of one, beyond which it is looked at as a whole
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _LISTS = list, tuple, set, frozenset, collections.deque
-_WHOLES = paddle.nn.Layer, paddle.Tensor, type, types.ModuleType
+_WHOLES = paddle.nn.Layer, paddle.Tensor, types.ModuleType
+_IN_PYTHON = 1 << 9  # of a class's flags: its attributes can change
 _BYTES: tuple = bytearray, array.array, ctypes.Structure.__base__
 _SLOT = types.MemberDescriptorType
 _STATES = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.ndarray, *_BYTES
@@ -32,8 +33,8 @@ _NAMES: dict[type, tuple[str, ...]] = {
 class Attributes:
     """Those of layers: numbers, texts and modes as they are, generators of random numbers and small arrays by their
     states, lists, tuples, sets and dictionaries by what they hold, functions by what they are bound to, objects of the
-    user's own classes, such as a configuration, by their attributes, iterators as others each time, all else by which
-    object it is.
+    user's own classes, such as a configuration, by their attributes, the user's own classes likewise, also those of
+    layers and objects, iterators as others each time, all else by which object it is.
 
     Attributes:
         marks: what is compared, as long as this lives and with it the objects, whose places are theirs alone.
@@ -41,8 +42,11 @@ class Attributes:
 
     def __init__(self, layers):
         self._held: list[Any] = []
+        self._classes = set[type]()
         for layer in layers:
             self._hold(paddle_names.attributes(layer), _DEEP)
+        for kind in dict.fromkeys(map(type, layers)):
+            self._hold_class(kind)
         held = [value if type(value) in _PLAIN else id(value) for value in self._held]
         self.marks = tuple(held), tuple(map(type, self._held))  # 1, 1.0 and True are equal
 
@@ -56,8 +60,12 @@ class Attributes:
                 held.append(_state(value))
             elif kind is iter:
                 held.append(object())  # nobody knows where it stands
+            elif kind is type:
+                held.append(value)
+                self._hold_class(value)
             elif type(kind) is tuple:
                 held.append(value)
+                self._hold_class(type(value))
                 if depth > 0:  # a logger has an attribute that leads to all others
                     self._hold([_part(value, name) for name in kind], depth - 1)
             elif not value:
@@ -69,6 +77,16 @@ class Attributes:
                 self._hold(value, depth - 1)
                 if kind is dict:
                     self._hold(value.values(), depth - 1)
+
+    def _hold_class(self, kind):
+        """Hold what a class has, and those that it derives from, the first time."""
+        if kind in self._classes:
+            return
+        self._classes.add(kind)
+        if kind.__flags__ & _IN_PYTHON and not _is_librarys(kind):
+            self._hold([*vars(kind).values()], 1)  # a list, as other threads may go on
+        for base in kind.__bases__:
+            self._hold_class(base)
 
     def unknown(self, layers):
         """Return the tensors among them, and what may be statistics of layers, that are none of these layers'."""
@@ -101,11 +119,11 @@ def _state(value):
 
 
 class _Kinds(dict[type, Any]):
-    """How an object is looked at, by its type: `pickle` by its state, `dict` or `list`, a tuple by these attributes,
-    `iter` as another one each time, None as a whole."""
+    """How an object is looked at, by its type: `pickle` by its state, `dict`, `list` or `type`, a tuple by these
+    attributes, `iter` as another one each time, None as a whole."""
 
     def __missing__(self, type_):
-        groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (_WHOLES, None), (Iterator, iter)
+        groups = (_STATES, pickle), (dict, dict), (_LISTS, list), (type, type), (_WHOLES, None), (Iterator, iter)
         found = next((way for kinds, way in groups if issubclass(type_, kinds)), _names(type_))
         self[type_] = _names(type_) if found is iter and type_.__dictoffset__ else found
         return self[type_]

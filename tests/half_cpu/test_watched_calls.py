@@ -278,6 +278,30 @@ def test_configuration_that_is_changed_between_two_steps_is_that_of_the_next_one
     assert_same(lambda: Net(function, keep(lambda: held(kind))), step)
 
 
+def class_with(value, *bases):
+    return type("Kept", bases, {"value": value})
+
+
+@pytest.mark.parametrize(("make", "other"), [
+    (lambda: class_with(2.0), 3.0), (lambda: class_with(2.0)(), 3.0), (lambda: class_with(2.0, nn.Layer)(), 3.0),
+    (lambda: type("Derived", (class_with(2.0, nn.Layer),), {})(), 3.0), (lambda: [class_with([2.0])], [3.0]),
+    (lambda: class_with(lambda layer: 2.0, nn.Layer)(), lambda layer: 3.0),
+])  # fmt: skip
+def test_class_that_is_changed_between_two_steps_is_that_of_the_next_one(make, other):
+    def function(net, x):
+        value = (net.kept[0] if isinstance(net.kept, list) else net.kept).value
+        return net.a(x) * (value[0] if isinstance(value, list) else value() if callable(value) else value)
+
+    def step(one, number):
+        if number == RECORDED + 1:
+            kept = one.model.kept[0] if isinstance(one.model.kept, list) else one.model.kept
+            kind = kept if isinstance(kept, type) else type(kept)
+            next(part for part in kind.__mro__ if "value" in vars(part)).value = other
+        return one.result(numbers(number)).square().sum()
+
+    assert_same(lambda: Net(function, keep(make)), step)
+
+
 class Output(collections.OrderedDict):
     """As of models that return an object of a class of their own."""
 
