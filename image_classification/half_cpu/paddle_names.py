@@ -98,6 +98,11 @@ def parameters_and_buffers(layers):
     return found[0], found[1]
 
 
+def tables_of_buffers(layers):
+    """Return the dictionaries that hold the buffers of layers."""
+    return [layer._buffers for layer in layers]
+
+
 def attributes(layer):
     """Return a layer's attributes but for those that Paddle keeps beside of what calling the layer depends on."""
     return [value for name, value in vars(layer).items() if name not in _BOOKKEEPING]

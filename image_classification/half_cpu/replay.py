@@ -101,6 +101,8 @@ def _recorded(model, inputs, expected):
     inputs, gives the bits of the layers.
     """
     state = State([*model.buffers(), *statistics(model.parameters())])
+    tables = paddle_names.tables_of_buffers(model.sublayers(include_self=True))
+    before = [*map(dict, tables)]
     try:
         expected = mapped(_itself, expected)  # the next pass may fill a list of the model's own again
         if not all(tensor.is_contiguous() for tensor in inputs):
@@ -114,8 +116,8 @@ def _recorded(model, inputs, expected):
         recorder = Recorder(constants, own)
         with recorder.recording():
             result = mapped(_itself, model(*own))
-        if versions != [tensor.inplace_version for tensor in (*constants, *own)]:
-            raise Refused("it writes its inputs, weights or buffers in place")
+        if not _are_as_before(tables, before) or versions != [tensor.inplace_version for tensor in (*constants, *own)]:
+            raise Refused("it writes its inputs, weights or buffers")
         recorder.returns(flat(result))
         found = Evaluation(recorder.finish(), result)
         with found.played.poisoned():
@@ -126,8 +128,16 @@ def _recorded(model, inputs, expected):
     except Exception as error:  # of what runs with layers all the same
         return _refuse(model, f"recorded, it fails: {in_a_line(error)}"), expected
     finally:
+        for table, entries in zip(tables, before, strict=True):
+            table.update(entries)
         state.restore()
     return found, expected
+
+
+def _are_as_before(tables, before):
+    """Return whether no buffer was replaced by another tensor."""
+    pairs = zip(tables, before, strict=True)
+    return all(table.get(name) is one for table, entries in pairs for name, one in entries.items())
 
 
 def constants_of(model):

@@ -143,6 +143,25 @@ def test_model_that_writes_its_buffers_is_left_to_the_layers(inside):
     assert not callable(passes()[0])
 
 
+def test_model_that_replaces_a_buffer_is_left_to_the_layers(inside, caplog):
+    class Stateful(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", paddle.zeros([1]))
+
+        def forward(self, images):
+            self.state = self.state * 0.5 + images.mean()
+            return images * self.state
+
+    caplog.set_level(logging.INFO)
+    model, other = inside(Stateful(), "fp32", None), Stateful()
+    for seed in range(RECORDED + 2):
+        assert bits(half_cpu.replay(model, images(seed))) == bits(other(images(seed)))
+    assert passes() == [0] and caplog.messages == [
+        "half_cpu: the layers of Stateful run one by one: it writes its inputs, weights or buffers"
+    ]
+
+
 def test_statistics_that_move_are_moved_once_by_each_call(inside):
     """A norm that was left in training mode: the passes of the recording leave no trace."""
     models = [inside(nn.Sequential(nn.Conv2D(3, 8, 1), nn.BatchNorm2D(8)), "fp32", None) for _ in range(2)]
