@@ -1,17 +1,15 @@
 """From a configuration to the objects of a run: loaders, model, precision, criterion, trainer."""
 
 import dataclasses
-import os
 import zlib
 
 import paddle
 
 from . import amp, data
-from .config import Config, load_config
-from .config.schema import Amp
+from .config import Config
 from .distillation import Distillation, Teacher
 from .ema import build_ema
-from .foreign import check_model as check_resumed
+from .foreign import check_fits as check_resumed
 from .freeze import freeze, names_to_freeze
 from .hooks import (
     CheckpointHook,
@@ -27,12 +25,13 @@ from .hooks import (
 )
 from .losses import build_criterion
 from .optim import build_optimizer, build_schedule
-from .parallel.agreement import check_agreement, check_same_file
+from .parallel.agreement import check_agreement
 from .runtime import UserError, get_logger, seed_everything, select_device, set_deterministic
 from .saved_config import check_classes, differing_classes, warn_of_other_model
+from .teacher import build_teacher, mode_of_teacher, read_teacher
 from .trainer import Trainer, steps_per_epoch
-from .weights import Pretrained, find_weights, linear_weights, published, with_preprocessing
-from .zoo import find_config, load_with_report, make_model, refuse_other_weights
+from .weights import Pretrained, linear_weights, with_preprocessing
+from .zoo import make_model, refuse_other_weights
 
 
 @dataclasses.dataclass
@@ -75,7 +74,7 @@ def build_parts(config, build_model, parallel, resumed=None):
         pretrained = Pretrained.read(config.MODEL.PRETRAINED)
     device = select_device(config.DEVICE)
     precision = build_precision(config, device, parallel)
-    hooks = _try(config, build_model, parallel, precision, pretrained, resumed)
+    hooks, teacher = _try(config, build_model, parallel, precision, pretrained, resumed)
     if config.DETERMINISTIC:
         set_deterministic()
     seed_everything(config.SEED)
@@ -96,7 +95,9 @@ def build_parts(config, build_model, parallel, resumed=None):
     freeze(model, config.TRAIN.FREEZE)
     linears = linear_weights(model)
     model = precision.convert_model(parallel.shard_model(model, config.PARALLEL.SYNC_BN))
-    teacher = None if config.EVAL else build_teacher(config, device, parallel)
+    if teacher is not None:
+        mode = build_precision(dataclasses.replace(config, AMP=mode_of_teacher(config)), device, parallel)
+        teacher = build_teacher(teacher, config, mode, parallel)
     # every rank built the same weights from the common seed; dropout and the like differ from here on
     seed_everything(config.SEED + parallel.data_rank)
     parallel.seed_dropout(config.SEED)
@@ -109,7 +110,8 @@ def build_parts(config, build_model, parallel, resumed=None):
 
 
 def _try(config, build_model, parallel, precision, pretrained, resumed):
-    """Return the user's hooks, after what else may be wrong with a configuration alone: reading the data may take long.
+    """Return (the user's hooks, the content of the teacher or None) after what else may be wrong with a configuration
+    alone: reading the data may take long.
 
     Raises:
         UserError: the model, its weights, how it is shared or stored, TRAIN.FREEZE, HOOKS, the preprocessing, the
@@ -118,12 +120,13 @@ def _try(config, build_model, parallel, precision, pretrained, resumed):
     with paddle.LazyGuard():  # shapes only, no memory
         model = make_model(config, build_model)
     if pretrained:
-        pretrained.fit(model, replace_head=True)  # the data may yet decide about the classes
-    if resumed:
-        check_resumed(model, *resumed)
+        # the data may yet decide about the classes
+        pretrained.fit(model, replace_head=not (config.EVAL and config.MODEL.CLASSES_GIVEN))
     parameters = dict(model.named_parameters())
     for name in names_to_freeze(model, config.TRAIN.FREEZE):
         parameters[name].stop_gradient = True
+    if resumed:
+        check_resumed(config, model, *resumed)
     parallel.check_model(model)
     try:
         precision.check_model(model)
@@ -132,25 +135,11 @@ def _try(config, build_model, parallel, precision, pretrained, resumed):
     data.check_loader(config)
     data.build_eval_transform(config.DATA)
     if config.EVAL:
-        return ()
+        return (), None
     data.build_train_transform(config)
     if config.MODEL.CLASSES_GIVEN:
         build_criterion(config)
-    kind, teacher = config.TRAIN.DISTILLATION_TYPE, config.MODEL.TEACHER
-    if kind != "none":
-        if teacher is None:
-            raise UserError(f"TRAIN.DISTILLATION_TYPE {kind}: needs MODEL.TEACHER, the weights")
-        hint = ""
-        try:
-            find_weights(teacher)
-            name, hint = _model_of_teacher(config)
-            path, builder = find_config(name)
-            own, other = config.DATA.IMAGE_CHANNELS, load_config([f"-cfg={path}", "-eval"], builder).DATA.IMAGE_CHANNELS
-            if other != own:
-                raise UserError(f"{path} has images of DATA.IMAGE_CHANNELS {other}, this training of {own}")
-        except UserError as error:
-            raise UserError(f"MODEL.TEACHER {teacher}: {error}{hint}") from None
-    return tuple(load_hooks(config.TRAIN.HOOKS))
+    return tuple(load_hooks(config.TRAIN.HOOKS)), read_teacher(config)
 
 
 def _images_of(loaders):
@@ -172,49 +161,6 @@ def _look_at_origin(loaded, config):
         check_classes(loaded.config, config, where)
     elif not loaded.replaced and (difference := differing_classes(loaded.config, config, where)):
         get_logger().warning(f"{where}: {difference}: the head starts as that of other classes")
-
-
-def _model_of_teacher(config):
-    """Return (the teacher's variant or YAML, what is to be added to an error where the weights' name alone says it).
-
-    It is MODEL.TEACHER_CFG, else that of the registry or of the run's folder, else the name of the weights' file.
-    """
-    entry = published(config.MODEL.TEACHER)
-    if config.MODEL.TEACHER_CFG or entry:
-        return config.MODEL.TEACHER_CFG or entry.variant, ""
-    if os.path.isdir(config.MODEL.TEACHER):
-        return config.MODEL.TEACHER, ""
-    name = os.path.basename(config.MODEL.TEACHER).removesuffix(".pdparams")
-    return name, "; MODEL.TEACHER_CFG says whose weights they are"
-
-
-def build_teacher(config, device, parallel):
-    """Return the :class:`Teacher` of ``MODEL.TEACHER``, None without TRAIN.DISTILLATION_TYPE.
-
-    It takes images of the student's size; positions are resampled to it. It computes in the student's precision, but
-    AMP.KEEP_FLOAT32 names the student's layers alone.
-
-    Raises:
-        UserError: nobody says what it is, its weights do not fit, or its classes are others.
-    """
-    if config.TRAIN.DISTILLATION_TYPE == "none":
-        return None
-    weights, data = config.MODEL.TEACHER, config.DATA
-    name, hint = _model_of_teacher(config)
-    sizes = {"DATA.IMAGE_SIZE": data.IMAGE_SIZE, "DATA.IMAGE_CHANNELS": data.IMAGE_CHANNELS, "DEVICE": config.DEVICE,
-             "MODEL.NUM_CLASSES": config.MODEL.NUM_CLASSES}  # fmt: skip
-    try:
-        options = [f"{key}={value}" for key, value in sizes.items()]
-        model, own, loaded = load_with_report(name, weights, options)
-    except UserError as error:
-        raise UserError(f"MODEL.TEACHER {weights}: {error}{hint}") from None
-    check_classes(loaded.config, config, f"MODEL.TEACHER {weights}")
-    check_same_file(parallel, "MODEL.TEACHER", loaded.path)
-    others = {name: value for name, value in config.AMP.OPTIONS.items() if name != "keep_float32"}
-    mode = Amp() if config.MODEL.TEACHER_FP32 else dataclasses.replace(config.AMP, OPTIONS=others)
-    precision = build_precision(dataclasses.replace(config, AMP=mode), device, parallel)
-    normalisations = ((each.IMAGENET_MEAN, each.IMAGENET_STD) for each in (data, own.DATA))
-    return Teacher(precision.convert_model(model), precision, *normalisations)
 
 
 def build_precision(config, device, parallel):

@@ -8,7 +8,7 @@ data, the random numbers and the best accuracy are not in them: they start afres
 import numpy as np
 
 from . import checkpoint
-from .optim import load_optimizer_state, optimizer_state
+from .optim import check_optimizer_state, load_optimizer_state, optimizer_state
 from .progress import Progress, Resumed
 from .runtime import UserError, get_logger
 from .weights import replaceable_head
@@ -33,17 +33,26 @@ def read_resumed(config):
     return path, tree if is_foreign(tree) else checkpoint.check(tree, path)
 
 
-def check_model(model, path, tree):
-    """See that a checkpoint is of a model; its number of classes, which the data may decide, is left out.
+def check_fits(config, model, path, tree):
+    """See that a checkpoint is of a model, of which shapes are enough, and of its optimizer in a training.
+
+    The number of classes is left out where the data decide it.
 
     Raises:
         UserError: it is of another one.
     """
     own = model.state_dict()
     loaded = weights(tree, model, f"-resume: {path}")[0] if is_foreign(tree) else tree["model"]
-    head = replaceable_head(model, own, loaded)
+    head = () if config.MODEL.CLASSES_GIVEN else replaceable_head(model, own, loaded)
     body = [{name: value for name, value in named.items() if name not in head} for named in (own, loaded)]
     checkpoint.check_matches(*body, path)
+    if config.EVAL or is_foreign(tree):  # another project's optimizer may be another one
+        return
+    trained = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+    try:
+        check_optimizer_state(config.TRAIN, trained, tree["optimizer"])
+    except UserError as error:
+        raise UserError(f"-resume: {path}: {error}") from None
 
 
 def weights(tree, model, path):

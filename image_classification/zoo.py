@@ -9,13 +9,15 @@ import json
 import numbers
 import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 from PIL import Image
 
-from .config import family_of_file, find_yaml, load_config, variants
+from .config import Config, family_of_file, find_yaml, load_config, variants
 from .config.catalogue import module_of
 from .config.merge import FILLED_IN
 from .config.unread import OF_WEIGHTS
@@ -27,6 +29,7 @@ from .files.plain import read_plain
 from .runtime import UserError, select_device
 from .saved_config import warn_of_other_model
 from .weights import (
+    Pretrained,
     differences,
     is_here,
     load_pretrained,
@@ -225,17 +228,46 @@ def load_model(name, pretrained=None, options=()):
 
 def load_with_report(name, pretrained, options):
     """Return what :func:`load_model` does and the `LoadReport` of the weights, None without any."""
+    return read_model(name, pretrained, options).load()
+
+
+def read_model(name, pretrained, options):
+    """Return the :class:`ModelRead` of what :func:`load_model` takes."""
     path, build_model = find_config(name)
     config = _configured(path, build_model, pretrained, options)
-    if pretrained:
-        refuse_other_weights(config, build_model, pretrained)
-    select_device(config.DEVICE)
-    model, loaded = make_model(config, build_model), None
-    if pretrained:
-        loaded = load_pretrained(model, pretrained)
-        warn_of_other_model(loaded.config, config, f"-pretrained: {pretrained}")
-    model.eval()
-    return model, config, loaded
+    if not pretrained:
+        return ModelRead(path, build_model, config, None)
+    refuse_other_weights(config, build_model, pretrained)
+    return ModelRead(path, build_model, config, Pretrained.read(pretrained))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRead:
+    """A model that is not built yet: its YAML, its configuration, and its weights as they were read, None for fresh."""
+
+    path: Path
+    build_model: Callable[..., Any]
+    config: Config
+    weights: Pretrained | None
+
+    def check(self, replace_head):
+        """See that the weights fit, where `replace_head` of any number of classes; nothing is built."""
+        with paddle.LazyGuard():  # shapes only, no memory
+            model = make_model(self.config, self.build_model)
+        self.weights.fit(model, replace_head)
+
+    def load(self, num_classes=None):
+        """Return (model in evaluation mode, its configuration, the `LoadReport` of the weights, None without any)."""
+        of_model = self.config.MODEL
+        of_model = dataclasses.replace(of_model, NUM_CLASSES=num_classes or of_model.NUM_CLASSES)
+        config = dataclasses.replace(self.config, MODEL=of_model)
+        select_device(config.DEVICE)
+        model, loaded = make_model(config, self.build_model), None
+        if self.weights:
+            loaded = self.weights.load(model, replace_head=False)
+            warn_of_other_model(loaded.config, config, f"-pretrained: {self.weights.source}")
+        model.eval()
+        return model, config, loaded
 
 
 def _configured(path, build_model, weights, options, training=False, said_by="command line -opts"):

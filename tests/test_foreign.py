@@ -10,7 +10,7 @@ from image_classification import checkpoint
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
 from image_classification.evaluate_only import load_resumed_weights
-from image_classification.foreign import check_model, is_foreign, read_resumed
+from image_classification.foreign import check_fits, is_foreign, read_resumed
 from image_classification.launch import resume
 from image_classification.optim import optimizer_state
 from image_classification.parallel.single import SingleProcess
@@ -100,11 +100,13 @@ def test_checkpoint_is_compared_with_a_model_whose_classes_the_data_have_not_dec
     path, model, *_ = written
     own = {"format": 1, "model": {name: value.numpy() for name, value in model.state_dict().items()}}
     tree = own if is_own else checkpoint.read(path)
+    words = ["-cfg=vit_tiny_digits", "-eval", "-data_path=/none", "-opts", "DATA.DATASET=folder"]
+    config = load_config(words, build_model)
     sizes = {name.lower(): value for name, value in SIZES.items()}
-    check_model(build_model(**sizes, num_classes=1000), path, tree)
+    check_fits(config, build_model(**sizes, num_classes=1000), path, tree)
     for other, why in (({"depth": 2}, "it lacks blocks.1"), ({"embed_dim": 24}, "it has other shapes: ")):
         with pytest.raises(UserError, match=f"^-resume: {path}: is of another model: {why}"):
-            check_model(build_model(**sizes | other, num_classes=4), path, tree)
+            check_fits(config, build_model(**sizes | other, num_classes=4), path, tree)
 
 
 def test_evaluation_takes_the_average(written):

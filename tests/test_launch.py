@@ -22,6 +22,7 @@ from image_classification.launch import run_guarded
 from image_classification.run_folder import RunFolder
 from image_classification.runtime import UserError, hold_interrupts, release_interrupts
 from image_classification.ViT.vit import build_model
+from image_classification.weights import read_weights, write_weights
 from image_classification.zoo import load_model
 from tests.helpers.entry import PACKAGE, SMALL_VIT, report_of, run, run_here, run_well, start
 
@@ -502,6 +503,79 @@ def test_pretrained_weights_that_are_damaged_or_of_another_model_are_refused_bef
     path.write_bytes((trained[0] / "latest.pdparams").read_bytes()[:size])
     argv = [*SMALL_VIT, *extra, "DATA.DATASET=folder", "-data_path=/none", "-pretrained", path]
     assert_one_line(["-pretrained", "weights.pdparams", expected], *argv)
+
+
+def without_slots(state):
+    state["optimizer"].pop("norm.weight/moment2")
+
+
+def without_state_of_the_optimizer(state):
+    state["optimizer"].clear()
+
+
+@pytest.mark.parametrize(
+    ("cut", "option", "expected"),
+    [
+        (without_slots, "", "1 entries are missing, first 'norm.weight/moment2'"),
+        (without_state_of_the_optimizer, "", "entries are missing"),
+        (dict, "TRAIN.OPTIMIZER.NAME=Momentum", "another optimizer"),
+        (dict, "TRAIN.FREEZE=[patch_embed.*]", "entries are unknown, first 'patch_embed"),
+        (dict, "MODEL.NUM_CLASSES=7", "is of another model: it has other shapes: head.weight [32, 10] instead of"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_the_optimizer_or_the_given_classes_is_refused_before_the_data(
+    trained, tmp_path, cut, option, expected
+):
+    state = checkpoint.load(trained[0] / "latest.pdparams")
+    cut(state)
+    checkpoint.save(tmp_path / "cut.pdparams", state)
+    words = [*SMALL_VIT, "DATA.DATASET=folder", *filter(None, [option]), "-data_path=/none"]
+    assert_one_line(["-resume", "cut.pdparams: ", expected], *words, "-resume", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["best_weights.safetensors", "latest.pdparams"])
+def test_pretrained_weights_that_are_not_finite_are_refused_before_the_data(trained, tmp_path, name):
+    path = spoil(trained[0] / name, tmp_path / name)
+    words = [*SMALL_VIT, "DATA.DATASET=folder", "-data_path=/none", "-pretrained", path]
+    assert_one_line([f"-pretrained: {path}: norm.weight has values that are not finite"], *words)
+
+
+def spoil(source, path):
+    """Write weights again with one number that is none, and return where."""
+    if source.suffix == ".safetensors":
+        tensors = {name: np.array(value) for name, value in read_weights(source).tensors.items()}
+        tensors["norm.weight"][3] = np.nan
+        write_weights(path, tensors)
+    else:
+        state = checkpoint.load(source)
+        weights = state["ema"] or state["model"]  # the average is what is taken
+        weights["norm.weight"] = weights["norm.weight"] * np.nan
+        checkpoint.save(path, state)
+    return path
+
+
+def not_finite(source, path):
+    return spoil(source, path), "norm.weight has values that are not finite"
+
+
+def cut_short(source, path):
+    path.write_bytes(source.read_bytes()[:5000])
+    return path, "damaged"
+
+
+def of_another_model(source, path):
+    state = checkpoint.load(source)
+    del state["model"]["norm.weight"], state["optimizer"]["norm.weight/moment1"]
+    paddle.save(state["model"], str(path))
+    return path, "does not fit this model: it lacks norm.weight"
+
+
+@pytest.mark.parametrize("damage", [not_finite, cut_short, of_another_model])
+def test_teacher_whose_weights_cannot_be_used_is_refused_before_the_data(trained, tmp_path, damage):
+    path, expected = damage(trained[0] / "latest.pdparams", tmp_path / "teacher.pdparams")
+    words = ["TRAIN.DISTILLATION_TYPE=hard", f"MODEL.TEACHER={path}", f"MODEL.TEACHER_CFG={trained[0] / 'config.yaml'}"]
+    assert_one_line(["MODEL.TEACHER", "teacher.pdparams", expected], *SMALL_VIT, *words, "DATA.DATASET=folder",
+                    "-data_path=/none")  # fmt: skip
 
 
 @pytest.mark.parametrize("output", ["/proc/run", "file/run"])

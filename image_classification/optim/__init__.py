@@ -2,11 +2,12 @@
 
 from .build import build_optimizer
 from .schedule import build_schedule
-from .state import load_optimizer_state, optimizer_state
+from .state import check_optimizer_state, load_optimizer_state, optimizer_state
 
 __all__ = [
     "build_optimizer",
     "build_schedule",
+    "check_optimizer_state",
     "load_optimizer_state",
     "optimizer_state",
 ]

@@ -34,18 +34,24 @@ def build_optimizer(named_params, train_config, no_weight_decay=frozenset(), hol
         # Paddle reads these two from the tensor; masters are plain tensors and have neither.
         setting.tensor.optimize_attr = {"learning_rate": setting.lr_scale}
         setting.tensor.regularizer = None
-    decayed = {setting.tensor.name for setting in settings if setting.weight_decay}
     get_logger().info(
         "optimizer: %s, weight decay %g on %d of %d tensors",
         options.NAME,
         train_config.WEIGHT_DECAY,
-        len(decayed),
+        sum(setting.weight_decay != 0 for setting in settings),
         len(settings),
     )
+    _check_kernel(options.NAME, [setting.tensor for setting in settings])
+    return build_rule(train_config, settings)
+
+
+def build_rule(train_config, settings):
+    """Return the optimizer over tensors whose settings are known."""
+    options = train_config.OPTIMIZER
+    decayed = {setting.tensor.name for setting in settings if setting.weight_decay}
     tensors = [setting.tensor for setting in settings]
     lr = float(train_config.BASE_LR)
     kind = options.NAME.lower()
-    _check_kernel(options.NAME, tensors)
     if kind == "adamw":
         return paddle.optimizer.AdamW(
             lr,

@@ -10,6 +10,8 @@ import numpy as np
 import paddle
 
 from ..runtime import UserError
+from .build import build_rule
+from .groups import ParameterSetting
 
 HALF = (paddle.float16, paddle.bfloat16)
 
@@ -34,18 +36,7 @@ def load_optimizer_state(optimizer, named_params, state):
         UserError: an entry is missing, unknown, or has another shape or dtype.
     """
     own = _accumulators(optimizer, named_params)
-    missing = [key for key in own if key not in state]
-    unknown = [key for key in state if key not in own]
-    if missing or unknown:
-        raise UserError(
-            "the optimizer's state does not fit: "
-            + "; ".join(
-                f"{len(keys)} entries {what}, first {keys[0]!r}"
-                for keys, what in ((missing, "are missing"), (unknown, "are unknown"))
-                if keys
-            )
-            + " (was it saved with another optimizer, model or TRAIN.FREEZE?)"
-        )
+    _check_entries(own, state)
     values = {key: _as_array(value) for key, value in state.items()}
     for key, tensor in own.items():
         dtype = "float32" if tensor.dtype in HALF else tensor.numpy().dtype
@@ -57,6 +48,33 @@ def load_optimizer_state(optimizer, named_params, state):
     for key, tensor in own.items():
         value = values[key]
         tensor.set_value(paddle.to_tensor(value).astype(tensor.dtype) if tensor.dtype in HALF else value)
+
+
+def check_optimizer_state(train_config, names, state):
+    """See that ``state`` has the entries of an optimizer that is not built yet, over the parameters of these names.
+
+    Raises:
+        UserError: an entry is missing or unknown.
+    """
+    one = paddle.ones([1])  # each parameter has the same slots
+    one.stop_gradient = False
+    slots = _accumulators(build_rule(train_config, [ParameterSetting("", one, 0.0, 1.0)]), [("", one)])
+    _check_entries([f"{name}{slot}" for slot in slots for name in names], state)
+
+
+def _check_entries(own, state):
+    missing = [key for key in own if key not in state]
+    unknown = [key for key in state if key not in {*own}]
+    if missing or unknown:
+        raise UserError(
+            "the optimizer's state does not fit: "
+            + "; ".join(
+                f"{len(keys)} entries {what}, first {keys[0]!r}"
+                for keys, what in ((missing, "are missing"), (unknown, "are unknown"))
+                if keys
+            )
+            + " (was it saved with another optimizer, model or TRAIN.FREEZE?)"
+        )
 
 
 def _accumulators(optimizer, named_params):

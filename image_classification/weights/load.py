@@ -58,7 +58,7 @@ class Pretrained:
         """Return (tensors, dialect, head's names that are left out, names resized) as a model takes them.
 
         Raises:
-            UserError: unmatched, missing and wrong-shape names, all of them counted.
+            UserError: unmatched, missing and wrong-shape names, all of them counted; values that are not finite.
         """
         state = model.state_dict()
         tensors, dialect = translate(self.file.tensors, model)
@@ -67,17 +67,18 @@ class Pretrained:
         tensors, resized = _fit_position_embeddings(model, state, tensors)
         replaced = replaceable_head(model, state, tensors) if replace_head else ()
         _check(self.source, dialect, state, tensors, replaced)
-        return {name: value for name, value in tensors.items() if name not in replaced}, dialect, replaced, resized
-
-    def load(self, model, replace_head):
-        """Fill a model and return a :class:`LoadReport`, see :func:`load_pretrained`."""
-        used, dialect, replaced, resized = self.fit(model, replace_head)
+        used = {name: value for name, value in tensors.items() if name not in replaced}
         sums = ((name, np.sum(_float32(value), dtype=np.float64)) for name, value in used.items())
         bad = next((name for name, total in sums if not np.isfinite(total)), None)
         if bad is not None:
             raise UserError(
                 f"-pretrained: {self.source}: {bad} has values that are not finite (inf or NaN) in float32"
             )
+        return used, dialect, replaced, resized
+
+    def load(self, model, replace_head):
+        """Fill a model and return a :class:`LoadReport`, see :func:`load_pretrained`."""
+        used, dialect, replaced, resized = self.fit(model, replace_head)
         state = model.state_dict()
         for name, value in used.items():
             state[name].set_value(_float32(value))
