@@ -6,6 +6,7 @@ it, in each worker. The shared memory is an anonymous file, so a small /dev/shm 
 behind. A worker ends when its pipe does, so none outlives the training process.
 """
 
+import errno
 import mmap
 import os
 import pickle
@@ -51,11 +52,22 @@ class BatchMemory:
         starts = np.cumsum([0] + [_round_up(size) for size in sizes])
         self.descriptor = anonymous_file() if descriptor is None else descriptor
         if descriptor is None:
-            os.truncate(self.descriptor, int(starts[-1]))
+            _lengthen(self.descriptor, int(starts[-1]))
         memory = mmap.mmap(self.descriptor, int(starts[-1]))
         for (name, kind, shape), start in zip(parts, starts, strict=False):
             array = np.frombuffer(memory, kind, int(np.prod(shape)), offset=int(start)).reshape(shape)
             setattr(self, name, array)
+
+
+def _lengthen(descriptor, size):
+    try:
+        os.truncate(descriptor, size)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise UserError(
+            f"ulimit -f: files may not have the {size} bytes that data workers share; DATA.NUM_WORKERS=0 needs none"
+        ) from error
 
 
 def _round_up(size):
@@ -204,7 +216,7 @@ def _share_arrays(maker):
     for buffer in buffers:
         view = buffer.raw()
         places.append((position, view.nbytes))
-        os.truncate(descriptor, position + _round_up(view.nbytes))
+        _lengthen(descriptor, position + _round_up(view.nbytes))
         while view.nbytes:
             written = os.pwrite(descriptor, view[: 1 << 30], position)
             view, position = view[written:], position + written

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
 LIMIT = 1200.0  # seconds for a compiler, or for another process that compiles; they take one minute on an idle machine
+# A command in a shell that leads its group: where the standard input ends, which a SIGKILL does, too, the group does.
+GUARDED = ("/bin/sh", "-c", """exec 3<&0; "$@" 3<&- & command=$!; { read end <&3; kill -s KILL -- -$$; } & guard=$!
+wait $command; code=$?; exec 2>&-; kill $guard; wait $guard; exit $code""", "sh")  # fmt: skip
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-falign-loops=32")
 
 
@@ -153,20 +156,23 @@ def _run(*commands):
         while waiting or running:
             while waiting and len(running) < cores:
                 output = os.fdopen(os.memfd_create("said"), "w+", errors="replace")  # a full disk must not swallow why
-                process = subprocess.Popen(waiting.pop(0), stdout=output, stderr=output, start_new_session=True)
-                running[process] = output
+                command = waiting.pop(0)
+                process = subprocess.Popen(
+                    [*GUARDED, *command], stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                )
+                running[process] = output, command
             for process in [process for process in running if process.poll() is not None]:
-                with running.pop(process) as output:
+                output, command = running.pop(process)
+                with output, process:
                     output.seek(0)
                     said = output.read()
                 if process.returncode:
-                    raise subprocess.CalledProcessError(process.returncode, process.args, stderr=said)
+                    raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
             if time.monotonic() > deadline:
                 raise OSError(f"{commands[0][0]} was not done after {LIMIT:.0f} s")
             time.sleep(0.01)
     finally:  # whatever ends this: compilers and what they started
-        for process, output in running.items():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            output.close()
+        for process, (output, _) in running.items():
+            with output, process:
+                os.killpg(process.pid, signal.SIGKILL)
     return said

@@ -1,6 +1,7 @@
 """Loaders: order, sharding, workers, errors."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_batches_with_workers_equal_those_without(jpeg_folder, num_workers):
         batches_of(build_eval_loader(folder_config(jpeg_folder))),
         batches_of(build_eval_loader(folder_config(jpeg_folder, NUM_WORKERS=num_workers))),
     )
+
+
+@pytest.mark.parametrize("megabytes", [0, 1])  # less than a batch takes; less than the images of the digits
+def test_limit_of_file_sizes_below_the_memory_of_workers_is_one_line(megabytes):
+    loader = build_train_loader(digits_config(NUM_WORKERS=2, BATCH_SIZE=8))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (megabytes << 20, before[1]))
+    try:
+        with pytest.raises(UserError, match="^ulimit -f: .*DATA.NUM_WORKERS=0 needs none"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        loader.close()
 
 
 def test_epochs_and_seeds_give_different_batches(jpeg_folder):

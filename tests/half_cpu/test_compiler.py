@@ -8,7 +8,9 @@ import itertools
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -106,9 +108,46 @@ def test_compiler_that_fails_is_the_error_and_ends_all_others(tmp_path, monkeypa
     with pytest.raises(subprocess.CalledProcessError) as error:
         compiler.build(tmp_path / "cache")
     assert "space" in error.value.stderr
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(other.read_text()), 0)
+    wait_for_end(int(other.read_text()))
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+BUILDS = """
+import sys
+from pathlib import Path
+from image_classification.half_cpu import compiler
+compiler.SOURCES = Path(sys.argv[1])
+compiler.build(Path(sys.argv[2]))
+"""
+
+
+def test_compilers_and_what_they_started_end_with_a_process_that_is_killed(tmp_path):
+    """The system kills so where memory is short, which compilers that go on would keep short."""
+    small_sources(tmp_path / "cpp")
+    started = tmp_path / "started"
+    says = f'echo $$ $! > "{started}.new"; mv "{started}.new" "{started}"'
+    waits = f'case "$*" in *one.cpp*) sleep 60 & {says}; wait;; esac'
+    environment = os.environ | {"CXX": small_compiler(tmp_path / "compiler", waits)}
+    words = [sys.executable, "-c", BUILDS, str(tmp_path / "cpp"), str(tmp_path / "cache")]
+    with subprocess.Popen(words, env=environment) as process:
+        while not started.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    for number in started.read_text().split():
+        wait_for_end(int(number))
+
+
+def wait_for_end(number):
+    for _ in range(1000):
+        try:  # one that has ended is still there where nobody asks for its end
+            if Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.01)
+    os.kill(number, signal.SIGKILL)
+    pytest.fail("it goes on")
 
 
 def test_compiler_may_have_words_of_its_own_and_a_path_with_blanks(tmp_path, monkeypatch):
