@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .config.values import UNPRINTABLE
 from .data.build import build_eval_transform
 from .data.datasets import LARGEST_FILE
 from .data.decode import CorruptImage, decode
@@ -66,7 +67,7 @@ def class_names(config, path=None):
     for index, line in enumerate(lines):
         number, _, name = line.partition(" ")
         names.append(name if number == str(index) else line)
-        if not line.strip() or not line.isprintable():
+        if not line.strip() or UNPRINTABLE.search(line):
             what = "has control characters" if line.strip() else "is empty"
             raise UserError(f"-class_names: {path}:{index + 1}: {what}")
     if len(names) != count:

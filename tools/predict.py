@@ -80,7 +80,7 @@ def run(options, names):
     from image_classification.zoo import load_model
 
     paths = find_images(options.images)
-    root = os.path.commonpath([path.resolve().parent for path in paths])
+    root = os.path.commonpath([real(path).parent for path in paths])
     if options.output is not None:
         refuse_output_among(options.output, root, paths, options.images)
         for path in paths:
@@ -123,9 +123,9 @@ def refuse_output_among(output, root, paths, words):
     Raises:
         UserError: a picture would lie in a folder with photographs, or in one that was given to be searched.
     """
-    read = {path.resolve().parent for path in paths}
-    searched = [Path(word).resolve() for word in words if os.path.isdir(word)]
-    for folder in {output.resolve() / place.relative_to(root) for place in read}:
+    read = {real(path).parent for path in paths}
+    searched = [real(word) for word in words if os.path.isdir(word)]
+    for folder in {real(output) / place.relative_to(root) for place in read}:
         if folder in read or any(folder.is_relative_to(place) for place in searched):
             raise UserError(f"-output: {output}: lies among the photographs; name another folder")
 
@@ -169,9 +169,14 @@ def find_images(words):
     return list(dict.fromkeys(found))
 
 
+def real(path):
+    """Return where links lead, of those that go round in a circle the first: pathlib raises no OSError there."""
+    return Path(os.path.realpath(path))
+
+
 def picture_of(path, output, root):
     """Return the path below `output` of the picture of a photograph, whose place is below `root`."""
-    return output / path.resolve().relative_to(root).parent / f"{path.stem}-{path.suffix.lstrip('.')}.png"
+    return output / real(path).relative_to(root).parent / f"{path.stem}-{path.suffix.lstrip('.')}.png"
 
 
 def save_picture(target, config, heat, result):

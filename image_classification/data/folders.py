@@ -4,6 +4,7 @@ import codecs
 import os
 import stat
 
+from ..config.values import UNPRINTABLE
 from ..files.plain import open_plain, unreadable
 from ..runtime import UserError, get_logger
 from .datasets import IMAGE_EXTENSIONS, FileDataset, require_folder
@@ -28,8 +29,9 @@ def list_class_names(root):
     if not names:
         raise UserError(f"{root}: has no class folders, such as {os.path.join(root, 'cat')} for the images of cats")
     for name in names:
-        if not name.isprintable():
-            raise UserError(f"{os.path.join(root, name)}: the name of a class has control characters")
+        if UNPRINTABLE.search(name):
+            folder = os.path.join(root, name)
+            raise UserError(f"{folder}: the name of a class has control characters, or is not in UTF-8")
     return names
 
 

@@ -123,9 +123,20 @@ def test_images_of_a_list_that_are_not_there_are_one_line_before_any_is_read(tmp
         build_dataset(make_config(5, DATASET="list", DATA_PATH=tmp_path), "train")
 
 
-def test_class_folder_with_control_characters_in_its_name_is_refused(tmp_path):
-    (tmp_path / "a\x1b[2J").mkdir()
-    with pytest.raises(UserError, match="control characters") as caught:
+@pytest.mark.parametrize("name", ["سگ\u200cها", "\u200bcat", "chien\xa0loup", "犬\u3000猫", "👨\u200d👩\u200d👧"])
+def test_class_folder_of_any_script_keeps_its_name(tmp_path, name):
+    for each in (name, "other"):
+        (tmp_path / each).mkdir()
+        for index in range(5):
+            (tmp_path / each / f"{index}.jpg").touch()
+    dataset = build_dataset(make_config(2, DATASET="folder", DATA_PATH=tmp_path), "train")
+    assert set(dataset.class_names) == {name, "other"}
+
+
+@pytest.mark.parametrize("name", [b"a\x1b[2J", "chat \xe9t\xe9".encode("latin-1"), "a\u2028b".encode()])
+def test_class_folder_with_control_characters_in_its_name_or_not_in_utf8_is_refused(tmp_path, name):
+    os.mkdir(os.path.join(os.fsencode(tmp_path), name))
+    with pytest.raises(UserError, match="a class has control characters, or is not in UTF-8") as caught:
         build_dataset(make_config(1, DATASET="folder", DATA_PATH=tmp_path), "train")
     assert_one_line(caught, tmp_path)
 

@@ -57,6 +57,17 @@ def test_predict_runs_the_layers_for_the_first_batches_only(weights, tmp_path, c
     assert len(runs) == RECORDED + 1  # and once to record
 
 
+def test_predict_goes_on_past_links_that_lead_nowhere(weights, photos, tmp_path, capsys):
+    for name, target in (("loop.png", "loop.png"), ("gone.png", "nowhere.png"), ("kept.png", photos / "a.png")):
+        (tmp_path / name).symlink_to(target)
+    words = [VARIANT, str(tmp_path), f"-pretrained={weights}", f"-output={tmp_path.parent / 'drawn'}", "-json"]
+    assert tool("predict").main(words) == 1
+    out, err = capsys.readouterr()
+    results = {Path(result["file_name"]).name: result for result in json.loads(out)}
+    assert {name for name, result in results.items() if "error" in result} == {"gone.png", "loop.png"}
+    assert "scores" in results["kept.png"] and "loop.png: cannot be read: Too many levels" in err
+
+
 def test_predict_draws_on_the_photograph_and_keeps_both_of_a_name(weights, tmp_path, capsys):
     predict = tool("predict")
     rng = np.random.default_rng(0)
