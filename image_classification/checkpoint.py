@@ -84,6 +84,23 @@ def check(state, path):
     return state
 
 
+def lies_in(path, folder):
+    """Return whether a checkpoint is one of a run's folder, None for one that is still to be named."""
+    return folder is not None and os.path.realpath(folder) == os.path.dirname(os.path.realpath(path))
+
+
+def check_unfinished(path, epoch, config, is_own):
+    """Return when a checkpoint of so many epochs leaves something to train, or was the last one of the run that goes on
+    in its own folder: it is resumed to write what a kill left unwritten.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    epochs = config.TRAIN.NUM_EPOCHS
+    if epoch > epochs or (epoch == epochs and not is_own):
+        raise UserError(f"-resume: {path} has {epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train")
+
+
 def check_matches(own, loaded, path):
     """Compare names and shapes of two states before anything is changed.
 

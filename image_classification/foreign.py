@@ -30,7 +30,12 @@ def read_resumed(config):
     """
     path = checkpoint.find(config.MODEL.RESUME)
     tree = checkpoint.read(path)
-    return path, tree if is_foreign(tree) else checkpoint.check(tree, path)
+    if not is_foreign(tree):
+        return path, checkpoint.check(tree, path)
+    epoch = tree["epoch"]
+    if type(epoch) is not int or not 0 <= epoch <= MOST_EPOCHS:
+        raise UserError(f"-resume: {path}: epoch: expected an integer of 0 to {MOST_EPOCHS}, found {str(epoch)[:40]}")
+    return path, tree
 
 
 def check_fits(config, model, path, tree):
@@ -46,7 +51,11 @@ def check_fits(config, model, path, tree):
     head = () if config.MODEL.CLASSES_GIVEN else replaceable_head(model, own, loaded)
     body = [{name: value for name, value in named.items() if name not in head} for named in (own, loaded)]
     checkpoint.check_matches(*body, path)
-    if config.EVAL or is_foreign(tree):  # another project's optimizer may be another one
+    if config.EVAL:
+        return
+    epoch = tree["epoch"] if is_foreign(tree) else tree["progress"]["epoch"]
+    checkpoint.check_unfinished(path, epoch, config, checkpoint.lies_in(path, config.OUTPUT))
+    if is_foreign(tree):  # its optimizer may be another one
         return
     trained = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
     try:
@@ -89,8 +98,6 @@ def resume(trainer, tree, path):
         UserError: it is of another model, or damaged; nothing has changed then.
     """
     epoch = tree["epoch"]
-    if type(epoch) is not int or not 0 <= epoch <= MOST_EPOCHS:
-        raise UserError(f"-resume: {path}: epoch: expected an integer of 0 to {MOST_EPOCHS}, found {str(epoch)[:40]}")
     model, average = weights(tree, trainer.model, f"-resume: {path}")
     parallel, precision = trainer.parallel, trainer.precision
     for loaded in (model, average) if average else (model,):

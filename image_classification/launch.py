@@ -176,7 +176,7 @@ def resume(trainer, path, state):
     Raises:
         UserError: it does not fit, or has nothing left to train.
     """
-    from . import foreign
+    from . import checkpoint, foreign
     from .parallel.agreement import check_same_file
     from .saved_config import changed_recipe
 
@@ -189,18 +189,12 @@ def resume(trainer, path, state):
         changed = changed_recipe(state, trainer.config, trainer.units(), f"-resume: {path}")
     if changed:
         get_logger().warning(f"-resume: {path}: goes on with another recipe: {changed}; -cfg=<its run folder> keeps it")
-    progress, epochs = trainer.progress, trainer.config.TRAIN.NUM_EPOCHS
+    progress = trainer.progress
     get_logger().info(
         f"resumed from {path}: in epoch {progress.epoch + 1} after batch {progress.batch}, step {progress.step}"
     )
-    output = trainer.config.OUTPUT
-    is_own = output is not None and Path(output).resolve() == path.resolve().parent
-    # in its own folder a run that is finished, no more and no less, is resumed to write what a kill left unwritten
-    is_own = trainer.parallel.gather(is_own and "run" in state and not changed)[0]
-    if progress.epoch > epochs or (progress.epoch == epochs and not is_own):
-        raise UserError(
-            f"-resume: {path} has {progress.epoch} epochs done, TRAIN.NUM_EPOCHS is {epochs}: nothing to train"
-        )
+    is_own = checkpoint.lies_in(path, trainer.config.OUTPUT) and "run" in state and not changed
+    checkpoint.check_unfinished(path, progress.epoch, trainer.config, trainer.parallel.gather(is_own)[0])
 
 
 def train(trainer, parts, folder, report):

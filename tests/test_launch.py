@@ -420,9 +420,11 @@ def test_dry_run_of_a_resume_within_an_epoch_says_its_own_loss_and_the_steps_tha
     assert "a run would make 17 steps, 11 an epoch" in within and "a run would make 22 steps" in whole
 
 
-def test_resume_of_a_finished_run_says_that_nothing_is_left(trained, tmp_path):
-    words = [*SMALL_VIT, "-num_epochs", 2, "-resume", trained[0]]  # the folder means its latest
-    assert_one_line(["nothing to train"], *words, "-output", tmp_path / "run")
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_resume_of_a_finished_run_says_before_the_data_that_nothing_is_left(trained, tmp_path, epochs):
+    words = [*SMALL_VIT, "DATA.DATASET=folder", "-data_path=/none", "-num_epochs", epochs]
+    words += ["-resume", trained[0]]  # the folder means its latest
+    assert_one_line(["has 2 epochs done", "nothing to train"], *words, "-output", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
