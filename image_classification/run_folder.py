@@ -57,9 +57,19 @@ class RunFolder:
             remove_leftovers(path)
             if not _goes_on_in(path, config):
                 (path / "metrics.jsonl").unlink(missing_ok=True)  # of a start that came to nothing
-        folder.write_text("config.yaml", to_yaml(config))
-        folder.write_text("invocation.yaml", invocation_yaml(config))
+        folder.write_recipe(config)
         return folder
+
+    def write_recipe(self, config):
+        """Write ``config.yaml`` and ``invocation.yaml``."""
+        self.write_text("config.yaml", to_yaml(config))
+        self.write_text("invocation.yaml", invocation_yaml(config))
+
+    def renew(self, config):
+        """Make the folder anew where somebody removed it during the run: what is saved there is to be continued."""
+        if not (self.path / "config.yaml").exists():  # the folder itself may be back, with the records
+            get_logger().warning(f"{self.path}: was removed, and is made anew")
+            self.write_recipe(config)
 
     @staticmethod
     def _make(config):

@@ -94,6 +94,7 @@ class CheckpointHook(Hook):
             state["run"] |= {"name": name, "is_best": is_best}
             start = time.monotonic()
             try:
+                self.run.renew(trainer.config)
                 if is_best:  # before the commit: a run that is killed in between comes here again
                     self._write_weights(state)
                 self.path = self.store.save(state, name, is_best)

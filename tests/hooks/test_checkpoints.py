@@ -1,5 +1,6 @@
 """When complete states are saved, and under which names."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,25 @@ def cut(path):
     content = path.read_bytes()
     remove(path)  # its other names are links
     path.write_bytes(content[:1000])
+
+
+class RemoveFolder(Hook):
+    priority = 95  # behind the first checkpoint
+
+    def after_epoch(self, trainer):
+        if trainer.progress.epoch == 1:
+            shutil.rmtree(trainer.config.OUTPUT)
+
+
+def test_folder_that_was_removed_during_the_run_can_be_continued(tmp_path, caplog):
+    """`-cfg=<folder>` needs the recipe there, not the checkpoint alone."""
+    config = config_of(OUTPUT=str(tmp_path / "run"), SAVE_FREQ=1, train={"NUM_EPOCHS": 3})
+    folder = RunFolder.create(config)
+    before = {path.name: path.read_bytes() for path in folder.path.glob("*.yaml")}
+    trainer_of(config, hooks=[CheckpointHook(folder), RemoveFolder()]).fit()
+    assert {path.name: path.read_bytes() for path in folder.path.glob("*.yaml")} == before != {}
+    assert sum("was removed, and is made anew" in line for line in caplog.messages) == 1
+    assert {"latest.pdparams", "epoch_0003.pdparams"} <= {path.name for path in folder.path.iterdir()}
 
 
 @pytest.mark.parametrize("harm", [remove, cut])
