@@ -21,7 +21,10 @@ def open_missing_streams() -> None:
 
 def escape_what_cannot_be_printed() -> None:
     """Let standard output show what its encoding does not have as escapes: a file's name may be any bytes."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    unicode = sys.stdout.encoding.lower().startswith("utf")  # else the errors of LC_ALL=C let file names pass alone
+    if sys.stdout.errors == "strict" or (sys.stdout.errors == "surrogateescape" and not unicode):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
