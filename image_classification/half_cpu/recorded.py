@@ -7,8 +7,6 @@ from typing import Any
 import paddle
 from paddle.autograd import PyLayerContext
 
-from .scope import active
-
 
 class PyLayer(paddle.autograd.PyLayer):
     """Paddle's; where no gradient is asked for, the forward pass is called as the function that it is.
@@ -28,10 +26,7 @@ class PyLayer(paddle.autograd.PyLayer):
             if paddle.is_grad_enabled() and (hasattr(ctx, "versions") or not all(map(_is_constant, gradients))):
                 raise RuntimeError("half_cpu has no second derivatives: leave create_graph=True to "
                                    'dispatch(backend="reference") or to no dispatch')  # fmt: skip
-            found = backward(ctx, *gradients)
-            if active.recorder is not None:  # which looks at `grad_fn`: Paddle 3.3.1 never frees one that was looked at
-                ctx.save_for_backward()
-            return found
+            return backward(ctx, *gradients)
 
         setattr(cls, "backward", staticmethod(once))  # noqa: B010, mypy takes no method for another
         cls._of_list = _of_list(cls)
