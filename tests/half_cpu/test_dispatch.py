@@ -1,5 +1,6 @@
 """half_cpu.dispatch: what is patched, when, and how nesting, exceptions and threads behave."""
 
+import subprocess
 import sys
 import threading
 import types
@@ -75,6 +76,21 @@ def test_dispatch_leaves_what_somebody_put_in_the_table_of_operators(monkeypatch
     with half_cpu.dispatch():
         assert paddle._C_ops.gelu is not own
     assert paddle._C_ops.gelu is own
+
+
+def test_operator_that_a_script_imports_between_two_dispatches_works_in_the_second_one():
+    """A notebook's next cell: no module is loaded, so nothing but the script's own names tells."""
+    script = """
+import paddle
+from image_classification import half_cpu
+with half_cpu.dispatch():
+    x = paddle.ones([2, 2]).astype("float16")
+from paddle._C_ops import cast, matmul
+with half_cpu.dispatch():
+    assert matmul(x, x, False, False).dtype == paddle.float16
+assert type(matmul) is type(cast)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def interrupted(function, number):
