@@ -14,7 +14,7 @@ from paddle.autograd import PyLayerContext
 from paddle.distributed.fleet.utils import recompute
 
 from image_classification import half_cpu
-from image_classification.half_cpu import onednn
+from image_classification.half_cpu import onednn, paddle_names
 from image_classification.half_cpu.training_replay import RECORDED
 from image_classification.layers import DropPath
 from tests.helpers.onednn_runs import in_threads
@@ -249,6 +249,19 @@ def test_recording_keeps_no_weights_and_no_operators_of_a_model_that_is_gone(fun
         return sum(isinstance(one, PyLayerContext) for one in gc.get_objects())
 
     assert kept() == kept()
+
+
+@pytest.mark.parametrize("records_gradients", [True, False])
+def test_operators_that_were_looked_at_are_freed(records_gradients):
+    paddle_names._references_too_many.cache_clear()
+    x = paddle.ones([2])
+    x.stop_gradient = False
+    result = Twice.apply(x)
+    with paddle.set_grad_enabled(records_gradients):
+        assert [name for _, name, _ in paddle_names.backward_edges([result, result])][0] == "GradNodePyLayer_Twice"
+    del result
+    gc.collect()
+    assert not any(type(one).__name__ == "Twice_backward" for one in gc.get_objects())
 
 
 def small_scale(net):
