@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import paddle
 import pytest
+from PIL import Image
 
 from image_classification.build import build_parts, build_trainer
 from image_classification.config import load_config
@@ -95,9 +96,12 @@ def weights(tmp_path_factory):
     return path
 
 
-def trainer_of(weights, *options, argv=(), parallel=None):
-    words = [f"-cfg={PACKAGE / 'DeiT/configs/deit_tiny_digits.yaml'}", *argv, "-opts", "DATA.DATASET=synthetic"]
-    words += ["DATA.SYNTHETIC_IMAGES=16", "DATA.BATCH_SIZE=4", "DATA.BATCH_SIZE_EVAL=4", "MODEL.NUM_CLASSES=4"]
+SYNTHETIC = "DATA.DATASET=synthetic", "DATA.SYNTHETIC_IMAGES=16", "MODEL.NUM_CLASSES=4"
+
+
+def trainer_of(weights, *options, argv=(), parallel=None, data=SYNTHETIC):
+    words = [f"-cfg={PACKAGE / 'DeiT/configs/deit_tiny_digits.yaml'}", *argv, "-opts", *data]
+    words += ["DATA.BATCH_SIZE=4", "DATA.BATCH_SIZE_EVAL=4"]
     words += ["MODEL.DISTILLED=True", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=2", "TRAIN.WARMUP_EPOCHS=0", "DEVICE=cpu"]
     words += ["DATA.NUM_WORKERS=0", "TRAIN.DISTILLATION_TYPE=hard", f"MODEL.TEACHER={weights}"]
     config = load_config([*words, "MODEL.TEACHER_CFG=resnet_tiny_digits", *options], build_model)
@@ -190,6 +194,21 @@ def test_teacher_of_other_classes_is_refused(weights, tmp_path):
             with pytest.raises(UserError, match="MODEL.TEACHER .*teacher.pdparams: .*class 0 is bee there and ant in"):
                 trainer_of(path, own)
     trainer_of(path, own)
+
+
+@pytest.mark.parametrize("names", ["abcd", "abc"])
+def test_teacher_has_as_many_classes_as_the_data_decide(weights, tmp_path, names):
+    for name in names:
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (40, 40)).save(tmp_path / name / f"{number}.png")
+    data = "DATA.DATASET=folder", f"DATA.DATA_PATH={tmp_path}"
+    if names == "abcd":
+        teacher = trainer_of(weights, data=data).teacher
+        assert teacher(paddle.zeros([2, 3, 32, 32]), None)[1].shape == [2, 4]
+    else:
+        with pytest.raises(UserError, match=r"^MODEL.TEACHER .*fc.weight \[64, 4\] instead of \[64, 3\]"):
+            trainer_of(weights, data=data)
 
 
 class BesideAnother(SingleProcess):

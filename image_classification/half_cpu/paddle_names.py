@@ -129,18 +129,15 @@ def _references_too_many():
     return sys.getrefcount(operator) - 2  # this name's and the argument's
 
 
-def _operator_of(tensor):
-    """Return the operator that made a tensor, or None: neither it nor what leads to it would ever be freed."""
-    operator = tensor.grad_fn
-    for _ in range(_references_too_many() if operator is not None else 0):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(operator))
-    return operator
-
-
-def backward_edges(ends):
-    """Return [(operator, what it is called, what its gradients go to)] of the operators that lead to tensors; what
+def backward_edges(tensor):
+    """Return [(operator, what it is called, what its gradients go to)] of the operators that lead to a tensor; what
     stands for an operator is its address. Leaves are left out."""
-    waiting, found = [one for one in map(_operator_of, ends) if one is not None], {}
+    operator = tensor.grad_fn
+    if operator is None:
+        return []
+    for _ in range(_references_too_many()):  # or else neither it nor what leads to it is ever freed
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(operator))
+    waiting, found = [operator], {}
     while waiting:
         node = waiting.pop()
         if node.node_ptr() not in found:

@@ -214,7 +214,7 @@ def _check_graph(ends):
     """Raise `Refused` for results whose gradients may come one after the other, as they have nothing in common, and
     where an operator that is not noted, such as a PyLayer of the model's own, reads what others read too. Others get
     views of it, whose gradients a kernel sums."""
-    reached = [{node: (name, targets) for node, name, targets in paddle_names.backward_edges([end])} for end in ends]
+    reached = [{node: (name, targets) for node, name, targets in paddle_names.backward_edges(end)} for end in ends]
     if any(one.keys().isdisjoint(other) for one, other in itertools.combinations(reached, 2)):
         raise Refused("results have no operator in common")
     edges = list({node: edge for part in reached for node, edge in part.items()}.values())

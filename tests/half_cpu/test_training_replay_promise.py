@@ -258,7 +258,7 @@ def test_operators_that_were_looked_at_are_freed(records_gradients):
     x.stop_gradient = False
     result = Twice.apply(x)
     with paddle.set_grad_enabled(records_gradients):
-        assert [name for _, name, _ in paddle_names.backward_edges([result, result])][0] == "GradNodePyLayer_Twice"
+        assert [name for _, name, _ in paddle_names.backward_edges(result)][0] == "GradNodePyLayer_Twice"
     del result
     gc.collect()
     assert not any(type(one).__name__ == "Twice_backward" for one in gc.get_objects())
